@@ -26,7 +26,9 @@ class DirectSession(requests.Session):
         return None
 
 
-def content_of(answer: requests.Response, most: int | None = None, longest: float | None = None) -> bytes:
+def content_of(
+    answer: requests.Response, most: int | None = None, longest: float | None = None
+) -> bytes:
     """Return the body of an answer that is read from the connection.
 
     :param most: bytes; `MOST` if not given.
@@ -41,7 +43,9 @@ def content_of(answer: requests.Response, most: int | None = None, longest: floa
         while data := answer.raw.read1(1 << 16):
             found += data
             if len(found) > most or time.monotonic() > deadline:
-                raise OSError(f"its answer has more than {most} bytes, or took longer than {longest:g} s")
+                raise OSError(
+                    f"its answer has more than {most} bytes, or took longer than {longest:g} s"
+                )
     except HTTPError as error:
         raise OSError(str(error)) from error
     # An error may repeat what was sent.
@@ -59,4 +63,8 @@ def reason_of(error: Exception) -> str:
     reason = error.args[0] if error.args else type(error).__name__
     if isinstance(reason, MaxRetryError):
         reason = reason.reason
-    return f"{reason}; if the certificate is right, set ca-file to that of its authority" if is_untrusted(error) else str(reason)
+    return (
+        f"{reason}; if the certificate is right, set ca-file to that of its authority"
+        if is_untrusted(error)
+        else str(reason)
+    )

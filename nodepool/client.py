@@ -9,8 +9,9 @@
         done = lease.run("tar -C /tmp -xf /tmp/src.tar && make -C /tmp/src check", timeout="1h")
         lease.get("/tmp/src/log", "log")
 
-A lease without ``for_`` lives as long as this program: a thread renews it, and the end of ``with``, or of the program,
-returns it. If the program is killed, the lease ends within two minutes. A lease with ``for_`` lives until its end.
+A lease without ``for_`` lives as long as this program: a thread renews it, and the end of ``with``,
+or of the program, returns it. If the program is killed, the lease ends within two minutes. A lease
+with ``for_`` lives until its end.
 """
 
 from __future__ import annotations
@@ -154,25 +155,36 @@ class _UnixConnection(http.client.HTTPConnection):
 class Pool:
     """The API of a launcher.
 
-    :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``; default: ``NODEPOOL_URL``, or
-        the socket of this machine.
+    :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``;
+        default: ``NODEPOOL_URL``, or the socket of this machine.
     :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
     :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
-    :param ssh_directory: of the files of one lease, which several programs share until it is returned.
-    :param most_output: bytes that are kept of each stream of a program: the first and the last ones.
+    :param ssh_directory: of the files of one lease, which several programs share until it is
+        returned.
+    :param most_output: bytes that are kept of each stream of a program: the first and the last
+        ones.
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, key_file: str | None = None, ssh_directory: str | None = None,
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        key_file: str | None = None,
+        ssh_directory: str | None = None,
         most_output: int = MOST_OUTPUT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
         self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
         self.token = token or os.environ.get("NODEPOOL_TOKEN")
         self.ssh_directory, self.most_output = ssh_directory, most_output
         parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("unix", "http", "https") or not (parts.path if parts.scheme == "unix" else parts.hostname):
-            raise ValueError(f"{self.url!r} is not a URL such as https://pool.example.org or unix:///run/nodepool/api.sock")
+        if parts.scheme not in ("unix", "http", "https") or not (
+            parts.path if parts.scheme == "unix" else parts.hostname
+        ):
+            raise ValueError(
+                f"{self.url!r} is not a URL such as https://pool.example.org or "
+                "unix:///run/nodepool/api.sock"
+            )
         self._parts = parts
 
     def lease(
@@ -193,13 +205,24 @@ class Pool:
         :param for_: time until the end; None: as long as this program lives.
         :param wait: longest time to wait for the nodes; None: return at once, see ``Lease.wait``.
         :param key: a second call with the same key gives the same lease.
-        :param told: is called with the lease as soon as it exists, and whenever what it waits for has changed.
-        :raises NoCapacity: the nodes were not ready in time, and are no longer wanted, or cannot be had.
+        :param told: is called with the lease as soon as it exists, and whenever what it waits for
+            has changed.
+        :raises NoCapacity: the nodes were not ready in time, and are no longer wanted, or cannot be
+            had.
         :raises NotAllowed, NodepoolError: the server refuses the call.
         """
         limit = None if wait is None else time.monotonic() + seconds(wait)
-        body: dict[str, Any] = {"labels": list(labels), "for": ATTACHED if for_ is None else int(seconds(for_))}
-        given = {"purpose": purpose, "tenant": tenant, "provider": provider, "priority": priority, "notes": dict(notes or {})}
+        body: dict[str, Any] = {
+            "labels": list(labels),
+            "for": ATTACHED if for_ is None else int(seconds(for_)),
+        }
+        given = {
+            "purpose": purpose,
+            "tenant": tenant,
+            "provider": provider,
+            "priority": priority,
+            "notes": dict(notes or {}),
+        }
         body.update({name: value for name, value in given.items() if value})
         # A call whose answer is lost is repeated: the key makes sure that it gives the same lease.
         key = key or uuid.uuid4().hex
@@ -207,16 +230,28 @@ class Pool:
             try:
                 return self._ask(body, key, limit, for_ is None, told)
             except NodepoolError as error:
-                # A server that ends takes its waiting leases along, and another user may take a node at the last moment.
+                # A server that ends takes its waiting leases along, and another user may take a
+                # node at the last moment.
                 if error.code not in AGAIN or limit is None or time.monotonic() + RETRY >= limit:
                     raise
             time.sleep(RETRY)
 
     def _ask(
-        self, body: dict[str, Any], key: str, limit: float | None, attached: bool, told: Callable[[Lease], object] | None
+        self,
+        body: dict[str, Any],
+        key: str,
+        limit: float | None,
+        attached: bool,
+        told: Callable[[Lease], object] | None,
     ) -> Lease:
-        wait = 0.0 if limit is None or told is not None else min(POLL, max(0.0, limit - time.monotonic()))
-        answer = self.call("POST", "/leases", {**body, "wait": wait}, headers={"Idempotency-Key": key}, retry=limit)
+        wait = (
+            0.0
+            if limit is None or told is not None
+            else min(POLL, max(0.0, limit - time.monotonic()))
+        )
+        answer = self.call(
+            "POST", "/leases", {**body, "wait": wait}, headers={"Idempotency-Key": key}, retry=limit
+        )
         lease = Lease(self, answer, attached=attached)
         if limit is not None:
             try:
@@ -240,7 +275,9 @@ class Pool:
 
         :param owner: only of this owner; ``me``: your own.
         """
-        query = urllib.parse.urlencode({name: text for name, text in (("owner", owner), ("state", state)) if text})
+        query = urllib.parse.urlencode(
+            {name: text for name, text in (("owner", owner), ("state", state)) if text}
+        )
         found = self.call("GET", f"/leases?{query}" if query else "/leases")["leases"]
         return [Lease(self, answer) for answer in found]
 
@@ -256,18 +293,25 @@ class Pool:
     ) -> Any:
         """Return the answer of a call below ``/api/v1``: parsed JSON, or a text.
 
-        :param retry: monotonic time until which it is repeated while the server cannot be reached, or is busy.
+        :param retry: monotonic time until which it is repeated while the server cannot be reached,
+            or is busy.
         """
         while True:
             try:
                 return self._call(method, path, body, token or self.token, headers or {})
             except NodepoolError as error:
-                if error.code not in UNAVAILABLE or retry is None or time.monotonic() + error.pause >= retry:
+                if (
+                    error.code not in UNAVAILABLE
+                    or retry is None
+                    or time.monotonic() + error.pause >= retry
+                ):
                     raise
                 pause = error.pause
             time.sleep(pause)
 
-    def relay(self, path: str, body: Mapping[str, Any], token: str | None, stream: bool = False) -> Done:
+    def relay(
+        self, path: str, body: Mapping[str, Any], token: str | None, stream: bool = False
+    ) -> Done:
         """Return what the program of a call has written, and its status.
 
         :param stream: its output is written to that of this program instead.
@@ -277,7 +321,9 @@ class Pool:
         outputs = self.outputs(stream)
         connection = self._connection()
         try:
-            connection.request("POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True))
+            connection.request(
+                "POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True)
+            )
             answer = connection.getresponse()
             if answer.status != 200:
                 raise _error(answer.status, answer.headers, answer.read())
@@ -295,37 +341,65 @@ class Pool:
                     outputs[kind - 1].write(data)
                     outputs[kind - 1].flush()
         except (OSError, http.client.HTTPException) as error:
-            raise NodepoolError("unreachable", f"{self.url} does not answer: {error or type(error).__name__}") from error
+            raise NodepoolError(
+                "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
+            ) from error
         finally:
             connection.close()
         if time.monotonic() >= deadline:
             raise TimeoutError
-        raise NodepoolError("broken", "The program was ended: the node, or the launcher's connection to it, no longer exists")
+        raise NodepoolError(
+            "broken",
+            "The program was ended: the node, or the launcher's connection to it, no longer exists",
+        )
 
     def outputs(self, stream: bool) -> list[ssh.Output]:
         """Return where the output of a program goes: to that of this one, or to memory."""
-        return [sys.stdout.buffer, sys.stderr.buffer] if stream else [ssh.Kept(self.most_output), ssh.Kept(self.most_output)]
+        return (
+            [sys.stdout.buffer, sys.stderr.buffer]
+            if stream
+            else [ssh.Kept(self.most_output), ssh.Kept(self.most_output)]
+        )
 
     def _headers(self, token: str | None, body: bool) -> dict[str, str]:
         if token and self._parts.scheme != "unix" and not is_protected(self.url):
-            raise NodepoolError("insecure", f"{self.url}: a token is sent by https only, or to {', '.join(LOOPBACK)}; use https")
+            raise NodepoolError(
+                "insecure",
+                f"{self.url}: a token is sent by https only, or to {', '.join(LOOPBACK)}; use "
+                "https",
+            )
         found = {"Authorization": f"Bearer {token}"} if token else {}
         return {**found, "Content-Type": "application/json"} if body else found
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None, headers: Mapping[str, str]) -> Any:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        token: str | None,
+        headers: Mapping[str, str],
+    ) -> Any:
         connection = self._connection()
         sent = {**headers, **self._headers(token, body is not None)}
         try:
-            connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), sent)
+            connection.request(
+                method, f"/api/v1{path}", None if body is None else json.dumps(body), sent
+            )
             answer = connection.getresponse()
             data, status, kind = answer.read(), answer.status, answer.headers.get_content_type()
         except (OSError, http.client.HTTPException) as error:
-            raise NodepoolError("unreachable", f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+            raise NodepoolError(
+                "unreachable", f"{self.url} cannot be reached: {error or type(error).__name__}"
+            ) from error
         finally:
             connection.close()
         if status >= 400:
             raise _error(status, answer.headers, data)
-        return json.loads(data) if kind == "application/json" and data else data.decode("utf-8", "replace")
+        return (
+            json.loads(data)
+            if kind == "application/json" and data
+            else data.decode("utf-8", "replace")
+        )
 
     def _connection(self) -> http.client.HTTPConnection:
         parts, timeout = self._parts, POLL + TIMEOUT
@@ -333,7 +407,9 @@ class Pool:
             return _UnixConnection(parts.path, timeout)
         if parts.scheme == "https":
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=context)
+            return http.client.HTTPSConnection(
+                parts.hostname or "", parts.port, timeout=timeout, context=context
+            )
         return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
 
 
@@ -367,8 +443,10 @@ class Lease:
 
     :ivar state: ``waiting``, ``ready``, ``held`` or ``failed``, when it was last read.
     :ivar ends: time with time zone; None: it has no end, or has not begun.
-    :ivar limited_by: what gave it an earlier end than you asked for, such as ``max-hold-age``; None: nothing.
-    :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``, ``queue_position``.
+    :ivar limited_by: what gave it an earlier end than you asked for, such as ``max-hold-age``;
+        None: nothing.
+    :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``,
+        ``queue_position``.
     :ivar token: renews and returns this lease from other processes.
     """
 
@@ -384,7 +462,13 @@ class Lease:
     why: Mapping[str, Any] | None
     limited_by: str | None
 
-    def __init__(self, pool: Pool, answer: Mapping[str, Any], attached: bool = False, token: str | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        answer: Mapping[str, Any],
+        attached: bool = False,
+        token: str | None = None,
+    ) -> None:
         self._pool = pool
         self.token = token
         self.nodes: list[Node] = []
@@ -395,16 +479,21 @@ class Lease:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         shared = pool.ssh_directory
-        self._directory = shared if shared and os.path.exists(os.path.join(shared, "ssh_config")) else None
+        self._directory = (
+            shared if shared and os.path.exists(os.path.join(shared, "ssh_config")) else None
+        )
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         #: Whether the launcher may be able to run programs.
         self._relays = True
-        #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs none.
+        #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs
+        #: none.
         self._certified: float | None = 0.0
         if attached:
             atexit.register(self._leave)
-            self._thread = threading.Thread(target=self._renew, name=f"lease-{self.id}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._renew, name=f"lease-{self.id}", daemon=True
+            )
             self._thread.start()
 
     def __repr__(self) -> str:
@@ -417,12 +506,27 @@ class Lease:
         self.give_back()
 
     def _apply(self, answer: Mapping[str, Any]) -> None:
-        for name in ("id", "state", "owner", "purpose", "tenant", "labels", "renewed", "lost", "notes", "why", "limited_by"):
+        for name in (
+            "id",
+            "state",
+            "owner",
+            "purpose",
+            "tenant",
+            "labels",
+            "renewed",
+            "lost",
+            "notes",
+            "why",
+            "limited_by",
+        ):
             setattr(self, name, answer.get(name))
         self.created, self.ends = (_moment(answer.get(name)) for name in ("created", "ends"))
         self.token = answer.get("token") or self.token
         known = Node.__dataclass_fields__
-        self.nodes = [Node(**{name: value for name, value in one.items() if name in known}) for one in answer.get("nodes", ())]
+        self.nodes = [
+            Node(**{name: value for name, value in one.items() if name in known})
+            for one in answer.get("nodes", ())
+        ]
 
     # -- life
 
@@ -441,7 +545,9 @@ class Lease:
             raise
         return self
 
-    def wait(self, longest: Duration | None = None, told: Callable[[Lease], object] | None = None) -> Lease:
+    def wait(
+        self, longest: Duration | None = None, told: Callable[[Lease], object] | None = None
+    ) -> Lease:
         """Wait until the nodes are yours.
 
         :param told: is called first, and whenever what it waits for has changed.
@@ -481,19 +587,32 @@ class Lease:
                 if error.code not in UNAVAILABLE:
                     raise
                 pause = error.pause
-            self._stopping.wait(min(began + pause - time.monotonic(), left))  # a server with too many clients does not wait
+            self._stopping.wait(
+                min(began + pause - time.monotonic(), left)
+            )  # a server with too many clients does not wait
 
     def renew(self, for_: Duration) -> Lease:
         """Let the lease end at least this much later than now.
 
         :raises LeaseEnded: it has ended. :raises NotAllowed: beyond your limits.
         """
-        self._apply(self._pool.call("POST", _path(self.id) + "/renew", {"for": int(seconds(for_))}, token=self.token))
+        self._apply(
+            self._pool.call(
+                "POST", _path(self.id) + "/renew", {"for": int(seconds(for_))}, token=self.token
+            )
+        )
         return self
 
     def note(self, **notes: object) -> Lease:
         """Add notes, such as the id of a job; they are shown with the lease."""
-        self._apply(self._pool.call("PATCH", _path(self.id), {"notes": {**(self.notes or {}), **notes}}, token=self.token))
+        self._apply(
+            self._pool.call(
+                "PATCH",
+                _path(self.id),
+                {"notes": {**(self.notes or {}), **notes}},
+                token=self.token,
+            )
+        )
         return self
 
     def give_back(self) -> None:
@@ -501,7 +620,9 @@ class Lease:
         self._stopping.set()
         atexit.unregister(self._leave)
         self._close()
-        self._pool.call("DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT)
+        self._pool.call(
+            "DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT
+        )
 
     def _leave(self) -> None:
         with contextlib.suppress(NodepoolError):
@@ -513,13 +634,22 @@ class Lease:
             pause = RENEW_EVERY
             try:
                 if self.state == "held":
-                    answer = self._pool.call("POST", _path(self.id) + "/renew", {"for": ATTACHED}, token=self.token)
+                    answer = self._pool.call(
+                        "POST", _path(self.id) + "/renew", {"for": ATTACHED}, token=self.token
+                    )
                     self.ends = _moment(answer["ends"])
                     if answer.get("limited_by") and not self.limited_by:
                         self.limited_by = answer["limited_by"]
-                        log.warning("Lease %s ends at %s: %s permits no later end", self.id, self.ends, self.limited_by)
+                        log.warning(
+                            "Lease %s ends at %s: %s permits no later end",
+                            self.id,
+                            self.ends,
+                            self.limited_by,
+                        )
             except NodepoolError as error:
-                if isinstance(error, LeaseEnded) or (self.ends is not None and time.time() > self.ends.timestamp()):
+                if isinstance(error, LeaseEnded) or (
+                    self.ends is not None and time.time() > self.ends.timestamp()
+                ):
                     self._ended = LeaseEnded(error.code, f"Lease {self.id} has ended: {error}")
                     self._close()  # a command that runs there ends
                     return
@@ -543,24 +673,37 @@ class Lease:
     ) -> Done:
         """Run a command on a node, and return its status and output.
 
-        The launcher runs it where it can (slivers), with at most 45 kB of input; otherwise over SSH.
+        The launcher runs it where it can (slivers), with at most 45 kB of input; otherwise over
+        SSH.
 
         :param command: a text for the login shell, or a list of words.
         :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
-        :param stream: the output goes to standard output and standard error of this program as it comes.
+        :param stream: the output goes to standard output and standard error of this program as it
+            comes.
         :raises subprocess.TimeoutExpired: it has not ended in time.
         :raises LeaseEnded: the lease has ended meanwhile.
         """
         text = command if isinstance(command, str) else shlex.join(command)
-        done = self._relayed(command, node, input or b"", timeout, stream) if len(input or b"") <= MOST_INPUT else None
+        done = (
+            self._relayed(command, node, input or b"", timeout, stream)
+            if len(input or b"") <= MOST_INPUT
+            else None
+        )
         if done is None:
-            done = self._execute(*ssh.remote(self._ssh(), self._numbered(node), text), input, timeout, stream)
+            done = self._execute(
+                *ssh.remote(self._ssh(), self._numbered(node), text), input, timeout, stream
+            )
         if check and done.status:
             raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
         return done
 
     def _relayed(
-        self, command: str | Sequence[str], node: int, data: bytes, timeout: Duration | None, stream: bool
+        self,
+        command: str | Sequence[str],
+        node: int,
+        data: bytes,
+        timeout: Duration | None,
+        stream: bool,
     ) -> Done | None:
         """Run a command through the launcher; None: it cannot do that for this node."""
         self._check()
@@ -570,8 +713,9 @@ class Lease:
         until = time.monotonic() + limit
         body: dict[str, Any] = {
             "command": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
-            "node": node + 1, "input": base64.b64encode(data).decode(),
-        }  # fmt: skip
+            "node": node + 1,
+            "input": base64.b64encode(data).decode(),
+        }
         try:
             while True:
                 body["timeout"] = max(1e-3, until - time.monotonic())
@@ -594,30 +738,60 @@ class Lease:
 
     def _numbered(self, number: int) -> Node:
         if not 0 <= number < len(self.nodes):
-            raise NodepoolError("bad-request", f"Lease {self.id} has {len(self.nodes)} nodes; there is no node {number + 1}")
+            raise NodepoolError(
+                "bad-request",
+                f"Lease {self.id} has {len(self.nodes)} nodes; there is no node {number + 1}",
+            )
         node = sorted(self.nodes, key=lambda node: node.id)[number]
         if (why := ssh.unreachable(node)) is not None:
             raise NodepoolError("unreachable", why)
         return node
 
-    def put(self, source: str | os.PathLike[str], target: str, node: int = 0, timeout: Duration | None = None) -> None:
+    def put(
+        self,
+        source: str | os.PathLike[str],
+        target: str,
+        node: int = 0,
+        timeout: Duration | None = None,
+    ) -> None:
         """Copy a file or directory to a node."""
         # Absolute: scp takes what is before a colon for the name of a host.
-        self._copy([os.path.join(os.getcwd(), source), f"np{self._numbered(node).id}:{target}"], timeout)
+        self._copy(
+            [os.path.join(os.getcwd(), source), f"np{self._numbered(node).id}:{target}"], timeout
+        )
 
-    def get(self, source: str, target: str | os.PathLike[str], node: int = 0, timeout: Duration | None = None) -> None:
+    def get(
+        self,
+        source: str,
+        target: str | os.PathLike[str],
+        node: int = 0,
+        timeout: Duration | None = None,
+    ) -> None:
         """Copy a file or directory from a node."""
-        self._copy([f"np{self._numbered(node).id}:{source}", os.path.join(os.getcwd(), target)], timeout)
+        self._copy(
+            [f"np{self._numbered(node).id}:{source}", os.path.join(os.getcwd(), target)], timeout
+        )
 
     def _copy(self, paths: list[str], timeout: Duration | None) -> None:
         done = self._execute(
-            ["scp", "-r", "-F", self._ssh(), "-oLogLevel=ERROR", "-oBatchMode=yes", "--", *paths], None, None, timeout
+            ["scp", "-r", "-F", self._ssh(), "-oLogLevel=ERROR", "-oBatchMode=yes", "--", *paths],
+            None,
+            None,
+            timeout,
         )
         if done.status:
-            raise OSError(done.stderr.decode("utf-8", "replace").strip() or f"scp ended with status {done.status}")
+            raise OSError(
+                done.stderr.decode("utf-8", "replace").strip()
+                or f"scp ended with status {done.status}"
+            )
 
     def _execute(
-        self, argv: list[str], command: str | None, data: bytes | None, timeout: Duration | None, stream: bool = False
+        self,
+        argv: list[str],
+        command: str | None,
+        data: bytes | None,
+        timeout: Duration | None,
+        stream: bool = False,
     ) -> Done:
         limit, outputs = None if timeout is None else seconds(timeout), self._pool.outputs(stream)
         deadline = None if limit is None else time.monotonic() + limit
@@ -636,7 +810,8 @@ class Lease:
 
         ``ssh -F PATH n1`` logs in to the first node.
 
-        :raises PermissionError: it is not of this user, or others may change it. :raises ValueError: ssh cannot use its name.
+        :raises PermissionError: it is not of this user, or others may change it. :raises
+            ValueError: ssh cannot use its name.
         """
         folder = ssh.private(os.path.abspath(directory))
         nodes = sorted(self.nodes, key=lambda node: node.id)
@@ -645,16 +820,23 @@ class Lease:
     def _identity(self, folder: pathlib.Path) -> dict[str, str]:
         """Return the options for the configured key, or for a new one with a certificate."""
         if self._pool.key_file:
-            return {"IdentityFile": ssh.quoted(os.path.abspath(self._pool.key_file)), "IdentitiesOnly": "yes"}
+            return {
+                "IdentityFile": ssh.quoted(os.path.abspath(self._pool.key_file)),
+                "IdentitiesOnly": "yes",
+            }
         if self._certified is None:
             return {}
         key = folder / "id"
         if not key.exists():
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.id, "-f", str(key)]
-            subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT)
+            subprocess.run(
+                argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT
+            )
         body = {"public_key": key.with_suffix(".pub").read_text().strip()}
         try:
-            answer = self._pool.call("POST", _path(self.id) + "/certificate", body, token=self.token)
+            answer = self._pool.call(
+                "POST", _path(self.id) + "/certificate", body, token=self.token
+            )
         except NodepoolError as error:
             if error.code not in ("no-certificates", "not-found"):
                 raise
@@ -663,11 +845,17 @@ class Lease:
         (folder / "id-cert.pub").write_text(answer["certificate"] + "\n")
         self._certified = datetime.datetime.fromisoformat(answer["valid_before"]).timestamp()
         certificate = ssh.quoted(f"{folder}/id-cert.pub")
-        return {"IdentityFile": ssh.quoted(str(key)), "CertificateFile": certificate, "IdentitiesOnly": "yes"}
+        return {
+            "IdentityFile": ssh.quoted(str(key)),
+            "CertificateFile": certificate,
+            "IdentitiesOnly": "yes",
+        }
 
     def inventory(self) -> dict[str, Any]:
         """Return Ansible's dynamic inventory: a group for each label."""
-        found: dict[str, Any] = self._pool.call("GET", _path(self.id) + "/inventory", token=self.token)
+        found: dict[str, Any] = self._pool.call(
+            "GET", _path(self.id) + "/inventory", token=self.token
+        )
         return found
 
     def _ssh(self) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PathItem = str | int
-#: What drivers and their libraries may raise, including SystemExit: sys.exit() in a library must not end our thread.
+#: What drivers and their libraries may raise, including SystemExit: sys.exit() in a library must
+#: not end our thread.
 FOREIGN = (Exception, SystemExit)
 
 

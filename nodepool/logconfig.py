@@ -21,10 +21,17 @@ _SERVER_LOGGING: dict[str, Any] = {
     "version": 1,
     # Modules create their loggers at import, before this configuration is applied.
     "disable_existing_loggers": False,
-    "formatters": {"simple": {"class": "nodepool.logconfig.MultiLineFormatter", "format": LOG_FORMAT}},
+    "formatters": {
+        "simple": {"class": "nodepool.logconfig.MultiLineFormatter", "format": LOG_FORMAT}
+    },
     "handlers": {
         "null": {"class": "logging.NullHandler"},
-        "console": {"class": "logging.StreamHandler", "formatter": "simple", "level": "INFO", "stream": "ext://sys.stdout"},
+        "console": {
+            "class": "logging.StreamHandler",
+            "formatter": "simple",
+            "level": "INFO",
+            "stream": "ext://sys.stdout",
+        },
     },
     "loggers": {
         "nodepool": {"handlers": ["console"], "level": "INFO"},
@@ -159,7 +166,9 @@ def load_config(path: str) -> LoggingConfig:
             try:
                 config = yaml.safe_load(stream)
             except yaml.YAMLError as error:
-                raise ValueError(f"Logging config file {path} is not valid YAML: {error}") from error
+                raise ValueError(
+                    f"Logging config file {path} is not valid YAML: {error}"
+                ) from error
         if isinstance(config, dict):
             return DictLoggingConfig(config)
     return FileLoggingConfig(path)
@@ -170,12 +179,18 @@ class EventIdLogAdapter(logging.LoggerAdapter[Any]):
 
     _PARTS = (("event_id", "e"), ("node_request", "node_request"), ("node", "node"))
 
-    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: object, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         extra: dict[str, Any] = dict(self.extra or {})
         extra.update(kwargs.get("extra") or {})
         kwargs["extra"] = extra
         # A percent sign would be one of the format.
-        prefix = [f"[{short}: {extra[key]}]".replace("%", "\\x25") for key, short in self._PARTS if extra.get(key) is not None]
+        prefix = [
+            f"[{short}: {extra[key]}]".replace("%", "\\x25")
+            for key, short in self._PARTS
+            if extra.get(key) is not None
+        ]
         return " ".join([*prefix, str(msg)]), kwargs
 
 
@@ -186,7 +201,9 @@ def get_annotated_logger(
     node_id: str | None = None,
 ) -> EventIdLogAdapter:
     """Return an adapter that adds event, request and node ids; a given adapter is updated."""
-    known: Mapping[str, Any] = logger.extra or {} if isinstance(logger, logging.LoggerAdapter) else {}
+    known: Mapping[str, Any] = (
+        logger.extra or {} if isinstance(logger, logging.LoggerAdapter) else {}
+    )
     given = {"event_id": event_id, "node_request": node_request_id, "node": node_id}
     extra = {**known, **{key: value for key, value in given.items() if value is not None}}
     if isinstance(logger, EventIdLogAdapter):

@@ -16,10 +16,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from nodepool.client import Lease, NodepoolError, Pool
 
-#: Characters of output, and bytes of a file, that an answer has at most; of longer output the end is kept.
+#: Characters of output, and bytes of a file, that an answer has at most; of longer output the end
+#: is kept.
 MOST_OUTPUT, MOST_FILE = 50_000, 1_000_000
 INSTRUCTIONS = (
-    "Lease machines, run commands on them, and return them. A machine is deleted when it is returned, "
+    "Lease machines, run commands on them, and return them. A machine is deleted when it is "
+    "returned, "
     "and all are returned when this session ends."
 )
 
@@ -32,7 +34,9 @@ def _reported() -> Iterator[None]:
     except (NodepoolError, OSError, ValueError) as error:
         raise ToolError(str(error)) from error
     except subprocess.TimeoutExpired as error:
-        raise ToolError(f"The command has not ended within {error.timeout:g} s, and was stopped") from error
+        raise ToolError(
+            f"The command has not ended within {error.timeout:g} s, and was stopped"
+        ) from error
 
 
 class Machines:
@@ -45,7 +49,15 @@ class Machines:
         self._leases: dict[str, Lease] = {}
 
     def tools(self) -> list[Callable[..., Any]]:
-        return [self.lease, self.run, self.read_file, self.write_file, self.renew, self.give_back, self.why]
+        return [
+            self.lease,
+            self.run,
+            self.read_file,
+            self.write_file,
+            self.renew,
+            self.give_back,
+            self.why,
+        ]
 
     def _of(self, lease: str) -> Lease:
         if lease not in self._leases:
@@ -64,24 +76,34 @@ class Machines:
             self._leases[found.id] = found
             return _described(found)
 
-    def run(self, lease: str, command: str, machine: int = 1, timeout: str = "10m") -> dict[str, Any]:
+    def run(
+        self, lease: str, command: str, machine: int = 1, timeout: str = "10m"
+    ) -> dict[str, Any]:
         """Run a shell command on a machine; returns status, stdout and stderr.
 
         :param machine: its number, from 1, if the lease has several.
         """
         with _reported():
             done = self._of(lease).run(command, node=machine - 1, timeout=timeout)
-            return {"status": done.status, "stdout": _shortened(done.stdout), "stderr": _shortened(done.stderr)}
+            return {
+                "status": done.status,
+                "stdout": _shortened(done.stdout),
+                "stderr": _shortened(done.stderr),
+            }
 
     def read_file(self, lease: str, path: str, machine: int = 1) -> str:
         """Return the text of a file on a machine."""
         with _reported():
             # One byte more shows that the file is longer.
-            done = self._of(lease).run(f"head -c {MOST_FILE + 1} -- {shlex.quote(path)}", node=machine - 1, timeout="60s")
+            done = self._of(lease).run(
+                f"head -c {MOST_FILE + 1} -- {shlex.quote(path)}", node=machine - 1, timeout="60s"
+            )
             if done.status:
                 raise OSError(_shortened(done.stderr))
             if len(done.stdout) > MOST_FILE:
-                raise ValueError(f"{path} has more than {MOST_FILE} bytes; read a part of it with run")
+                raise ValueError(
+                    f"{path} has more than {MOST_FILE} bytes; read a part of it with run"
+                )
             return done.stdout.decode("utf-8", "replace")
 
     def write_file(self, lease: str, path: str, text: str, machine: int = 1) -> str:
@@ -89,7 +111,9 @@ class Machines:
         with _reported():
             quoted = shlex.quote(path)
             command = f'mkdir -p -- "$(dirname -- {quoted})" && cat > {quoted}'
-            done = self._of(lease).run(command, node=machine - 1, input=text.encode(), timeout="60s")
+            done = self._of(lease).run(
+                command, node=machine - 1, input=text.encode(), timeout="60s"
+            )
             if done.status:
                 raise OSError(_shortened(done.stderr))
             return f"wrote {len(text.encode())} bytes to {path}"
@@ -122,16 +146,32 @@ class Machines:
 
 def _described(lease: Lease) -> dict[str, Any]:
     machines = [
-        {"machine": number, "labels": node.labels, "address": node.address, "username": node.username}
+        {
+            "machine": number,
+            "labels": node.labels,
+            "address": node.address,
+            "username": node.username,
+        }
         for number, node in enumerate(lease.nodes, 1)
     ]
     end = None if lease.ends is None else lease.ends.isoformat()
-    return {"lease": lease.id, "state": lease.state, "labels": lease.labels, "ends": end, "why": lease.why, "machines": machines}
+    return {
+        "lease": lease.id,
+        "state": lease.state,
+        "labels": lease.labels,
+        "ends": end,
+        "why": lease.why,
+        "machines": machines,
+    }
 
 
 def _shortened(output: bytes) -> str:
     text = output.decode("utf-8", "replace")
-    return text if len(text) <= MOST_OUTPUT else f"[{len(text) - MOST_OUTPUT} characters omitted]\n{text[-MOST_OUTPUT:]}"
+    return (
+        text
+        if len(text) <= MOST_OUTPUT
+        else f"[{len(text) - MOST_OUTPUT} characters omitted]\n{text[-MOST_OUTPUT:]}"
+    )
 
 
 def serve(pool: Pool) -> None:

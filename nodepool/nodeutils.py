@@ -19,7 +19,10 @@ ITERATE_INTERVAL = 2
 
 
 def iterate_timeout(
-    max_seconds: float, exc: Callable[[str], BaseException], purpose: str, interval: float = ITERATE_INTERVAL
+    max_seconds: float,
+    exc: Callable[[str], BaseException],
+    purpose: str,
+    interval: float = ITERATE_INTERVAL,
 ) -> Iterator[int]:
     """Yield 1, 2, ... every ``interval`` seconds.
 
@@ -44,7 +47,9 @@ def set_node_ip(node: Any) -> None:
     try:
         addresses = socket.getaddrinfo(node.hostname, node.connection_port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise exceptions.LaunchNetworkException(f"Unable to resolve host {node.hostname}: {error}") from error
+        raise exceptions.LaunchNetworkException(
+            f"Unable to resolve host {node.hostname}: {error}"
+        ) from error
     for family, _type, _proto, _name, sockaddr in addresses:
         if family == socket.AF_INET:
             node.public_ipv4 = sockaddr[0]
@@ -55,11 +60,13 @@ def set_node_ip(node: Any) -> None:
     raise exceptions.LaunchNetworkException(f"Unable to find public IP of server {node.hostname}")
 
 
-def nodescan(ip: str, port: int = 22, timeout: float = 60, gather_hostkeys: bool = True) -> list[str]:
+def nodescan(
+    ip: str, port: int = 22, timeout: float = 60, gather_hostkeys: bool = True
+) -> list[str]:
     """Wait up to ``timeout`` seconds for the port to answer; return the host keys.
 
-    Keys have the form ``"<type> <base64>"``. Without ``gather_hostkeys`` a TCP connection is sufficient and the list is
-    empty. Raises ConnectionTimeoutException.
+    Keys have the form ``"<type> <base64>"``. Without ``gather_hostkeys`` a TCP connection is
+    sufficient and the list is empty. Raises ConnectionTimeoutException.
     """
     if "fake" in ip:
         return ["ssh-rsa FAKEKEY"] if gather_hostkeys else []
@@ -81,7 +88,12 @@ class Timer:
         self.start = time.monotonic()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.log.debug("%s in %.3fs", self.msg, time.monotonic() - self.start)
 
 

@@ -1,7 +1,7 @@
 """Reasons why a request waits or is declined, with parameters, and their texts.
 
-The same value decides which requests are rechecked when something changes, and is shown in ``/waiting-list``, logs,
-commands and metrics.
+The same value decides which requests are rechecked when something changes, and is shown in
+``/waiting-list``, logs, commands and metrics.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Code(_Text):
     REFUSED_BY_CLOUD = "provider {provider}: cloud quota exceeded (label {label})"
     LIMITS_UNKNOWN = "reading the limits of provider {provider}"
     NO_ROOM = "no capacity for {labels}"
-    TENANT_LIMIT = "tenant {tenant} is limited to {limit} {resource}, {used} in use, {needed} needed"
+    TENANT_LIMIT = (
+        "tenant {tenant} is limited to {limit} {resource}, {used} in use, {needed} needed"
+    )
     BETTER_PRIORITY = "a pool of better priority is open"
     OTHER_LAUNCHER = "another launcher can serve it"
     REGISTERING = "pools of this launcher are still being registered"
@@ -74,16 +76,20 @@ _NODES = "add nodes of the label, or wait until one is returned"
 _HELD = "or delete held and forgotten nodes"
 _LOG = "see `nodepool problem-list` and the launcher's log for the reason"
 _START = "see `nodepool problem-list` and the launcher's log for why the provider did not start"
-#: Suggestions by code, if an operator can do something; texts use the reason's parameters and ``option``.
+#: Suggestions by code, if an operator can do something; texts use the reason's parameters and
+#: ``option``.
 HELP: dict[_Text, str] = {
     Code.SWITCHED_OFF: "raise `max-concurrency` of the provider",
-    Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches end",
+    Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches "
+    "end",
     Code.NO_FREE_NODE: _NODES,
     Code.NOTHING_FREE: _NODES,
     Code.PROVIDER_QUOTA: f"raise the quota of provider {{provider}}, {_HELD}",
     Code.POOL_LIMIT: f"raise `{{option}}` of pool {{name}}, {_HELD}",
-    Code.REFUSED_BY_CLOUD: "raise the cloud quota of provider {provider}; other users of the account count, too",
-    Code.TENANT_LIMIT: "raise `{option}` of tenant {tenant} in `tenant-resource-limits`, or wait until it returns nodes",
+    Code.REFUSED_BY_CLOUD: "raise the cloud quota of provider {provider}; other users of the "
+    "account count, too",
+    Code.TENANT_LIMIT: "raise `{option}` of tenant {tenant} in `tenant-resource-limits`, or wait "
+    "until it returns nodes",
     Code.PROVIDER_NOT_RUNNING: _START,
     Code.NOT_RUNNING: _START,
     Code.OTHERS_DECLINE: "check `nodepool status` for a registered launcher that does not work",
@@ -95,13 +101,15 @@ HELP: dict[_Text, str] = {
     Declined.OVER_QUOTA: "raise the quota of the provider, or request fewer or smaller nodes",
     Declined.UNAVAILABLE: _LOG,
     Declined.LABEL_BROKEN: _LOG,
-    Declined.NO_IMAGE: "check that the images of the labels are built and uploaded, or exist in the cloud",
+    Declined.NO_IMAGE: "check that the images of the labels are built and uploaded, or exist in "
+    "the cloud",
     Declined.BY_DRIVER: _LOG,
     Declined.NODES_FAILED: "see `nodepool explain node {nodes}` for each attempt",
     Declined.LABEL_PROBLEM: "{help}",
     Declined.ERROR: _BUG,
 }
-#: Text under which requests are counted together that the same thing blocks; ``use``: "20 of 20 instances in use".
+#: Text under which requests are counted together that the same thing blocks; ``use``: "20 of 20
+#: instances in use".
 HEADLINES: dict[_Text, str] = {
     Code.PROVIDER_QUOTA: "Quota of {provider}: {use}",
     Code.POOL_LIMIT: "Limit of pool {pool}: {use}",
@@ -158,9 +166,13 @@ class Reason:
         text, limit = HELP.get(root.code, ""), values.get("limit")
         if isinstance(limit, Reason):
             values["limit_help"] = limit.suggestion.removesuffix(f", {_HELD}")
-            values["smaller"] = ", or request fewer or smaller nodes" if dict(limit.parameters).get("limit") else ""
+            values["smaller"] = (
+                ", or request fewer or smaller nodes" if dict(limit.parameters).get("limit") else ""
+            )
         if root.code is Code.TENANT_LIMIT and values["needed"] > limit:
-            text = text.replace(", or wait until it returns nodes", ", or request fewer nodes" if limit else "")
+            text = text.replace(
+                ", or wait until it returns nodes", ", or request fewer nodes" if limit else ""
+            )
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 
@@ -177,7 +189,10 @@ class Reason:
     def headline(self) -> str:
         """Return what blocks the request, without details of this request."""
         root = self.root
-        values: dict[str, Any] = {"pool": self.pool or root.pool or "a pool", **dict(root.parameters)}
+        values: dict[str, Any] = {
+            "pool": self.pool or root.pool or "a pool",
+            **dict(root.parameters),
+        }
         if "limit" in values and "resource" in values:
             used = values["used"] if "used" in values else values["limit"] - values["left"]
             values["use"] = _use(str(values["resource"]), used, values["limit"])

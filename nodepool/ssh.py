@@ -19,29 +19,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-#: Of every connection: only the given host keys count, and a machine that has vanished ends it after a minute.
+#: Of every connection: only the given host keys count, and a machine that has vanished ends it
+#: after a minute.
 OPTIONS = {
-    "IgnoreUnknown": "KnownHostsCommand", "StrictHostKeyChecking": "yes", "GlobalKnownHostsFile": "/dev/null",
-    "KnownHostsCommand": "none", "VerifyHostKeyDNS": "no", "UpdateHostKeys": "no", "CheckHostIP": "no", "ControlPath": "none",
-    "ConnectTimeout": "20", "ServerAliveInterval": "15", "ServerAliveCountMax": "4",
-}  # fmt: skip
-#: Seconds in which a server that refuses further logins is tried again, of the pauses, and to end a program.
+    "IgnoreUnknown": "KnownHostsCommand",
+    "StrictHostKeyChecking": "yes",
+    "GlobalKnownHostsFile": "/dev/null",
+    "KnownHostsCommand": "none",
+    "VerifyHostKeyDNS": "no",
+    "UpdateHostKeys": "no",
+    "CheckHostIP": "no",
+    "ControlPath": "none",
+    "ConnectTimeout": "20",
+    "ServerAliveInterval": "15",
+    "ServerAliveCountMax": "4",
+}
+#: Seconds in which a server that refuses further logins is tried again, of the pauses, and to end a
+#: program.
 BUSY, PAUSES, END = 60.0, (0.2, 2.0), 10.0
 #: What ssh reports when a server has too many logins at once (MaxStartups).
-_TOO_MANY = re.compile("kex_exchange_identification|Connection (?:closed|reset) by|Exceeded MaxStartups|Not allowed at this time")
-#: What may stand in files of ssh without quotes: addresses and names of users come from clouds and records.
+_TOO_MANY = re.compile(
+    "kex_exchange_identification|Connection (?:closed|reset) by|Exceeded MaxStartups|Not allowed "
+    "at this time"
+)
+#: What may stand in files of ssh without quotes: addresses and names of users come from clouds and
+#: records.
 PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
 _KEY = re.compile(r"[a-z0-9@.\-]+ [A-Za-z0-9+/=]+\Z")
 #: ssh knows no way to write these in a path, and Ansible would take braces for a template.
 _UNWRITABLE = re.compile(r'["\\]|[${]\{|\{[%#]')
-#: Runs a command in the login shell, and reports process id and status on both streams: processes in the background may keep
-#: the streams open, and the status of ssh itself may have other causes. $1: the command for %b of printf; $2: a random mark.
-#: With SHLVL, bash does not read ~/.bashrc a second time, whose output would be taken for that of the command.
+#: Runs a command in the login shell, and reports process id and status on both streams: processes
+#: in the background may keep the streams open, and the status of ssh itself may have other causes.
+#: $1: the command for %b of printf; $2: a random mark. With SHLVL, bash does not read ~/.bashrc a
+#: second time, whose output would be taken for that of the command.
 _FRAME = (
-    'm="\\036$2%d;"; printf "$m" $$; printf "$m" $$ >&2; SHLVL=1 "${SHELL:-/bin/sh}" -c "$(printf %b "$1")"; s=$?; '
+    'm="\\036$2%d;"; printf "$m" $$; printf "$m" $$ >&2; SHLVL=1 "${SHELL:-/bin/sh}" -c "$(printf '
+    '%b "$1")"; s=$?; '
     'printf "$m" $s; printf "$m" $s >&2; exit $s'
 )
-#: Bytes of errors that are kept, of the longest mark, and the status of ssh and scp without a connection.
+#: Bytes of errors that are kept, of the longest mark, and the status of ssh and scp without a
+#: connection.
 LAST, MARK, LOST = 4096, 64, 255
 
 
@@ -83,7 +100,10 @@ def quoted(path: str) -> str:
     :raises ValueError: ssh has no way to write it.
     """
     if _UNWRITABLE.search(path) or not path.isprintable():
-        raise ValueError(f"ssh cannot use the path {path!r}: choose one without quotation marks, backslashes, '${{' and '{{{{'")
+        raise ValueError(
+            f"ssh cannot use the path {path!r}: choose one without quotation marks, backslashes, "
+            f"'${{' and '{{{{'"
+        )
     return f'"{path.replace("%", "%%")}"'
 
 
@@ -91,11 +111,19 @@ def known_hosts(nodes: Sequence[Node]) -> str:
     """Return the host keys of the nodes."""
     return "".join(
         f"{node.address if node.port == 22 else f'[{node.address}]:{node.port}'} {key}\n"
-        for node in nodes if unreachable(node) is None for key in node.host_keys if isinstance(key, str) and _KEY.match(key)
-    )  # fmt: skip
+        for node in nodes
+        if unreachable(node) is None
+        for key in node.host_keys
+        if isinstance(key, str) and _KEY.match(key)
+    )
 
 
-def config(nodes: Sequence[Node], directory: str, insecure: bool = False, identity: Mapping[str, str] | None = None) -> str:
+def config(
+    nodes: Sequence[Node],
+    directory: str,
+    insecure: bool = False,
+    identity: Mapping[str, str] | None = None,
+) -> str:
     """Return the configuration for nodes in the order of their numbers.
 
     :param directory: of ``known_hosts``.
@@ -108,10 +136,20 @@ def config(nodes: Sequence[Node], directory: str, insecure: bool = False, identi
         if unreachable(node) is None:
             user = {"User": node.username} if node.username else {}
             unchecked = {"StrictHostKeyChecking": "no"} if insecure and not node.host_keys else {}
-            hosts[f"n{number} np{node.id}"] = {"HostName": node.address, "Port": node.port, **user, **unchecked}
-    hosts["*"] = {**OPTIONS, "UserKnownHostsFile": quoted(f"{directory}/known_hosts"), **(identity or {})}
+            hosts[f"n{number} np{node.id}"] = {
+                "HostName": node.address,
+                "Port": node.port,
+                **user,
+                **unchecked,
+            }
+    hosts["*"] = {
+        **OPTIONS,
+        "UserKnownHostsFile": quoted(f"{directory}/known_hosts"),
+        **(identity or {}),
+    }
     return "\n".join(
-        f"Host {host}\n" + "".join(f"    {name} {value}\n" for name, value in options.items()) for host, options in hosts.items()
+        f"Host {host}\n" + "".join(f"    {name} {value}\n" for name, value in options.items())
+        for host, options in hosts.items()
     )
 
 
@@ -123,11 +161,19 @@ def private(directory: str) -> str:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{directory} must be a directory of this user that nobody else may change: chmod go-w, or another")
+        raise PermissionError(
+            f"{directory} must be a directory of this user that nobody else may change: chmod "
+            "go-w, or another"
+        )
     return directory
 
 
-def write(nodes: Sequence[Node], directory: str, insecure: bool = False, identity: Mapping[str, str] | None = None) -> str:
+def write(
+    nodes: Sequence[Node],
+    directory: str,
+    insecure: bool = False,
+    identity: Mapping[str, str] | None = None,
+) -> str:
     """Write ``known_hosts`` and ``ssh_config``; return the path of the latter."""
     path = os.path.join(private(directory), "ssh_config")
     for name, text in (
@@ -191,20 +237,32 @@ class _Stream:
             self.sink.write(text if self.numbers else b"")
             self.numbers.append(int(number))
         # The end may be the beginning of a mark.
-        cut = max(0, len(self.rest) - MARK) + (self.rest[-MARK:] + b"\x1e").find(b"\x1e") if data else len(self.rest)
+        cut = (
+            max(0, len(self.rest) - MARK) + (self.rest[-MARK:] + b"\x1e").find(b"\x1e")
+            if data
+            else len(self.rest)
+        )
         self.sink.write(self.rest[:cut] if len(self.numbers) == 1 else b"")
         self.rest = self.rest[cut:]
         self.sink.flush()
         return len(self.numbers) > 1 or not data
 
 
-def _call(argv: Sequence[str], streams: Sequence[_Stream], data: bytes | None, deadline: float | None, running: set[Any]) -> int:
+def _call(
+    argv: Sequence[str],
+    streams: Sequence[_Stream],
+    data: bytes | None,
+    deadline: float | None,
+    running: set[Any],
+) -> int:
     """Return the status of a program, which has ended when its streams say so."""
     with tempfile.TemporaryFile() as given, selectors.DefaultSelector() as ready:
         given.write(data or b"")
         given.seek(0)
         pipe = subprocess.PIPE
-        with subprocess.Popen(argv, stdin=None if data is None else given, stdout=pipe, stderr=pipe) as process:
+        with subprocess.Popen(
+            argv, stdin=None if data is None else given, stdout=pipe, stderr=pipe
+        ) as process:
             running.add(process)
             try:
                 for file, stream in zip((process.stdout, process.stderr), streams, strict=True):
@@ -229,21 +287,34 @@ def remote(path: str, node: Node, command: str, batch: bool = True) -> tuple[lis
     :param path: of the configuration.
     :param batch: never ask for a passphrase.
     """
-    argv = ["ssh", "-F", path, "-oLogLevel=ERROR", f"-oBatchMode={'yes' if batch else 'no'}", f"np{node.id}", "--"]
+    argv = [
+        "ssh",
+        "-F",
+        path,
+        "-oLogLevel=ERROR",
+        f"-oBatchMode={'yes' if batch else 'no'}",
+        f"np{node.id}",
+        "--",
+    ]
     if node.connection_type == "network_cli" or node.shell_type in ("cmd", "powershell"):
         return [*argv, command], None
     return argv, command
 
 
 def run(
-    argv: Sequence[str], command: str | None, outputs: Sequence[Output], data: bytes | None, deadline: float | None,
+    argv: Sequence[str],
+    command: str | None,
+    outputs: Sequence[Output],
+    data: bytes | None,
+    deadline: float | None,
     running: set[Any],
-) -> int:  # fmt: skip
+) -> int:
     """Run ``ssh``, or ``scp``; return the status.
 
     It ends with the command, even if processes in the background remain on the node.
 
-    :param command: of the login shell on the node; None: it is in the arguments, and the status is that of the program.
+    :param command: of the login shell on the node; None: it is in the arguments, and the status is
+        that of the program.
     :param outputs: get what it writes to standard output and to standard error.
     :param data: its standard input; None: that of this program.
     :param deadline: monotonic time at which the command is killed.
@@ -261,9 +332,17 @@ def run(
             status = _call([*argv, *framed], streams, data, deadline, running)
         except BaseException:
             if framed and streams[1].numbers:
-                kill = "kill -TERM -- -{0}; sleep 1; kill -KILL -- -{0}".format(streams[1].numbers[0])
+                kill = "kill -TERM -- -{0}; sleep 1; kill -KILL -- -{0}".format(
+                    streams[1].numbers[0]
+                )
                 with contextlib.suppress(OSError, subprocess.SubprocessError):
-                    subprocess.run([*argv, kill], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=END)
+                    subprocess.run(
+                        [*argv, kill],
+                        stdin=subprocess.DEVNULL,
+                        capture_output=True,
+                        check=False,
+                        timeout=END,
+                    )
             raise
         if any(stream.numbers[1:] for stream in streams) or (not framed and status != LOST):
             return status

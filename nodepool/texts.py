@@ -13,12 +13,17 @@ def printable(text: str) -> str:
     """Return the text with unprintable characters escaped, except newlines."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text
+    )
 
 
 def counted(names: Iterable[str]) -> str:
     """Return the names, each once with how often it occurs: ``a x2, b``."""
-    return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in Counter(names).items())
+    return ", ".join(
+        f"{name} x{count}" if count > 1 else name for name, count in Counter(names).items()
+    )
 
 
 def one_line(text: object, most: int = LONGEST) -> str:

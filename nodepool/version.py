@@ -27,6 +27,7 @@ version_info = VersionInfo()
 def get_version_string() -> str:
     """Return the release, for ``--version`` and the component records.
 
-    Reading the metadata of the package takes 1 ms, and each report of a launcher contains the release.
+    Reading the metadata of the package takes 1 ms, and each report of a launcher contains the
+    release.
     """
     return version_info.version_string()

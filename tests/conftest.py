@@ -28,7 +28,8 @@ from tests import REPOSITORY
 from tests.support import selection
 from tests.support.deadline import limit
 
-# Where tests run in the background the shell has it ignored, and the programs that tests start would inherit that.
+# Where tests run in the background the shell has it ignored, and the programs that tests start
+# would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -91,14 +92,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Tests run in random order: how to have the same once more."""
     if exitstatus and config.pluginmanager.has_plugin("randomly"):
-        terminalreporter.write_line(f"The order of the tests: --randomly-seed={config.getoption('randomly_seed')}")
+        terminalreporter.write_line(
+            f"The order of the tests: --randomly-seed={config.getoption('randomly_seed')}"
+        )
 
 
 #: Seconds between two questions of `wait_for`.
 POLL = 0.01
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
+def wait_for(
+    condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition"
+) -> Any:
     """Wait until the condition returns something true, and return that.
 
     It does not hold either while what it asks about does not exist yet.
@@ -142,7 +147,11 @@ class Chroot:
         from nodepool.zk import ZooKeeperClient
 
         client = ZooKeeperClient(
-            (hosts or self.hosts) + self.chroot, timeout=timeout, tls_cert=self.cert, tls_key=self.key, tls_ca=self.ca
+            (hosts or self.hosts) + self.chroot,
+            timeout=timeout,
+            tls_cert=self.cert,
+            tls_key=self.key,
+            tls_ca=self.ca,
         )
         client.connect(timeout=20)
         self.clients.append(client)
@@ -157,11 +166,19 @@ class Chroot:
         }
 
     def config(
-        self, content: dict[str, Any] | str, name: str = "nodepool.yaml", timeout: float = 10.0, hosts: str | None = None
+        self,
+        content: dict[str, Any] | str,
+        name: str = "nodepool.yaml",
+        timeout: float = 10.0,
+        hosts: str | None = None,
     ) -> str:
         """Write a configuration file with our ZooKeeper in it; returns its path."""
         values = yaml.safe_load(content) if isinstance(content, str) else dict(content)
-        values = {**self.options(hosts or self.hosts), "zookeeper-timeout": float(timeout), **values}
+        values = {
+            **self.options(hosts or self.hosts),
+            "zookeeper-timeout": float(timeout),
+            **values,
+        }
         path = self.tmp / name
         new = path.with_suffix(".new")
         new.write_text(yaml.safe_dump(values))
@@ -180,7 +197,14 @@ def make_chroot(folder: pathlib.Path) -> Iterator[Chroot]:
     :param folder: for configuration files.
     """
     server = zookeeper_server()
-    chroot = Chroot(server["hosts"], f"/test-{uuid.uuid4().hex}", server["ca"], server["cert"], server["key"], folder)
+    chroot = Chroot(
+        server["hosts"],
+        f"/test-{uuid.uuid4().hex}",
+        server["ca"],
+        server["cert"],
+        server["key"],
+        folder,
+    )
     setup = chroot.connect()
     setup.client.ensure_path("/")
     setup.disconnect()
@@ -228,7 +252,11 @@ def no_thread_survives() -> Iterator[None]:
     yield
     deadline = time.monotonic() + 10
     while True:
-        left = [t for t in threading.enumerate() if t not in before and t.is_alive() and not _is_harmless(t)]
+        left = [
+            t
+            for t in threading.enumerate()
+            if t not in before and t.is_alive() and not _is_harmless(t)
+        ]
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)

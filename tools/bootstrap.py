@@ -1,4 +1,6 @@
-"""What quickstart and run-tests share: missing Debian packages and a virtual environment. Standard library only."""
+"""What quickstart and run-tests share: missing Debian packages and a virtual environment.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,18 @@ def old_python() -> str | None:
 
 
 def missing_packages(images: bool, containers: bool = True, zookeeper: bool = True) -> list[str]:
-    programs = {**PROGRAMS, **(IMAGE_PROGRAMS if images else {}), **(CONTAINER_PROGRAMS if containers else {})}
+    programs = {
+        **PROGRAMS,
+        **(IMAGE_PROGRAMS if images else {}),
+        **(CONTAINER_PROGRAMS if containers else {}),
+    }
     programs |= ZOOKEEPER_PROGRAMS if zookeeper else {}
     files = {**FILES, **(IMAGE_FILES if images else {}), **(ZOOKEEPER_FILES if zookeeper else {})}
     found = {package for program, package in programs.items() if shutil.which(program) is None}
     found |= {package for path, package in files.items() if not os.path.exists(path)}
-    probe = subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True, check=False)
+    probe = subprocess.run(
+        [sys.executable, "-c", "import ensurepip, venv"], capture_output=True, check=False
+    )
     if probe.returncode:
         found.add("python3-venv")
     return sorted(found)
@@ -88,7 +96,8 @@ def _in_chroot() -> bool:
 def give_own_root() -> None:
     """In a chroot, go on in a private mount namespace in which its directory is the root.
 
-    Slivers get roots of their own by pivot_root, which the kernel refuses where the root is no mount point.
+    Slivers get roots of their own by pivot_root, which the kernel refuses where the root is no
+    mount point.
     """
     if os.geteuid() != 0 or not _in_chroot():
         return
@@ -126,7 +135,8 @@ def give_own_root() -> None:
 def name_this_machine() -> None:
     """Make sure that the machine's own name resolves, as Debian's installer does.
 
-    Else sudo complains with every call, and diskimage-builder takes the complaint for the name of a device.
+    Else sudo complains with every call, and diskimage-builder takes the complaint for the name of a
+    device.
     """
     name = socket.gethostname()
     try:
@@ -135,16 +145,26 @@ def name_this_machine() -> None:
     except OSError:
         pass
     if os.geteuid() != 0:
-        sys.exit(f"The name of this machine does not resolve; add it to /etc/hosts first: 127.0.1.1 {name}")
+        sys.exit(
+            "The name of this machine does not resolve; add it to /etc/hosts first: 127.0.1.1 "
+            f"{name}"
+        )
     say(f"Adding this machine's name, {name}, to /etc/hosts")
-    old = pathlib.Path("/etc/hosts").read_text() if os.path.exists("/etc/hosts") else "127.0.0.1\tlocalhost\n"
+    old = (
+        pathlib.Path("/etc/hosts").read_text()
+        if os.path.exists("/etc/hosts")
+        else "127.0.0.1\tlocalhost\n"
+    )
     if old and not old.endswith("\n"):
         old += "\n"
     pathlib.Path("/etc/hosts").write_text(f"{old}127.0.1.1\t{name}\n")
 
 
 def install_packages(
-    images: bool = True, log: pathlib.Path | None = None, containers: bool = True, zookeeper: bool = True
+    images: bool = True,
+    log: pathlib.Path | None = None,
+    containers: bool = True,
+    zookeeper: bool = True,
 ) -> None:
     """Install what is missing.
 
@@ -165,7 +185,10 @@ def install(programs: dict[str, str]) -> None:
 
     :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
-    _install(sorted({package for program, package in programs.items() if shutil.which(program) is None}), None)
+    _install(
+        sorted({package for program, package in programs.items() if shutil.which(program) is None}),
+        None,
+    )
 
 
 def _log(log: pathlib.Path | None) -> pathlib.Path:
@@ -185,14 +208,24 @@ def _install(packages: list[str], log: pathlib.Path | None) -> None:
         return
     command = f"apt-get install {' '.join(packages)}"
     if shutil.which("apt-get") is None:
-        sys.exit(f"There is no apt-get here: what is missing has to be installed by hand; Debian calls it {', '.join(packages)}")
+        sys.exit(
+            "There is no apt-get here: what is missing has to be installed by hand; Debian calls "
+            f"it {', '.join(packages)}"
+        )
     if os.geteuid() != 0:
         sys.exit(f"These packages are missing; install them first: {command}")
     log = _log(log)
-    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1", LC_ALL="C")
+    environment = dict(
+        os.environ, DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1", LC_ALL="C"
+    )
     install = ["apt-get", "install", "--no-install-recommends", *packages]
     try:
-        run_step("Asking the Debian mirror what there is", [["apt-get", "update"]], log, environment=environment)
+        run_step(
+            "Asking the Debian mirror what there is",
+            [["apt-get", "update"]],
+            log,
+            environment=environment,
+        )
         plan = subprocess.run(
             [*install, "--assume-no"],
             check=False,
@@ -202,10 +235,16 @@ def _install(packages: list[str], log: pathlib.Path | None) -> None:
             stdin=subprocess.DEVNULL,
             timeout=300,
         ).stdout
-        say(f"Missing: {', '.join(packages)}.{_extent(plan)} No service of them is started or enabled; they stay installed.")
+        say(
+            f"Missing: {', '.join(packages)}.{_extent(plan)} No service of them is started or "
+            "enabled; they stay installed."
+        )
         with left_as_they_are():
             run_step(
-                f"Installing {len(packages)} Debian packages and what they need", [[*install, "-y"]], log, environment=environment
+                f"Installing {len(packages)} Debian packages and what they need",
+                [[*install, "-y"]],
+                log,
+                environment=environment,
             )
     except StepFailed as failure:
         sys.exit(f"{explain(failure.output, 'the Debian mirror')} All that was printed: {log}")
@@ -226,16 +265,22 @@ def _extent(plan: str) -> str:
 _NO_ROOM = re.compile("No space left on device|enough free space")
 _BUSY = re.compile("Could not get lock|is another process using it")
 _NO_ANSWER = re.compile(
-    "Temporary failure (resolving|in name resolution)|Could not resolve|Could not connect|Failed to fetch|Connection failed|"
-    "Network is unreachable|Connection refused|Connection timed out|NewConnectionError|ConnectTimeoutError|Read timed out|"
-    "Failed to establish a new connection|No route to host|No matching distribution found|Unable to locate package|"
+    "Temporary failure (resolving|in name resolution)|Could not resolve|Could not connect|Failed "
+    "to fetch|Connection failed|"
+    "Network is unreachable|Connection refused|Connection timed "
+    "out|NewConnectionError|ConnectTimeoutError|Read timed out|"
+    "Failed to establish a new connection|No route to host|No matching distribution found|Unable "
+    "to locate package|"
     "has no installation candidate|ProxyError|no end within"
 )
 
 
 def explain(output: str, source: str) -> str:
     """What went wrong, in one sentence."""
-    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "nothing was printed")
+    last = next(
+        (line.strip() for line in reversed(output.splitlines()) if line.strip()),
+        "nothing was printed",
+    )
     if _NO_ROOM.search(output):
         return "There is not enough disk space; make room and start again."
     if _BUSY.search(output):
@@ -263,11 +308,26 @@ def virtual_environment(extras: str = "", log: pathlib.Path | None = None) -> pa
         return python
     free = shutil.disk_usage(REPOSITORY).free / 2**20
     if not python.exists() and free < VENV_MIB:
-        sys.exit(f"{REPOSITORY} has {free:.0f} MiB free; the virtual environment in .venv takes {VENV_MIB} MiB")
+        sys.exit(
+            f"{REPOSITORY} has {free:.0f} MiB free; the virtual environment in .venv takes "
+            f"{VENV_MIB} MiB"
+        )
     log = _log(log)
     target = f"{REPOSITORY}[{extras}]" if extras else str(REPOSITORY)
     commands = [] if python.exists() else [[sys.executable, "-m", "venv", str(VENV)]]
-    commands.append([str(python), "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2", "-e", target])
+    commands.append(
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--retries",
+            "2",
+            "-e",
+            target,
+        ]
+    )
     try:
         run_step(f"Python packages from PyPI into {VENV} (about 200 MB)", commands, log)
     except StepFailed as failure:

@@ -17,7 +17,11 @@ SCISSORS = "# ------------------------ >8 ------------------------"
 
 def problems(message: str) -> list[str]:
     """Return what is wrong in the message, one sentence each."""
-    lines = [line.rstrip() for line in message.partition(SCISSORS)[0].splitlines() if not line.startswith("#")]
+    lines = [
+        line.rstrip()
+        for line in message.partition(SCISSORS)[0].splitlines()
+        if not line.startswith("#")
+    ]
     while lines and not lines[0]:
         del lines[0]
     if not lines:
@@ -31,7 +35,10 @@ def problems(message: str) -> list[str]:
     if subject.endswith("."):
         found.append("The subject ends with a period; remove it.")
     if "; " in subject:
-        found.append('The subject has "; " and may describe two changes; make two commits, or name what they have in common.')
+        found.append(
+            'The subject has "; " and may describe two changes; make two commits, or name what '
+            "they have in common."
+        )
     if len(lines) > 1 and lines[1]:
         found.append("The second line is not blank; separate the subject from the body.")
     return found

@@ -1,4 +1,6 @@
-"""Makes manual pages: of programs from their parsers and manual_pages.yaml, of files from the declarations of options."""
+"""Makes manual pages: of programs from their parsers and manual_pages.yaml, of files from the
+declarations of options.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def roff(text: str) -> str:
 
 def _entries(entries: Mapping[str, str], style: str = "B") -> Iterator[str]:
     for name, text in entries.items():
-        yield f".TP\n\\f{style}{roff(name)}\\fR\n{roff(text)}\n" if name != "others" else f".TP\nothers\n{roff(text)}\n"
+        yield (
+            f".TP\n\\f{style}{roff(name)}\\fR\n{roff(text)}\n"
+            if name != "others"
+            else f".TP\nothers\n{roff(text)}\n"
+        )
 
 
 def _code(text: str) -> str:
@@ -53,7 +59,10 @@ def tail_of(program: str) -> str:
         if title in texts:
             found = dict(texts[title])
             others = {"others": found.pop("others")} if "others" in found else {}
-            parts += [f".SH {title.upper()}\n", *_entries({**found, **others}, "I" if title == "files" else "B")]
+            parts += [
+                f".SH {title.upper()}\n",
+                *_entries({**found, **others}, "I" if title == "files" else "B"),
+            ]
     parts.append(".SH EXAMPLES\n")
     for text, commands in texts["examples"].items():
         parts.append(f".PP\n{roff(text)}:\n{_code(chr(10).join(commands))}")
@@ -65,13 +74,20 @@ def program_page(program: str, parser: argparse.ArgumentParser, version: str) ->
     """Return the page of a program."""
     from argparse_manpage.manpage import Manpage
 
-    text = str(Manpage(parser, _data={"project_name": "Nodepool", "version": version, "manual_title": "Nodepool"}))
+    text = str(
+        Manpage(
+            parser,
+            _data={"project_name": "Nodepool", "version": version, "manual_title": "Nodepool"},
+        )
+    )
     # No date: the same options make the same page.
     _first, rest = text.split("\n", 1)
     # For whatis and apropos, which read what is after the dash.
     name = f".SH NAME\n{program} \\- {(parser.description or '').splitlines()[0].rstrip('.')}\n"
     rest = re.sub(r"\.SH NAME\n.*\n", lambda _found: name, rest, count=1).rstrip()
-    rest = re.sub("^'", lambda _quote: "\\&'", rest, flags=re.MULTILINE)  # which would begin a request of troff
+    rest = re.sub(
+        "^'", lambda _quote: "\\&'", rest, flags=re.MULTILINE
+    )  # which would begin a request of troff
     return f"{_head(program, TEXTS[program]['section'], version)}{rest}\n{tail_of(program)}"
 
 
@@ -84,8 +100,15 @@ def file_page(name: str, version: str) -> str:
     sys.path.insert(0, str(REPOSITORY / "doc" / "ext"))
     reference = importlib.import_module("driver_options")
     texts = FILES[name]
-    head = f".SH NAME\n{name} \\- {texts['name']}\n.SH SYNOPSIS\n.I /etc/nodepool/{name}\n.SH DESCRIPTION\n"
-    parts = [_head(name, 5, version), head, ".PP\n".join(f"{roff(text)}\n" for text in texts["description"])]
+    head = (
+        f".SH NAME\n{name} \\- {texts['name']}\n.SH SYNOPSIS\n.I /etc/nodepool/{name}\n.SH "
+        "DESCRIPTION\n"
+    )
+    parts = [
+        _head(name, 5, version),
+        head,
+        ".PP\n".join(f"{roff(text)}\n" for text in texts["description"]),
+    ]
     common: set[tuple[str, ...]] = set()
     for source, title in texts["options"].items():
         parts.append(f".SH {title.upper()}\n")

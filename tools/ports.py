@@ -1,8 +1,8 @@
 """Ports on loopback that stay free between choosing and binding them. Standard library only.
 
-Each process owns one range of ports below those that outgoing connections take. An abstract Unix socket marks the
-range as taken, so that other test runs and demonstrations on this machine choose another one. The kernel removes the
-mark when the process ends, however it ends.
+Each process owns one range of ports below those that outgoing connections take. An abstract Unix
+socket marks the range as taken, so that other test runs and demonstrations on this machine choose
+another one. The kernel removes the mark when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ class _Range:
             else:
                 self._mark, self._number = mark.detach(), number
                 return
-        raise OSError(f"All {RANGES} ranges of ports are in use: too many test runs on this machine")
+        raise OSError(
+            f"All {RANGES} ranges of ports are in use: too many test runs on this machine"
+        )
 
     def reserve(self, count: int = 1) -> int:
-        """Return the first of *count* adjacent ports that nobody uses; a range is walked through before any is reused.
+        """Return the first of *count* adjacent ports that nobody uses; a range is walked through
+        before any is reused.
 
         :raises OSError: there are none.
         """

@@ -1,4 +1,6 @@
-"""One line per step of a script, with the time it takes and a sign of life. Standard library only."""
+"""One line per step of a script, with the time it takes and a sign of life. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ class _Line:
     def _run(self) -> None:
         while not self._ended.wait(TURN if self._terminal else DOT):
             elapsed = time.monotonic() - self._begun
-            self._write(f"\r\x1b[K{next(self._turns)} {self._title}  {elapsed:.0f} s" if self._terminal else ".")
+            self._write(
+                f"\r\x1b[K{next(self._turns)} {self._title}  {elapsed:.0f} s"
+                if self._terminal
+                else "."
+            )
 
     def end(self, how: str) -> None:
         self._ended.set()
@@ -80,7 +86,8 @@ def run_step(
     environment: dict[str, str] | None = None,
     allowed: frozenset[int] = frozenset({0}),
 ) -> str:
-    """Run the commands, one after the other; what they print goes to the log. Returns what they printed.
+    """Run the commands, one after the other; what they print goes to the log. Returns what they
+    printed.
 
     :param timeout: seconds for each.
     :raises StepFailed: one of them has failed, or takes too long.
@@ -103,7 +110,9 @@ def run_step(
                 if done.returncode not in allowed:
                     raise StepFailed(title, _printed(log, begin))
         except subprocess.TimeoutExpired as error:
-            raise StepFailed(title, f"{_printed(log, begin)}\nno end within {error.timeout:.0f} s") from None
+            raise StepFailed(
+                title, f"{_printed(log, begin)}\nno end within {error.timeout:.0f} s"
+            ) from None
         except OSError as error:
             raise StepFailed(title, str(error)) from None
         return _printed(log, begin)

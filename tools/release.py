@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the README's first command (without image) and the quick tests on another Debian release, in a root of its own.
+"""Runs the README's first command (without image) and the quick tests on another Debian release, in
+a root of its own.
 
   tools/release.py trixie    bootstrap it with debootstrap (a minute), run, remove it
 
-What runs in it is the last commit, in a clean clone, as root, with nothing installed but git and python3.
+What runs in it is the last commit, in a clean clone, as root, with nothing installed but git and
+python3.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ MIRROR = "http://deb.debian.org/debian"
 #: Trusted certificates of this machine, which may reach its mirrors through a proxy of its own.
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 COMMANDS = (["tools/quickstart", "--no-image"], ["tools/run-tests", "--quick"])
-#: In namespaces of their own, so that everything ends, and is unmounted, with the first process: a shell, which collects orphans.
+#: In namespaces of their own, so that everything ends, and is unmounted, with the first process: a
+#: shell, which collects orphans.
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 ENTER = """set -e
 mount -t proc proc "$1/proc"
@@ -44,8 +47,13 @@ def run(what: str, command: list[str], **options: object) -> None:
     """:raises SystemExit: it has failed."""
     began = time.monotonic()
     print(f"== {what}", flush=True)
-    done = subprocess.run(command, check=False, timeout=TIMEOUT, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
-    print(f"== {what}: exit status {done.returncode} after {time.monotonic() - began:.0f} s", flush=True)
+    done = subprocess.run(
+        command, check=False, timeout=TIMEOUT, stdin=subprocess.DEVNULL, **options
+    )  # type: ignore[call-overload]
+    print(
+        f"== {what}: exit status {done.returncode} after {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
     if done.returncode != 0:
         sys.exit(1)
 
@@ -54,8 +62,11 @@ def make_root(root: pathlib.Path, release: str) -> None:
     root.chmod(0o755)  # as any root: other users could not even enter /proc
     mirror = image.apt_mirrors(image.read_apt_sources()).get("DIB_DISTRIBUTION_MIRROR", MIRROR)
     include = "--include=ca-certificates,git,iproute2,procps,python3"
-    run(f"debootstrap {release}", ["debootstrap", "--variant=minbase", include, release, str(root), mirror],
-        stdout=subprocess.DEVNULL)  # fmt: skip
+    run(
+        f"debootstrap {release}",
+        ["debootstrap", "--variant=minbase", include, release, str(root), mirror],
+        stdout=subprocess.DEVNULL,
+    )
     if CERTIFICATES.exists():
         shutil.copy(CERTIFICATES, root / "etc" / "ssl" / "certs")
     for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/etc/pip.conf"):
@@ -71,12 +82,20 @@ def main() -> int:
     if os.geteuid() != 0:
         sys.exit("A root of another release needs root")
     bootstrap.install({"debootstrap": "debootstrap", "unshare": "util-linux", "git": "git"})
-    environment = {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+    environment = {
+        **os.environ,
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+    }
     root = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-release-"))
     try:
         make_root(root, sys.argv[1])
         for command in COMMANDS:
-            run(" ".join(command), [*ISOLATED, "sh", "-c", ENTER, "sh", str(root), *command], env=environment)
+            run(
+                " ".join(command),
+                [*ISOLATED, "sh", "-c", ENTER, "sh", str(root), *command],
+                env=environment,
+            )
     finally:
         shutil.rmtree(root)
     return 0

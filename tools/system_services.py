@@ -1,4 +1,6 @@
-"""Packages are installed for their programs only: none of their services is started or enabled. Standard library only."""
+"""Packages are installed for their programs only: none of their services is started or enabled.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from collections.abc import Iterator
 POLICY = "usr/sbin/policy-rc.d"
 MARK = "made by tools/quickstart of Nodepool, for as long as it installs packages; may be removed"
 #: Where a link means that something starts by itself.
-PLACES = ("etc/systemd/system", "etc/systemd/user", "etc/rc2.d", "etc/rc3.d", "etc/rc4.d", "etc/rc5.d")
+PLACES = (
+    "etc/systemd/system",
+    "etc/systemd/user",
+    "etc/rc2.d",
+    "etc/rc3.d",
+    "etc/rc4.d",
+    "etc/rc5.d",
+)
 
 
 def links(root: pathlib.Path) -> set[pathlib.Path]:
@@ -29,7 +38,8 @@ def links(root: pathlib.Path) -> set[pathlib.Path]:
 
 @contextlib.contextmanager
 def left_as_they_are(root: pathlib.Path = pathlib.Path("/")) -> Iterator[None]:
-    """Packages that are installed inside start nothing (Debian asks policy-rc.d), and what they enable is disabled again.
+    """Packages that are installed inside start nothing (Debian asks policy-rc.d), and what they
+    enable is disabled again.
 
     Of packages that are there already nothing is touched: their links are there before.
     """
@@ -47,8 +57,14 @@ def left_as_they_are(root: pathlib.Path = pathlib.Path("/")) -> Iterator[None]:
             policy.unlink(missing_ok=True)
         for link in sorted(links(root) - before):
             _disable(link)
-        if links(root) != before and shutil.which("systemctl") and os.path.isdir("/run/systemd/system"):
-            subprocess.run(["systemctl", "daemon-reload"], check=False, capture_output=True, timeout=60)
+        if (
+            links(root) != before
+            and shutil.which("systemctl")
+            and os.path.isdir("/run/systemd/system")
+        ):
+            subprocess.run(
+                ["systemctl", "daemon-reload"], check=False, capture_output=True, timeout=60
+            )
 
 
 def _disable(link: pathlib.Path) -> None:

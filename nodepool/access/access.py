@@ -41,11 +41,17 @@ class Access:
             return Peer("unix", sender.uid, True)
         address, headers = _address(sender.address), sender.headers
         if address is not None and any(address in network for network in self._config().networks):
-            client = _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
+            client = (
+                _address(headers.get("x-forwarded-for", "").rpartition(",")[2].strip()) or address
+            )
             return Peer(str(client), None, headers.get("x-forwarded-proto") == "https")
         # A proxy on this machine that is not named might forward what arrived unprotected.
         forwarded = "x-forwarded-for" in headers or "forwarded" in headers
-        return Peer(str(address or "unknown"), None, address is not None and address.is_loopback and not forwarded)
+        return Peer(
+            str(address or "unknown"),
+            None,
+            address is not None and address.is_loopback and not forwarded,
+        )
 
     # -- callers
 
@@ -56,10 +62,15 @@ class Access:
         """
         peer, header = self.peer(sender), sender.headers.get("authorization")
         if header is None:
-            return Identity("anonymous", "anonymous", Role.READ) if peer.uid is None else self._of_user(peer.uid)
+            return (
+                Identity("anonymous", "anonymous", Role.READ)
+                if peer.uid is None
+                else self._of_user(peer.uid)
+            )
         if not peer.secure:
             text = (
-                "Tokens are accepted from this machine, or over TLS through a proxy that is named in access: proxies. "
+                "Tokens are accepted from this machine, or over TLS through a proxy that is named "
+                "in access: proxies. "
                 "Replace this token: it has been sent unprotected"
             )
             raise Denied(http.HTTPStatus.FORBIDDEN, "insecure", text)
@@ -79,7 +90,10 @@ class Access:
         if name in users:
             role = Role.of(users[name])
         else:
-            role = max((Role.of(users[group]) for group in groups if group in users), default=Role.of(users.get("*", "read")))
+            role = max(
+                (Role.of(users[group]) for group in groups if group in users),
+                default=Role.of(users.get("*", "read")),
+            )
         return self._limited(Identity(name, f"unix:{uid}", role))
 
     def _of_token(self, text: str) -> Identity:
@@ -87,18 +101,36 @@ class Access:
         if token is None:
             raise _invalid("The token is unknown, has expired, or was revoked")
         return self._limited(
-            Identity(token.name, f"token:{token.id}", token.role, token.tenant, token.labels, token.longest, token.per_owner)
+            Identity(
+                token.name,
+                f"token:{token.id}",
+                token.role,
+                token.tenant,
+                token.labels,
+                token.longest,
+                token.per_owner,
+            )
         )
 
     def _of_lease(self, text: str) -> Identity:
         lease_id, _, secret = text.removeprefix(LEASE_PREFIX).partition("_")
         lease = Leases(self._zk()).get(lease_id)
         if lease is None:
-            raise Denied(http.HTTPStatus.GONE, "ended", f"Lease {lease_id[:40]} does not exist, or has ended")
+            raise Denied(
+                http.HTTPStatus.GONE, "ended", f"Lease {lease_id[:40]} does not exist, or has ended"
+            )
         if not same(secret, lease.terms.secret):
-            raise _invalid(f"The token of lease {lease.id} is not valid, or was replaced by a newer one")
+            raise _invalid(
+                f"The token of lease {lease.id} is not valid, or was replaced by a newer one"
+            )
         return self._limited(
-            Identity(lease.terms.owner, f"lease:{lease.id}", Role.BORROW, longest=lease.terms.longest, lease=lease.id)
+            Identity(
+                lease.terms.owner,
+                f"lease:{lease.id}",
+                Role.BORROW,
+                longest=lease.terms.longest,
+                lease=lease.id,
+            )
         )
 
     def _of_job(self, token: str) -> Identity:
@@ -119,7 +151,14 @@ class Access:
         longest = limits.max if identity.longest is None else identity.longest
         per_owner = limits.per_owner if identity.per_owner is None else identity.per_owner
         return Identity(
-            identity.owner, identity.via, identity.role, identity.tenant, identity.labels, longest, per_owner, identity.lease
+            identity.owner,
+            identity.via,
+            identity.role,
+            identity.tenant,
+            identity.labels,
+            longest,
+            per_owner,
+            identity.lease,
         )
 
 

@@ -12,20 +12,36 @@ from collections.abc import Callable
 
 from nodepool.access.identity import Identity
 
-#: Type of an object -> field of an event, by which `nodepool explain` finds the history of one object.
+#: Type of an object -> field of an event, by which `nodepool explain` finds the history of one
+#: object.
 OBJECTS = {"node": "node", "request": "request", "lease": "request", "image": "image"}
 
 log = logging.getLogger("nodepool.audit")
 
 
-def record(note: Callable[..., object] | None, identity: Identity, address: str, action: str, target: str, result: str) -> None:
+def record(
+    note: Callable[..., object] | None,
+    identity: Identity,
+    address: str,
+    action: str,
+    target: str,
+    result: str,
+) -> None:
     """Record one action.
 
-    :param note: records an event; None: there is no history. Its errors are logged, and end nothing.
+    :param note: records an event; None: there is no history. Its errors are logged, and end
+        nothing.
     :param target: the object, such as ``node 0000000012``.
     :param result: ``ok``, or the code of the error.
     """
-    fields = {"owner": identity.owner, "via": identity.via, "from": address, "action": action, "target": target, "result": result}
+    fields = {
+        "owner": identity.owner,
+        "via": identity.via,
+        "from": address,
+        "action": action,
+        "target": target,
+        "result": result,
+    }
     log.info("%s", json.dumps({"time": round(time.time(), 3), **fields}))
     kind, _, name = target.partition(" ")
     if kind in OBJECTS and name:

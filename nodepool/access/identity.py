@@ -31,7 +31,8 @@ class Identity:
     """A caller.
 
     :param owner: of the leases that the caller creates.
-    :param via: how the caller was identified: ``unix:<uid>``, ``token:<id>``, ``oidc:<issuer>``, ``lease:<id>``, ``anonymous``.
+    :param via: how the caller was identified: ``unix:<uid>``, ``token:<id>``, ``oidc:<issuer>``,
+        ``lease:<id>``, ``anonymous``.
     :param tenant: the only tenant of its leases; None: any.
     :param labels: patterns of labels that it may lease; empty: all.
     :param longest: seconds from now that a lease may last; None: no limit.
@@ -50,7 +51,9 @@ class Identity:
 
     def offers(self, label: str) -> bool:
         """Return whether the caller may lease this label."""
-        return not self.labels or any(fnmatch.fnmatchcase(label, pattern) for pattern in self.labels)
+        return not self.labels or any(
+            fnmatch.fnmatchcase(label, pattern) for pattern in self.labels
+        )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from nodepool.base import threads
 from nodepool.config.access import Issuer, Rule, protected
 
 ALGORITHMS = ["RS256", "ES256"]
-#: Seconds: difference of clocks, age of the keys, pause between two reads because of an unknown key, one read.
+#: Seconds: difference of clocks, age of the keys, pause between two reads because of an unknown
+#: key, one read.
 SKEW, KEPT, PAUSE, TIMEOUT = 60, 3600.0, 60.0, 10.0
 MOST_BYTES = 1 << 20
 LONGEST_OWNER = 255
@@ -59,13 +60,20 @@ class Keys:
         if reading:
             text = f"The keys of issuer {self._issuer} are being read; try again"
             raise Denied(http.HTTPStatus.SERVICE_UNAVAILABLE, "busy", text)
-        raise _invalid(f"issuer {self._issuer} has published no key {kid[:80]!r}, or cannot be reached")
+        raise _invalid(
+            f"issuer {self._issuer} has published no key {kid[:80]!r}, or cannot be reached"
+        )
 
     def _refresh(self) -> None:
         try:
             self._keys = self._fetch()
         except (OSError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
-            log.warning("The keys of issuer %s cannot be read: %s: %s", self._issuer, type(error).__name__, error)
+            log.warning(
+                "The keys of issuer %s cannot be read: %s: %s",
+                self._issuer,
+                type(error).__name__,
+                error,
+            )
 
     def _fetch(self) -> dict[str, Any]:
         found = _json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -108,7 +116,9 @@ def _json(url: str) -> Any:
 class Verifiers:
     """The configured issuers."""
 
-    def __init__(self, issuers: Sequence[Issuer], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, issuers: Sequence[Issuer], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.issuers = list(issuers)
         self._keys = {issuer.issuer: Keys(issuer.issuer, monotonic) for issuer in issuers}
 
@@ -124,15 +134,23 @@ class Verifiers:
             raise _invalid(f"it is not a JWT: {error}") from None
         found = [issuer for issuer in self.issuers if issuer.issuer == claimed]
         if not found or not isinstance(kid, str):
-            raise _invalid(f"issuer {str(claimed)[:200]!r} is not configured in access: oidc, or the token names no key")
+            raise _invalid(
+                f"issuer {str(claimed)[:200]!r} is not configured in access: oidc, or the token "
+                "names no key"
+            )
         key = self._keys[found[0].issuer].find(kid)
         problem: jwt.PyJWTError | None = None
         for issuer in found:
             try:
                 claims = jwt.decode(
-                    token, key.key, algorithms=ALGORITHMS, audience=issuer.audience, issuer=issuer.issuer, leeway=SKEW,
+                    token,
+                    key.key,
+                    algorithms=ALGORITHMS,
+                    audience=issuer.audience,
+                    issuer=issuer.issuer,
+                    leeway=SKEW,
                     options={"require": ["exp", "iss", "aud"]},
-                )  # fmt: skip
+                )
             except jwt.InvalidAudienceError as error:
                 problem = error
                 continue
@@ -145,13 +163,23 @@ class Verifiers:
 def _permitted(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:
     rule = next((rule for rule in issuer.rules if _matches(rule, claims)), None)
     if rule is None:
-        text = f"No rule of issuer {issuer.name} in access: oidc matches the claims of this job token"
+        text = (
+            f"No rule of issuer {issuer.name} in access: oidc matches the claims of this job token"
+        )
         raise Denied(http.HTTPStatus.FORBIDDEN, "not-allowed", text)
     # With the name of the issuer: no job can have the name of a user or of a token.
     owner = f"{issuer.name}:{rule.owner_of(dict(claims))}"
     if len(owner) > LONGEST_OWNER or not owner.isprintable():  # cut, two jobs might have one owner
         raise _invalid(f"the owner has control characters or more than {LONGEST_OWNER} characters")
-    return Identity(owner, f"oidc:{issuer.name}", Role.of(rule.role), rule.tenant, tuple(rule.labels), rule.max, rule.per_owner)
+    return Identity(
+        owner,
+        f"oidc:{issuer.name}",
+        Role.of(rule.role),
+        rule.tenant,
+        tuple(rule.labels),
+        rule.max,
+        rule.per_owner,
+    )
 
 
 def _matches(rule: Rule, claims: Mapping[str, Any]) -> bool:
@@ -164,11 +192,15 @@ def _has(value: object, pattern: str) -> bool:
     """Return whether a claim, or one of its values, matches; only ``*`` is special."""
     if isinstance(value, list):
         return any(_has(each, pattern) for each in value)
-    text = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else None
+    text = (
+        str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else None
+    )
     text = str(value) if text is None and isinstance(value, int) else text
     escaped = pattern.replace("[", "[[]").replace("?", "[?]")
     return text is not None and fnmatch.fnmatchcase(text, escaped)
 
 
 def _invalid(text: str) -> Denied:
-    return Denied(http.HTTPStatus.UNAUTHORIZED, "unauthorized", f"The job token is not valid: {text}")
+    return Denied(
+        http.HTTPStatus.UNAUTHORIZED, "unauthorized", f"The job token is not valid: {text}"
+    )

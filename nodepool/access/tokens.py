@@ -53,15 +53,30 @@ class Token:
         """Return the record; None: it is not one, and grants nothing."""
         try:
             found: dict[str, Any] = json.loads(data)
-            numbers = [found[name] for name in ("longest", "per_owner", "expires") if found[name] is not None]
+            numbers = [
+                found[name]
+                for name in ("longest", "per_owner", "expires")
+                if found[name] is not None
+            ]
             labels = found["labels"]
-            if not all(isinstance(number, int | float) for number in numbers) or not isinstance(labels, list):
+            if not all(isinstance(number, int | float) for number in numbers) or not isinstance(
+                labels, list
+            ):
                 return None
             tenant = None if found["tenant"] is None else str(found["tenant"])
             return cls(
-                token_id, str(found["name"]), str(found["sha256"]), Role.of(found["role"]), tenant, tuple(map(str, labels)),
-                found["longest"], found["per_owner"], found["expires"], float(found["created"]), str(found["created_by"]),
-            )  # fmt: skip
+                token_id,
+                str(found["name"]),
+                str(found["sha256"]),
+                Role.of(found["role"]),
+                tenant,
+                tuple(map(str, labels)),
+                found["longest"],
+                found["per_owner"],
+                found["expires"],
+                float(found["created"]),
+                str(found["created_by"]),
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -79,7 +94,10 @@ class Tokens:
     """The tokens of a cluster."""
 
     def __init__(
-        self, zk: Callable[[], ZooKeeper], now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+        self,
+        zk: Callable[[], ZooKeeper],
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._zk = zk
         self._now = now
@@ -103,18 +121,33 @@ class Tokens:
         :raises ValueError: the name is not valid.
         """
         if not NAME.match(name):
-            raise ValueError(f"{name!r} is not a valid name: use up to 64 letters, digits and . _ @ + -")
+            raise ValueError(
+                f"{name!r} is not a valid name: use up to 64 letters, digits and . _ @ + -"
+            )
         token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
         record = Token(
-            token_id, name, digest(secret), role, tenant, labels, longest, per_owner, expires, self._now(), created_by
-        )  # fmt: skip
+            token_id,
+            name,
+            digest(secret),
+            role,
+            tenant,
+            labels,
+            longest,
+            per_owner,
+            expires,
+            self._now(),
+            created_by,
+        )
         self._zk().kazoo_client.create(f"{ROOT}/{token_id}", record.stored(), makepath=True)
         return token_id, f"{PREFIX}{token_id}_{secret}"
 
     def all(self) -> list[Token]:
         """Return the tokens that exist, by name."""
         found = [self._read(token_id) for token_id in children(self._zk().kazoo_client, ROOT)]
-        return sorted((token for token in found if token is not None), key=lambda token: (token.name, token.id))
+        return sorted(
+            (token for token in found if token is not None),
+            key=lambda token: (token.name, token.id),
+        )
 
     def revoke(self, token_id: str) -> bool:
         """Delete a token; return False if there is none of this id."""
@@ -137,7 +170,13 @@ class Tokens:
             known = self._cache[token_id] = self._monotonic(), self._read(token_id)
         token = known[1]
         valid = same(secret, None if token is None else token.sha256)
-        return token if token is not None and valid and (token.expires is None or self._now() < token.expires) else None
+        return (
+            token
+            if token is not None
+            and valid
+            and (token.expires is None or self._now() < token.expires)
+            else None
+        )
 
     def _read(self, token_id: str) -> Token | None:
         try:

@@ -4,10 +4,12 @@
 
     from nodepool.adapters.buildbot import NodepoolLatentWorker
 
-    c["workers"] = [NodepoolLatentWorker("pool-1", label="small-noble", master="buildbot.example.org:9989")]
+    c["workers"] = [NodepoolLatentWorker("pool-1", label="small-noble",
+    master="buildbot.example.org:9989")]
 
-The lease is attached to the master: a thread of ``nodepool.client`` renews it, and if the master is killed, it ends within two
-minutes. What blocks runs in threads of the worker, never in Buildbot's own, which are few.
+The lease is attached to the master: a thread of ``nodepool.client`` renews it, and if the master is
+killed, it ends within two minutes. What blocks runs in threads of the worker, never in Buildbot's
+own, which are few.
 """
 
 from __future__ import annotations
@@ -28,7 +30,18 @@ from twisted.internet import defer, task, threads
 from twisted.python import log
 from twisted.python.threadpool import ThreadPool
 
-from nodepool.client import SHOWN, SOCKET, Duration, Lease, LeaseEnded, NodepoolError, NotAllowed, Pool, read_secret, seconds
+from nodepool.client import (
+    SHOWN,
+    SOCKET,
+    Duration,
+    Lease,
+    LeaseEnded,
+    NodepoolError,
+    NotAllowed,
+    Pool,
+    read_secret,
+    seconds,
+)
 
 #: Seconds of one long poll, and between two checks of a lease in use.
 POLL, CHECK_EVERY = 10.0, 15.0
@@ -58,7 +71,10 @@ command -v {program} >/dev/null || {{ echo "{program} is not installed" >&2; exi
 setsid {program} start --nodaemon . </dev/null >worker.log 2>&1 &
 echo $! > worker.pid
 """
-CHECK = 'p=$(cat worker.pid) && kill -0 "$p" 2>/dev/null || { cat worker.log twistd.log 2>/dev/null | tail -n 5; exit 1; }'
+CHECK = (
+    'p=$(cat worker.pid) && kill -0 "$p" 2>/dev/null || { cat worker.log twistd.log '
+    "2>/dev/null | tail -n 5; exit 1; }"
+)
 TAC = """
 import os
 from buildbot_worker.bot import Worker
@@ -99,7 +115,9 @@ class Settings:
         if not self.label:
             raise ValueError("label is missing: the label of the node, such as small-noble")
         if not host or not port.isdecimal():
-            raise ValueError(f"master must be HOST:PORT, as nodes reach the master, and not {self.master!r}")
+            raise ValueError(
+                f"master must be HOST:PORT, as nodes reach the master, and not {self.master!r}"
+            )
         seconds(self.wait)
         Pool(self.url)
 
@@ -124,7 +142,10 @@ class Machine:
         for lease in self._settings.pool().leases(owner="me"):
             notes = lease.notes or {}
             if notes.get("buildbot") == self._mark and notes.get("start") != START_ID:
-                log.msg(f"worker {self._name}: returning lease {lease.id} of an earlier start of the master")
+                log.msg(
+                    f"worker {self._name}: returning lease {lease.id} of an earlier start of the "
+                    "master"
+                )
                 lease.give_back()
 
     def start(self, purpose: str, password: str, told: Told) -> None:
@@ -135,21 +156,44 @@ class Machine:
         settings, notes = self._settings, {"buildbot": self._mark, "start": START_ID}
         # Returns at once, so that canceling need not wait for a node.
         self.lease = lease = settings.pool().lease(
-            settings.label, wait=None, tenant=settings.tenant, priority=settings.priority, purpose=purpose[:200], notes=notes
+            settings.label,
+            wait=None,
+            tenant=settings.tenant,
+            priority=settings.priority,
+            purpose=purpose[:200],
+            notes=notes,
         )
         self._wait(lease, time.monotonic() + seconds(settings.wait), told)
         host, _, port = settings.master.rpartition(":")
-        text = TAC.format(host=host, port=port, name=self._name, password=password, tls=settings.tls)
-        self._run(lease, END + START.format(program=shlex.quote(settings.program)), COMMAND_TIMEOUT, text.encode())
+        text = TAC.format(
+            host=host, port=port, name=self._name, password=password, tls=settings.tls
+        )
+        self._run(
+            lease,
+            END + START.format(program=shlex.quote(settings.program)),
+            COMMAND_TIMEOUT,
+            text.encode(),
+        )
 
     def _wait(self, lease: Lease, limit: float, told: Told) -> None:
         shown = ""
         while lease.state != "held":
             why = lease.why or {}
-            place = f"position {why['queue_position']} in the queue, " if why.get("queue_position") else ""
-            text = f"waiting for a node {self._settings.label}: {place}{why.get('text') or 'requested'}"
+            place = (
+                f"position {why['queue_position']} in the queue, "
+                if why.get("queue_position")
+                else ""
+            )
+            text = (
+                f"waiting for a node {self._settings.label}: "
+                f"{place}{why.get('text') or 'requested'}"
+            )
             if self._canceled.is_set() or time.monotonic() >= limit:
-                raise NodeError("canceled" if self._canceled.is_set() else f"gave up after {self._settings.wait}: {text}")
+                raise NodeError(
+                    "canceled"
+                    if self._canceled.is_set()
+                    else f"gave up after {self._settings.wait}: {text}"
+                )
             if text != shown:
                 told(text)
                 shown = text
@@ -199,7 +243,11 @@ class Machine:
 
     def _run(self, lease: Lease, script: str, timeout: float, data: bytes | None = None) -> None:
         folder = shlex.quote(f"{FOLDER}/{self._name}")
-        done = lease.run(f"cd && mkdir -p {folder}/info && cd {folder} || exit 1\n{script}", input=data, timeout=timeout)
+        done = lease.run(
+            f"cd && mkdir -p {folder}/info && cd {folder} || exit 1\n{script}",
+            input=data,
+            timeout=timeout,
+        )
         if done.status:
             text = (done.stderr + done.stdout).decode(errors="replace").strip()
             raise NodeError(f"node {lease.nodes[0].id}: {text[-500:] or f'status {done.status}'}")
@@ -210,8 +258,8 @@ class NodepoolLatentWorker(AbstractLatentWorker):
 
     :param label: of the node.
     :param master: ``HOST:PORT``, as the worker reaches the master.
-    :param url, token_file, key_file: of the pool, and the private key for SSH; see :class:`nodepool.client.Pool`. The file
-        with the token is read at each start.
+    :param url, token_file, key_file: of the pool, and the private key for SSH; see
+        :class:`nodepool.client.Pool`. The file with the token is read at each start.
     :param tenant, priority: of the lease.
     :param wait: longest time to wait for a node.
     :param program: of the worker, on the node.
@@ -241,7 +289,9 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         if self._threads is None:
             self._threads = ThreadPool(0, THREADS, f"nodepool-{name}")
             self._threads.start()
-            self._in_thread(self._new_machine().return_old).addErrback(log.err, f"worker {name}: old leases are not returned")
+            self._in_thread(self._new_machine().return_old).addErrback(
+                log.err, f"worker {name}: old leases are not returned"
+            )
         return super().reconfigService(name, self.getRandomPass(), **others)
 
     def _new_machine(self) -> Machine:
@@ -265,7 +315,9 @@ class NodepoolLatentWorker(AbstractLatentWorker):
             purpose = f"worker {self.name}, build {build.number} of {build.builder.name}"
             await self._in_thread(lambda: machine.start(purpose, self.password, told))
         except (NodepoolError, NodeError, OSError, ValueError, subprocess.SubprocessError) as error:
-            final = isinstance(error, NotAllowed) or (isinstance(error, NodepoolError) and error.code in FINAL)
+            final = isinstance(error, NotAllowed) or (
+                isinstance(error, NodepoolError) and error.code in FINAL
+            )
             kind = LatentWorkerCannotSubstantiate if final else LatentWorkerFailedToSubstantiate
             raise kind(self.name, str(error)) from error
         finally:
@@ -297,7 +349,9 @@ class NodepoolLatentWorker(AbstractLatentWorker):
             self._watch.stop()
         return defer.succeed(None) if machine is None else self._in_thread(machine.stop)
 
-    def insubstantiate(self, fast: bool = False, force_substantiation_build: Build | None = None) -> defer.Deferred[None]:
+    def insubstantiate(
+        self, fast: bool = False, force_substantiation_build: Build | None = None
+    ) -> defer.Deferred[None]:
         self._cancel()
         return super().insubstantiate(fast, force_substantiation_build)
 
@@ -323,7 +377,9 @@ def _split(options: dict[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return our options and those of Buildbot."""
     ours = {name: value for name, value in options.items() if name in Settings.__dataclass_fields__}
     others = {"build_wait_timeout": 0, **options}
-    return {"label": "", "master": "", **ours}, {name: value for name, value in others.items() if name not in ours}
+    return {"label": "", "master": "", **ours}, {
+        name: value for name, value in others.items() if name not in ours
+    }
 
 
 def _in_background(coroutine: Coroutine[Any, Any, None]) -> None:

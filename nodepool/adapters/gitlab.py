@@ -1,8 +1,9 @@
 """GitLab's custom executor: each job runs on a leased node.
 
-GitLab Runner starts this program for each stage of a job: ``config``, ``prepare`` (lease a node), ``run`` (one script of the
-job on the node), ``cleanup`` (return it). What the job may influence, such as its variables, decides nothing here: the label
-and the tenant come from the runner's configuration and from the description of the job that GitLab has sent.
+GitLab Runner starts this program for each stage of a job: ``config``, ``prepare`` (lease a node),
+``run`` (one script of the job on the node), ``cleanup`` (return it). What the job may influence,
+such as its variables, decides nothing here: the label and the tenant come from the runner's
+configuration and from the description of the job that GitLab has sent.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from nodepool.client import MOST_INPUT, SHOWN, Lease, NodepoolError, NotAllowed, Pool, read_secret, seconds
+from nodepool.client import (
+    MOST_INPUT,
+    SHOWN,
+    Lease,
+    NodepoolError,
+    NotAllowed,
+    Pool,
+    read_secret,
+    seconds,
+)
 from nodepool.texts import printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
@@ -72,7 +82,10 @@ class Job:
         """
         path = os.environ.get("JOB_RESPONSE_FILE")
         if not path:
-            raise JobError("JOB_RESPONSE_FILE is not set: GitLab Runner (17 or later) starts this program, with its variables")
+            raise JobError(
+                "JOB_RESPONSE_FILE is not set: GitLab Runner (17 or later) starts this program, "
+                "with its variables"
+            )
         try:
             found = json.loads(pathlib.Path(path).read_text())
             info, number = found["job_info"], int(found["id"])
@@ -81,7 +94,9 @@ class Job:
             image = str((found.get("image") or {}).get("name") or "")
             timeout = int((found.get("runner_info") or {}).get("timeout") or DEFAULT_TIMEOUT)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JobError(f"{path} does not describe a job: {type(error).__name__}: {error}") from error
+            raise JobError(
+                f"{path} does not describe a job: {type(error).__name__}: {error}"
+            ) from error
         if found.get("services"):
             raise JobError("services: are not supported by this runner; start them in the script")
         return cls(f"gitlab:{host}:{number}", number, name, project, image, timeout)
@@ -110,11 +125,21 @@ class Kept:
 
 
 def config(args: argparse.Namespace) -> None:
-    print(json.dumps({
-        "driver": {"name": "nodepool", "version": metadata.version("nodepool")}, "shell": args.shell,
-        "builds_dir": args.builds_dir, "cache_dir": args.cache_dir, "builds_dir_is_shared": False,
-        "job_env": {"NODEPOOL_GITLAB_SHELL": args.shell, "NODEPOOL_GITLAB_FOLDERS": f"{args.builds_dir}:{args.cache_dir}"},
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "driver": {"name": "nodepool", "version": metadata.version("nodepool")},
+                "shell": args.shell,
+                "builds_dir": args.builds_dir,
+                "cache_dir": args.cache_dir,
+                "builds_dir_is_shared": False,
+                "job_env": {
+                    "NODEPOOL_GITLAB_SHELL": args.shell,
+                    "NODEPOOL_GITLAB_FOLDERS": f"{args.builds_dir}:{args.cache_dir}",
+                },
+            }
+        )
+    )
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -124,29 +149,58 @@ def prepare(args: argparse.Namespace) -> None:
     wanted = job.timeout + AFTERWARDS
     lasts = wanted if me["longest"] is None else min(wanted, int(me["longest"]))
     if lasts < job.timeout:
-        tell(f"The lease ends after {lasts} s, before the job's limit of {job.timeout} s: that is the longest allowed")
-    tenant = args.tenant.replace("{namespace}", job.project.partition("/")[0]).replace("{project}", job.project)
+        tell(
+            f"The lease ends after {lasts} s, before the job's limit of {job.timeout} s: that is "
+            "the longest allowed"
+        )
+    tenant = args.tenant.replace("{namespace}", job.project.partition("/")[0]).replace(
+        "{project}", job.project
+    )
 
     def told(lease: Lease) -> None:
         kept.write(lease)
         if lease.state != "held":
             why = lease.why or {}
-            place = f"position {why['queue_position']} in the queue, " if why.get("queue_position") else ""
-            tell(f"Waiting for a node {label} (lease {lease.id}): {place}{why.get('text') or 'requested'}")
+            place = (
+                f"position {why['queue_position']} in the queue, "
+                if why.get("queue_position")
+                else ""
+            )
+            tell(
+                f"Waiting for a node {label} (lease {lease.id}): "
+                f"{place}{why.get('text') or 'requested'}"
+            )
 
     lease = pool.lease(
-        label, for_=lasts, wait=job.timeout if args.wait is None else args.wait, key=job.key, notes={"key": job.key}, told=told,
-        tenant=None if me["tenant"] else tenant, purpose=f"job {job.id} {job.name} of {job.project}"[:200],
-    )  # fmt: skip
-    folders = [shlex.quote(each) for each in os.environ.get("NODEPOOL_GITLAB_FOLDERS", "/builds:/cache").split(":")]
+        label,
+        for_=lasts,
+        wait=job.timeout if args.wait is None else args.wait,
+        key=job.key,
+        notes={"key": job.key},
+        told=told,
+        tenant=None if me["tenant"] else tenant,
+        purpose=f"job {job.id} {job.name} of {job.project}"[:200],
+    )
+    folders = [
+        shlex.quote(each)
+        for each in os.environ.get("NODEPOOL_GITLAB_FOLDERS", "/builds:/cache").split(":")
+    ]
     made, usable = " ".join(folders), " && ".join(f"test -w {each}" for each in folders)
     by_root = f'sudo -n mkdir -p {made} && sudo -n chown "$(id -un)" {made}'
-    done = lease.run(f"mkdir -p {made} 2>/dev/null && {usable} || {{ {by_root}; }}", timeout=COMMAND_TIMEOUT)
+    done = lease.run(
+        f"mkdir -p {made} 2>/dev/null && {usable} || {{ {by_root}; }}", timeout=COMMAND_TIMEOUT
+    )
     if done.status:
         lease.give_back()  # the next attempt gets another node
-        raise SystemFailure(f"{made} cannot be made on the node: {done.stderr.decode(errors='replace').strip()[-500:]}")
+        raise SystemFailure(
+            f"{made} cannot be made on the node: "
+            f"{done.stderr.decode(errors='replace').strip()[-500:]}"
+        )
     node = lease.nodes[0]
-    tell(f"Running on node {node.id} ({label}, {node.provider}), lease {lease.id}, until {lease.ends:%H:%M:%S %Z}")
+    tell(
+        f"Running on node {node.id} ({label}, {node.provider}), lease {lease.id}, until "
+        f"{lease.ends:%H:%M:%S %Z}"
+    )
 
 
 def _label(args: argparse.Namespace, job: Job) -> str:
@@ -158,9 +212,14 @@ def _label(args: argparse.Namespace, job: Job) -> str:
     if name and args.image:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in args.image):
             return name
-        raise JobError(f"image: {job.image} is not offered by this runner; it offers {', '.join(args.image)}")
+        raise JobError(
+            f"image: {job.image} is not offered by this runner; it offers {', '.join(args.image)}"
+        )
     if args.label is None:
-        raise JobError(f"the job needs image: with one of {', '.join(args.image) or 'no label: --label is missing'}")
+        raise JobError(
+            "the job needs image: with one of "
+            f"{', '.join(args.image) or 'no label: --label is missing'}"
+        )
     return str(args.label)
 
 
@@ -169,18 +228,27 @@ def run(args: argparse.Namespace) -> int:
     lease = Kept().lease(_pool(args))
     if lease is None:
         raise SystemFailure("this job has no lease: its stage prepare did not succeed")
-    shell, text = os.environ.get("NODEPOOL_GITLAB_SHELL", "bash"), pathlib.Path(args.script).read_bytes()
+    shell, text = (
+        os.environ.get("NODEPOOL_GITLAB_SHELL", "bash"),
+        pathlib.Path(args.script).read_bytes(),
+    )
     # A script that reads its standard input would read itself: it becomes a file.
-    place = f".nodepool-gitlab/{time.time_ns()}-{''.join(c for c in args.stage if c.isalnum() or c == '_')}"
+    place = (
+        f".nodepool-gitlab/{time.time_ns()}-"
+        f"{''.join(c for c in args.stage if c.isalnum() or c == '_')}"
+    )
     file = shlex.quote(place)
     for start in range(0, max(1, len(text)), MOST_INPUT):
         command = f"umask 077; mkdir -p .nodepool-gitlab && cat >> {file}"
         done = lease.run(command, input=text[start : start + MOST_INPUT], timeout=COMMAND_TIMEOUT)
         if done.status:
             lease.refresh()
-            raise SystemFailure(f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}")
+            raise SystemFailure(
+                f"node {lease.nodes[0].id}: {done.stderr.decode(errors='replace').strip()[-500:]}"
+            )
     try:
-        # Removed before it runs: nothing of a canceled job remains. In sh, whatever the login shell is.
+        # Removed before it runs: nothing of a canceled job remains. In sh, whatever the login shell
+        # is.
         begin = f"exec 3<{file}; rm -f {file}; exec {shlex.quote(shell)} /dev/fd/3"
         status = lease.run(f"exec sh -c {shlex.quote(begin)}", stream=True).status
     except NodepoolError:
@@ -208,7 +276,10 @@ def cleanup(args: argparse.Namespace) -> int:
             if (one.notes or {}).get("key") == key:
                 one.give_back()
     except (NodepoolError, JobError, OSError, ValueError) as error:
-        print(f"nodepool: the node is not returned, it ends by itself: {printable(str(error))}", file=sys.stderr)
+        print(
+            f"nodepool: the node is not returned, it ends by itself: {printable(str(error))}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -226,28 +297,54 @@ def _code(kind: str, default: int) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("nodepool-gitlab", description="GitLab's custom executor: run jobs on nodes of the pool.")
-    made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
-    made.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
-    made.add_argument("--token-file", metavar="FILE", help="with the token (default: $NODEPOOL_TOKEN)")
+    made = argparse.ArgumentParser(
+        "nodepool-gitlab", description="GitLab's custom executor: run jobs on nodes of the pool."
+    )
+    made.add_argument(
+        "--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}"
+    )
+    made.add_argument(
+        "--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)"
+    )
+    made.add_argument(
+        "--token-file", metavar="FILE", help="with the token (default: $NODEPOOL_TOKEN)"
+    )
     stages = made.add_subparsers(metavar="STAGE", required=True)
 
-    def add(name: str, function: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, function: Callable[[argparse.Namespace], int | None], text: str
+    ) -> argparse.ArgumentParser:
         stage = stages.add_parser(name, help=text, description=text)
         stage.set_defaults(function=function)
         return stage
 
     one = add("config", config, "print the settings for the runner")
-    one.add_argument("--shell", default="bash", help="of the scripts, as in config.toml (default: %(default)s)")
+    one.add_argument(
+        "--shell", default="bash", help="of the scripts, as in config.toml (default: %(default)s)"
+    )
     one.add_argument("--builds-dir", default="/builds", help="on the node (default: %(default)s)")
     one.add_argument("--cache-dir", default="/cache", help="on the node (default: %(default)s)")
     one = add("prepare", prepare, "lease a node for the job")
     one.add_argument("--label", help="of the node, unless the image: of the job names one")
-    one.add_argument("--image", metavar="PATTERN", action="append", default=[],
-                     help="labels that image: may name, such as 'small-*'; may be repeated")  # fmt: skip
-    one.add_argument("--tenant", default="{namespace}", help="text with {namespace} (the top-level group) or {project}; default: "
-                     "%(default)s. A token with a tenant has precedence")  # fmt: skip
-    one.add_argument("--wait", metavar="TIME", type=seconds, help="longest time to wait for a node (default: the job's limit)")
+    one.add_argument(
+        "--image",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="labels that image: may name, such as 'small-*'; may be repeated",
+    )
+    one.add_argument(
+        "--tenant",
+        default="{namespace}",
+        help="text with {namespace} (the top-level group) or {project}; default: "
+        "%(default)s. A token with a tenant has precedence",
+    )
+    one.add_argument(
+        "--wait",
+        metavar="TIME",
+        type=seconds,
+        help="longest time to wait for a node (default: the job's limit)",
+    )
     one = add("run", run, "run a script of the job on its node")
     one.add_argument("script", metavar="SCRIPT")
     one.add_argument("stage", metavar="STAGE")
@@ -280,7 +377,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return status or 0
     except (NodepoolError, JobError, SystemFailure, OSError, ValueError) as error:
         tell(f"nodepool: {error}")
-        final = isinstance(error, JobError | NotAllowed) or (isinstance(error, NodepoolError) and error.code in FINAL)
+        final = isinstance(error, JobError | NotAllowed) or (
+            isinstance(error, NodepoolError) and error.code in FINAL
+        )
         return _code("BUILD", 1) if final else _code("SYSTEM", 2)
     except Exception as error:
         tell(f"nodepool: internal error: {type(error).__name__}: {error}")

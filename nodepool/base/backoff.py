@@ -13,9 +13,11 @@ from dataclasses import dataclass
 class Backoff:
     """Compute pauses in seconds after consecutive failures.
 
-    The pause is ``first`` after the first failure, multiplied by ``factor`` after each further one, and at most ``longest``.
+    The pause is ``first`` after the first failure, multiplied by ``factor`` after each further one,
+    and at most ``longest``.
 
-    :param jitter: the random part of a pause, so that parties that failed together do not retry together.
+    :param jitter: the random part of a pause, so that parties that failed together do not retry
+        together.
     """
 
     first: float
@@ -52,7 +54,8 @@ class KeyedBackoff:
     def failed(self, key: Hashable, subject: Hashable = None, *, together: bool = False) -> float:
         """Record a failure; return when (by the given clock) to retry.
 
-        :param together: failures before this time count as one, because those attempts ran concurrently.
+        :param together: failures before this time count as one, because those attempts ran
+            concurrently.
         """
         with self._lock:
             now, before = self._now(), self._failures.get(key)

@@ -33,7 +33,8 @@ class ServerTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: The least and the largest possible difference of the server's time and our monotonic clock.
+        #: The least and the largest possible difference of the server's time and our monotonic
+        #: clock.
         self._between = -math.inf, math.inf
 
     def measured(self, server: float, began: float) -> None:

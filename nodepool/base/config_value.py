@@ -19,7 +19,11 @@ class ConfigValue(metaclass=abc.ABCMeta):  # noqa: B024
         if not isinstance(other, self.__class__):
             return False
         mine, theirs = self.__dict__, other.__dict__
-        return all(mine.get(key) == theirs.get(key) for key in mine.keys() | theirs.keys() if key not in self.ignore_equality)
+        return all(
+            mine.get(key) == theirs.get(key)
+            for key in mine.keys() | theirs.keys()
+            if key not in self.ignore_equality
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self.__eq__(other)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nodepool.exceptions import ConfigurationError
 
 TLS_REQUIRED = (
-    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values cert, key and ca (or set "
+    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values cert, "
+    "key and ca (or set "
     "zookeeper-insecure: true to go without)"
 )
 
@@ -25,6 +26,7 @@ def split_hosts(hosts: str) -> tuple[str, str]:
     chroots.discard("")
     if len(chroots) > 1:
         raise ConfigurationError(
-            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: specify one, on the last server"
+            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: specify one, "
+            "on the last server"
         )
     return ",".join(servers), chroots.pop() if chroots else ""

@@ -17,9 +17,15 @@ log = logging.getLogger("nodepool.files")
 WITHOUT_EVENTS, WITH_EVENTS = 1.0, 10.0
 #: What happens to the files of a directory, once they are complete; and to a file that grows.
 _IN_DIRECTORY = (
-    flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
-    | flags.DELETE_SELF | flags.MOVE_SELF
-)  # fmt: skip
+    flags.CLOSE_WRITE
+    | flags.MOVED_TO
+    | flags.MOVED_FROM
+    | flags.CREATE
+    | flags.DELETE
+    | flags.ATTRIB
+    | flags.DELETE_SELF
+    | flags.MOVE_SELF
+)
 _IN_FILE = flags.MODIFY | flags.CLOSE_WRITE
 
 
@@ -39,10 +45,14 @@ class FileEvents:
             self._inotify = INotify(nonblocking=True)
             for path in paths:
                 if os.path.exists(path):
-                    self._inotify.add_watch(path, _IN_DIRECTORY if os.path.isdir(path) else _IN_FILE)
+                    self._inotify.add_watch(
+                        path, _IN_DIRECTORY if os.path.isdir(path) else _IN_FILE
+                    )
         except OSError as error:
             self._release()
-            log.info("inotify is unavailable (%s); files are checked every %.0f s", error, WITHOUT_EVENTS)
+            log.info(
+                "inotify is unavailable (%s); files are checked every %.0f s", error, WITHOUT_EVENTS
+            )
 
     def wait(self) -> None:
         """Wait for an event, for some seconds at most."""

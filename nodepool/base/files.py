@@ -21,7 +21,8 @@ NEW = ".new-"
 def file_identity(path: str) -> FileIdentity | None:
     """Return what changes with the content of a file; None if there is no such file.
 
-    The modification time alone can be equal: in image volumes, after ``cp -p``, or in the Nix store.
+    The modification time alone can be equal: in image volumes, after ``cp -p``, or in the Nix
+    store.
     """
     try:
         found = os.stat(path)
@@ -34,13 +35,15 @@ def file_identity(path: str) -> FileIdentity | None:
 def new_file(path: str, mode: int = 0o600, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` if the block ends without an error.
 
-    Until then, and after a crash, ``path`` keeps its former content. Other users cannot read the new file before it is
-    complete. After an error it is deleted.
+    Until then, and after a crash, ``path`` keeps its former content. Other users cannot read the
+    new file before it is complete. After an error it is deleted.
 
     :param sync: flush the file and its directory to disk before returning.
     """
     directory = os.path.dirname(path)
-    fd, temporary = tempfile.mkstemp(dir=directory or ".", prefix=f"{NEW}{os.path.basename(path)[:64]}-")
+    fd, temporary = tempfile.mkstemp(
+        dir=directory or ".", prefix=f"{NEW}{os.path.basename(path)[:64]}-"
+    )
     try:
         with open(temporary, "wb", opener=lambda *_: fd) as file:
             yield file

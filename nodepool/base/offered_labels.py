@@ -11,7 +11,9 @@ from nodepool.base.names import did_you_mean
 def joined(words: Iterable[str]) -> str:
     """Return the sorted texts as ``a``, ``a and b`` or ``a, b and c``."""
     words = sorted(words)
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return (
+        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    )
 
 
 def unknown_labels(labels: Collection[str], pools: Iterable[Any]) -> set[str]:
@@ -19,7 +21,9 @@ def unknown_labels(labels: Collection[str], pools: Iterable[Any]) -> set[str]:
     return set(labels) - {label for pool in pools for label in pool.labels}
 
 
-def why_not_offered(labels: Collection[str], pools: Collection[Any], who: str = "pool") -> str | None:
+def why_not_offered(
+    labels: Collection[str], pools: Collection[Any], who: str = "pool"
+) -> str | None:
     """Return why no single pool can serve a request for these labels; None: one can.
 
     :param pools: objects with the attribute ``labels``.

@@ -1,8 +1,9 @@
 """Options: each is declared once, with its check, default and meaning (CFG-7).
 
-``volume_size: int | None = option(int, None, "GiB of the disk")`` in a class declares ``volume-size``. ``schema`` and
-``rows`` (for the reference) are generated from these declarations, and ``load`` sets the attributes. An option that is a
-dictionary is declared with a table of options, or with a subclass of ``Section`` as its check and ``convert``.
+``volume_size: int | None = option(int, None, "GiB of the disk")`` in a class declares
+``volume-size``. ``schema`` and ``rows`` (for the reference) are generated from these declarations,
+and ``load`` sets the attributes. An option that is a dictionary is declared with a table of
+options, or with a subclass of ``Section`` as its check and ``convert``.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ class Each(NamedTuple):
 class Option:
     """A declared option; attributes of objects that are not loaded have the default."""
 
-    #: As in voluptuous; dictionaries may contain options, and a class stands for the dictionary of its options.
+    #: As in voluptuous; dictionaries may contain options, and a class stands for the dictionary of
+    #: its options.
     check: object
     default: object
     doc: str
     #: In the file; default: the name of the attribute.
     name: str = ""
-    #: Marker of voluptuous. With v.Required, only validation requires the option, ``load`` uses the default.
+    #: Marker of voluptuous. With v.Required, only validation requires the option, ``load`` uses the
+    #: default.
     key: Callable[[str], object] = str
     convert: Callable[[Any], object] | None = None
     #: The default in the reference, if it is not the value's text.
@@ -71,7 +74,8 @@ class Option:
     hidden: bool = False
     #: What part of the options, see ``load``, adds to the attribute; default: it replaces it.
     merge: Callable[[Any, Any], object] | None = None
-    #: Whether the options of ``check`` are the object's own: the attribute has their values by name.
+    #: Whether the options of ``check`` are the object's own: the attribute has their values by
+    #: name.
     flat: bool = False
     attribute: str = ""
 
@@ -80,7 +84,9 @@ class Option:
         self.name = self.name or attribute.replace("_", "-")
 
     def __get__(self, holder: object, owner: type) -> Any:
-        return self if holder is None else None if self.default is REQUIRED else self.value({}, holder)
+        return (
+            self if holder is None else None if self.default is REQUIRED else self.value({}, holder)
+        )
 
     def value(self, options: Mapping[str, Any], holder: object, name: str | None = None) -> Any:
         """Return the value for *holder*.
@@ -95,8 +101,16 @@ class Option:
         elif isinstance(self.default, dict | list):
             given = given or copy.copy(self.default)
         elif name not in options:
-            given = self.default.find(holder, self.attribute) if isinstance(self.default, Derived) else self.default
-        if given is not None and (self.check is dict or _named(self.check)) and not isinstance(given, dict):
+            given = (
+                self.default.find(holder, self.attribute)
+                if isinstance(self.default, Derived)
+                else self.default
+            )
+        if (
+            given is not None
+            and (self.check is dict or _named(self.check))
+            and not isinstance(given, dict)
+        ):
             raise ConfigError(f"{name}: expected a dictionary", where=(name,))
         if isinstance(given, dict) or (given is not None and self.convert is None):
             self._require_parts(given, name)
@@ -106,7 +120,9 @@ class Option:
             try:
                 found = (self.convert or bool)(given)
             except (TypeError, ValueError) as error:
-                text = f"expected a number, not {given!r}" if self.convert in (int, float) else error
+                text = (
+                    f"expected a number, not {given!r}" if self.convert in (int, float) else error
+                )
                 raise ConfigError(f"{name}: {text}") from error
         if isinstance(found, dict) and not isinstance(given, dict):  # a short form
             self._require_parts(found, name)
@@ -152,7 +168,9 @@ def a_list(value: object) -> list[Any]:
     return value
 
 
-def entries(value: object, key: str, name: str = "name") -> Iterator[tuple[tuple[PathItem, ...], dict[str, Any]]]:
+def entries(
+    value: object, key: str, name: str = "name"
+) -> Iterator[tuple[tuple[PathItem, ...], dict[str, Any]]]:
     """Return each dictionary of a list option with its position; null is an empty list.
 
     :param name: option that each of them requires.
@@ -161,7 +179,9 @@ def entries(value: object, key: str, name: str = "name") -> Iterator[tuple[tuple
         raise ConfigError(f"{key}: expected a list", where=(key,))
     for index, entry in enumerate(value or ()):
         if not isinstance(entry, dict):
-            raise ConfigError(f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index))
+            raise ConfigError(
+                f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index)
+            )
         if not entry.get(name):
             raise ConfigError(f"required key '{name}' is missing in {key}", where=(key, index))
         yield (key, index), entry
@@ -185,16 +205,24 @@ def required(options: object, key: str, where: tuple[PathItem, ...] = ()) -> Any
     return options[key]
 
 
-def load(holder: object, options: Mapping[str, Any], cls: type | None = None, part: bool = False) -> None:
+def load(
+    holder: object, options: Mapping[str, Any], cls: type | None = None, part: bool = False
+) -> None:
     """Set the attributes of *holder*.
 
     :param cls: whose options are loaded; default: all of *holder*.
     :param part: change only the attributes of options that are given and not null.
     """
     for each in _declared(cls or type(holder)).values():
-        if each.stored and not isinstance(each.check, Each) and not (part and options.get(each.name) is None):
+        if (
+            each.stored
+            and not isinstance(each.check, Each)
+            and not (part and options.get(each.name) is None)
+        ):
             value = each.value(options, holder)
-            merged = each.merge(getattr(holder, each.attribute), value) if part and each.merge else value
+            merged = (
+                each.merge(getattr(holder, each.attribute), value) if part and each.merge else value
+            )
             setattr(holder, each.attribute, merged)
 
 
@@ -213,8 +241,11 @@ def values(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, An
 def _declared(cls: type) -> dict[str, Option]:
     """Return the declarations of a class and its bases by attribute."""
     return {
-        each.attribute: each for base in reversed(cls.__mro__) for each in vars(base).values() if isinstance(each, Option)
-    }  # fmt: skip
+        each.attribute: each
+        for base in reversed(cls.__mro__)
+        for each in vars(base).values()
+        if isinstance(each, Option)
+    }
 
 
 def _named(check: object) -> dict[Any, Any]:
@@ -231,7 +262,13 @@ def _parts(check: object, owner: type | None) -> list[Any] | None:
     """Return the alternatives of a check, or the entries of a list."""
     if isinstance(check, Each):
         return [getattr(owner, check.attribute)]
-    return list(check.validators) if isinstance(check, v.All | v.Any) else check if isinstance(check, list) else None
+    return (
+        list(check.validators)
+        if isinstance(check, v.All | v.Any)
+        else check
+        if isinstance(check, list)
+        else None
+    )
 
 
 def schema(check: object, owner: type | None = None) -> Any:
@@ -249,8 +286,14 @@ def schema(check: object, owner: type | None = None) -> Any:
         if not isinstance(each, Option):
             keys[name] = schema(each, owner)
         elif not each.hidden:
-            keys[v.Required(name) if each.default is REQUIRED else each.key(name)] = schema(each.check, owner)
-    return v.All(keys, *check.checks) if isinstance(check, type) and issubclass(check, ConfigValue) and check.checks else keys
+            keys[v.Required(name) if each.default is REQUIRED else each.key(name)] = schema(
+                each.check, owner
+            )
+    return (
+        v.All(keys, *check.checks)
+        if isinstance(check, type) and issubclass(check, ConfigValue) and check.checks
+        else keys
+    )
 
 
 def rows(check: object, owner: type | None = None) -> Iterator[tuple[tuple[str, ...], Option]]:

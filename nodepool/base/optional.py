@@ -72,7 +72,8 @@ def _requirements() -> dict[str, str]:
 def missing(modules: Iterable[str]) -> str | None:
     """Return the missing modules with the command that installs them; None: none is missing.
 
-    The command does not use the name of an extra: in the package index, this package's name belongs to other releases.
+    The command does not use the name of an extra: in the package index, this package's name belongs
+    to other releases.
     """
     absent = sorted(name for name in modules if not _is_there(name))
     if not absent:

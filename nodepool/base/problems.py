@@ -17,7 +17,9 @@ from nodepool.texts import printable as printable
 OVERDUE = 3600.0
 """Seconds after which an overdue attempt of an image is no longer expected."""
 MOST_PUBLISHED = 200
-"""Problems in a component record: ZooKeeper closes the connection of a client that sends more than 1 MiB."""
+"""Problems in a component record: ZooKeeper closes the connection of a client that sends more
+than 1 MiB.
+"""
 
 
 def error_line(error: BaseException) -> str:
@@ -30,7 +32,9 @@ def may_be_bug(error: BaseException) -> bool:
     return type(error).__module__ == "builtins" and not isinstance(error, OSError)
 
 
-def log_failure(log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object) -> None:
+def log_failure(
+    log: logging.Logger | logging.LoggerAdapter[Any], error: BaseException, text: str, *args: object
+) -> None:
     """Log a failure; with its traceback only if it may be a bug, or while debugging."""
     trace = may_be_bug(error) or log.isEnabledFor(logging.DEBUG)
     log.error(f"{text}: %s", *args, error_line(error), exc_info=error if trace else None)
@@ -51,14 +55,20 @@ class Problem:
     since: float | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        place = ", ".join(f"{kind} {name}" for kind, name in (("provider", self.provider), ("label", self.label)) if name)
+        place = ", ".join(
+            f"{kind} {name}"
+            for kind, name in (("provider", self.provider), ("label", self.label))
+            if name
+        )
         text = with_suggestion(self.text, self.help)
         return f"{place}: {text}" if place else text
 
     def record(self) -> dict[str, Any]:
         """Return the problem as stored in the launcher's component record."""
         found = {"provider": self.provider, "label": self.label, "problem": self.text}
-        return found | {key: value for key, value in (("help", self.help), ("since", self.since)) if value}
+        return found | {
+            key: value for key, value in (("help", self.help), ("since", self.since)) if value
+        }
 
 
 def with_suggestion(text: str, suggestion: str) -> str:
@@ -70,10 +80,13 @@ REMEDIES = {
     "image": "correct the image of the label, or upload the image to the cloud",
     "quota": "raise the quota of the cloud, or use a smaller flavor",
     "launch": "repair what the message names; each request for the label retries",
-    "scan": "check that sshd starts on the machine, that the launcher may reach its port (firewall, security group), and that "
+    "scan": "check that sshd starts on the machine, that the launcher may reach its port "
+    "(firewall, security group), and that "
     "`boot-timeout` is longer than its boot; each request for the label retries",
-    "calls": "check the state of the cloud's API, the network to it, and the credentials; calls are retried",
-    "record": "repair or remove the damaged record in ZooKeeper, which the traceback in the launcher's log leads to",
+    "calls": "check the state of the cloud's API, the network to it, and the credentials; calls "
+    "are retried",
+    "record": "repair or remove the damaged record in ZooKeeper, which the traceback in the "
+    "launcher's log leads to",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
 }
 """What an operator can do about a problem, by the step that failed."""
@@ -108,7 +121,10 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
     ]
     return found + [
         Problem(
-            one_line(f"image {failure.image}: the last upload failed: {failure.reason or 'see the log of its builder'}"),
+            one_line(
+                f"image {failure.image}: the last upload failed: "
+                f"{failure.reason or 'see the log of its builder'}"
+            ),
             failure.provider,
             help="repair what the message names; the upload is retried" if failure.reason else "",
             since=failure.time,
@@ -129,7 +145,8 @@ def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
 class LabelProblems:
     """Why labels of one provider do not work; kept until the same step succeeds.
 
-    The failed step (``what``) is a key of :data:`REMEDIES`, or the pool of a driver that raised an exception.
+    The failed step (``what``) is a key of :data:`REMEDIES`, or the pool of a driver that raised an
+    exception.
     """
 
     def __init__(self, provider: str) -> None:
@@ -139,7 +156,12 @@ class LabelProblems:
         self._solved: dict[tuple[str, str], Callable[[], bool]] = {}
 
     def note(
-        self, label: str, what: str, reason: object, solved: Callable[[], bool] = lambda: False, remedy: str | None = None
+        self,
+        label: str,
+        what: str,
+        reason: object,
+        solved: Callable[[], bool] = lambda: False,
+        remedy: str | None = None,
     ) -> None:
         """Note why a step has failed.
 
@@ -153,13 +175,18 @@ class LabelProblems:
             text = rest
         suggestion = REMEDIES.get(remedy or what, "")
         if not text:
-            text, suggestion = f"{what} failed without a message ({type(reason).__name__})", suggestion if remedy else LOG
+            text, suggestion = (
+                f"{what} failed without a message ({type(reason).__name__})",
+                suggestion if remedy else LOG,
+            )
         with self._lock:
             self._known[label, what] = Problem(text, self.provider, label, help=suggestion)
             self._solved[label, what] = solved
 
     def driver_failed(self, labels: Iterable[str], pool: str, error: BaseException) -> None:
-        """Note an exception of the driver; kept until the pool fulfills a request for the labels."""
+        """Note an exception of the driver; kept until the pool fulfills a request for the
+        labels.
+        """
         for label in set(labels):
             self.note(label, pool, f"pool {pool}: its driver failed: {error!r}")
 
@@ -171,8 +198,14 @@ class LabelProblems:
     def of(self, labels: Iterable[str | None]) -> list[Problem]:
         """Return what is wrong with these labels."""
         wanted = set(labels)
-        return [problem for problem in self.listed() if problem.label in wanted and not problem.text.startswith(DELETION)]
+        return [
+            problem
+            for problem in self.listed()
+            if problem.label in wanted and not problem.text.startswith(DELETION)
+        ]
 
     def listed(self) -> list[Problem]:
         with self._lock:
-            return [problem for key, problem in sorted(self._known.items()) if not self._solved[key]()]
+            return [
+                problem for key, problem in sorted(self._known.items()) if not self._solved[key]()
+            ]

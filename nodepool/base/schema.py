@@ -46,7 +46,12 @@ class WithGroups:
         self.schema = options
         groups = {key: object for key in options if isinstance(key, v.Exclusive)}
         self._groups = v.Schema(groups, extra=v.ALLOW_EXTRA)
-        self._each = v.Schema({v.Optional(key.schema) if key in groups else key: part for key, part in options.items()})
+        self._each = v.Schema(
+            {
+                v.Optional(key.schema) if key in groups else key: part
+                for key, part in options.items()
+            }
+        )
 
     def __call__(self, data: object) -> Any:
         errors: list[v.Invalid] = []
@@ -66,7 +71,9 @@ def thorough(schema: dict[Any, Any]) -> Any:
         return thorough(schema.schema)
     if isinstance(schema, dict):
         options = {key: thorough(value) for key, value in schema.items()}
-        return WithGroups(options) if any(isinstance(key, v.Exclusive) for key in options) else options
+        return (
+            WithGroups(options) if any(isinstance(key, v.Exclusive) for key in options) else options
+        )
     if isinstance(schema, list) and schema:
         return ListOf(schema)
     if type(schema) in (v.All, v.Any):
@@ -80,7 +87,9 @@ def _dict_schema(schema: object) -> dict[Any, Any] | None:
     if isinstance(schema, dict):
         return schema
     if isinstance(schema, v.All | v.Any):
-        return next((found for item in schema.validators if (found := _dict_schema(item)) is not None), None)
+        return next(
+            (found for item in schema.validators if (found := _dict_schema(item)) is not None), None
+        )
     return None
 
 
@@ -94,7 +103,11 @@ def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
                 schema = schema[0] if isinstance(schema, list) and schema else None
             continue
         options = _dict_schema(schema)
-        schema = None if options is None else next((value for key, value in options.items() if str(key) == item), None)
+        schema = (
+            None
+            if options is None
+            else next((value for key, value in options.items() if str(key) == item), None)
+        )
     options = _dict_schema(schema)
     return sorted(str(key) for key in options if isinstance(key, str | v.Marker)) if options else []
 

@@ -1,7 +1,8 @@
 """Threads that all parts of a process share, with a limit for each part.
 
-A thread per provider and type of call would be idle nearly always. Here a thread that has finished one job takes the
-next one of any lane. The number of threads grows when jobs wait, so a lane whose jobs hang delays no other lane.
+A thread per provider and type of call would be idle nearly always. Here a thread that has finished
+one job takes the next one of any lane. The number of threads grows when jobs wait, so a lane whose
+jobs hang delays no other lane.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Threads:
         self.lock = threading.Lock()
         self._name = name
         self._work = threading.Condition(self.lock)
-        #: Since when a lane has had a job that no thread has taken, once for each such job within its limit.
+        #: Since when a lane has had a job that no thread has taken, once for each such job within
+        #: its limit.
         self._ready: deque[tuple[float, Lane]] = deque()
         self.count = 0
         #: Those without work.
@@ -79,7 +81,9 @@ class Threads:
         self._timer_thread = TimerThread()
 
     def lane(self, name: str, limit: int) -> Lane:
-        """Return an executor with at most ``limit`` threads, which have its name while they work."""
+        """Return an executor with at most ``limit`` threads, which have its name while they
+        work.
+        """
         return Lane(self, name, limit)
 
     def timers(self, name: str) -> Timers:
@@ -120,7 +124,11 @@ class Threads:
         try:
             thread.start()
         except RuntimeError as error:  # as many as the system allows
-            log.error("Cannot start a thread; jobs wait for the other %d threads: %s", self.count - 1, error)
+            log.error(
+                "Cannot start a thread; jobs wait for the other %d threads: %s",
+                self.count - 1,
+                error,
+            )
             with self.lock:
                 self.count -= 1
                 self._growing = False

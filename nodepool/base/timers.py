@@ -33,9 +33,12 @@ class Timers:
     Created by :meth:`nodepool.base.threads.Threads.timers`.
     """
 
-    def __init__(self, name: str, thread: TimerThread, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, name: str, thread: TimerThread, clock: Callable[[], float] | None = None
+    ) -> None:
         self.name = name
-        # Not as a default: the simulation, which replaces the clock, has imported this module by then.
+        # Not as a default: the simulation, which replaces the clock, has imported this module by
+        # then.
         self.clock = clock or time.monotonic
         self.stopped = False
         self._thread = thread

@@ -50,11 +50,15 @@ def _remove_dead(path: str, owner: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
         except OSError as error:
-            raise OSError(f"cannot connect to the existing {path}: {error.strerror or error}") from error
+            raise OSError(
+                f"cannot connect to the existing {path}: {error.strerror or error}"
+            ) from error
         else:
             raise OSError(f"another {owner} answers at {path}; stop it, or configure another path")
 
 
 def peer_uid(connection: socket.socket) -> int:
     """Return the user id of the other end when it connected; its process may have ended."""
-    return int(_UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+    return int(
+        _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+    )

@@ -1,7 +1,7 @@
 """A queue of keys with merging, delays, priorities and exclusion, and its worker loop.
 
-Keys only say *which object to check*.  Adding a key that is already queued has no effect; a key that is being processed
-is handed out again afterwards, never to two workers at the same time.
+Keys only say *which object to check*.  Adding a key that is already queued has no effect; a key
+that is being processed is handed out again afterwards, never to two workers at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nodepool.base.backoff import Backoff
 from nodepool.exceptions import FOREIGN
 
 K = TypeVar("K", bound=Hashable)
-#: Longest wait at a time (seconds): threads cannot wait for thousands of years, which a record may ask for.
+#: Longest wait at a time (seconds): threads cannot wait for thousands of years, which a record may
+#: ask for.
 LONGEST = 86400.0
 
 
@@ -125,20 +126,29 @@ class WorkQueue(Generic[K]):
 class Reconciler(Generic[K]):
     """Threads that call ``reconcile(key)`` for each key.
 
-    It returns None (done) or the seconds until the next check. After an exception, which is logged, it is called again
-    with a growing delay.
+    It returns None (done) or the seconds until the next check. After an exception, which is logged,
+    it is called again with a growing delay.
     """
 
     BACKOFF = Backoff(0.5, 60.0)
 
-    def __init__(self, name: str, reconcile: Callable[[K], float | None], log: logging.Logger, threads: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        reconcile: Callable[[K], float | None],
+        log: logging.Logger,
+        threads: int = 1,
+    ) -> None:
         self.name = name
         self.queue: WorkQueue[K] = WorkQueue()
         self._reconcile = reconcile
         self._log = log
         self._failures: dict[K, int] = {}
         self._threads = [
-            threading.Thread(target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True) for i in range(threads)
+            threading.Thread(
+                target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True
+            )
+            for i in range(threads)
         ]
 
     @property

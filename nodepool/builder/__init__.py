@@ -6,4 +6,11 @@ from nodepool.builder.cleanup.worker import CleanupWorker
 from nodepool.builder.machine.image_files import DibImageFile, removeDibItem
 from nodepool.builder.worker import SUSPEND_WAIT_TIME
 
-__all__ = ["BUILD_PROCESS_POLL_TIMEOUT", "SUSPEND_WAIT_TIME", "CleanupWorker", "DibImageFile", "NodePoolBuilder", "removeDibItem"]
+__all__ = [
+    "BUILD_PROCESS_POLL_TIMEOUT",
+    "SUSPEND_WAIT_TIME",
+    "CleanupWorker",
+    "DibImageFile",
+    "NodePoolBuilder",
+    "removeDibItem",
+]

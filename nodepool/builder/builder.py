@@ -41,8 +41,8 @@ STOP_TIMEOUT = 15.0
 class NodePoolBuilder:
     """The builder.
 
-    ``build_interval``, ``upload_interval`` and ``cleanup_interval`` (seconds) may be changed before :meth:`start`; work
-    that an event announces does not wait for them.
+    ``build_interval``, ``upload_interval`` and ``cleanup_interval`` (seconds) may be changed before
+    :meth:`start`; work that an event announces does not wait for them.
 
     :param num_builders: concurrent builds.
     :param num_uploaders: concurrent uploads.
@@ -50,7 +50,13 @@ class NodePoolBuilder:
 
     log = logging.getLogger("nodepool.builder.NodePoolBuilder")
 
-    def __init__(self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4) -> None:
+    def __init__(
+        self,
+        config_path: str,
+        secure_path: str | None = None,
+        num_builders: int = 1,
+        num_uploaders: int = 4,
+    ) -> None:
         self._config_path = config_path
         self._num_builders = num_builders
         self._num_uploaders = num_uploaders
@@ -67,7 +73,8 @@ class NodePoolBuilder:
         self.component_info: BuilderComponent | None = None
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
-        #: File that stores the ZooKeeper session, so that the next process can end it if we are killed.
+        #: File that stores the ZooKeeper session, so that the next process can end it if we are
+        #: killed.
         self.session_file: str | None = None
         self.session_usable = self.state.session_usable
         self.upload_claims = self.state.upload_claims
@@ -115,7 +122,11 @@ class NodePoolBuilder:
             self.zk.resetHosts(config.zookeeper_servers)
         self.state.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
-            self.log.error("Provider %s is not usable; no images are uploaded or deleted there: %s", name, reason)
+            self.log.error(
+                "Provider %s is not usable; no images are uploaded or deleted there: %s",
+                name,
+                reason,
+            )
         self.state.config = config
 
     # -- start
@@ -134,11 +145,15 @@ class NodePoolBuilder:
             try:
                 self.state.images_lock = build_journal.acquire_images_dir(config.images_dir)
             except ConfigurationError as error:
-                # At its start, another process would treat our builds and uploads as those of a killed builder, as we would
-                # treat its builds and uploads, and would delete files of builds that its ZooKeeper does not know.
+                # At its start, another process would treat our builds and uploads as those of a
+                # killed builder, as we would treat its builds and uploads, and would delete files
+                # of builds that its ZooKeeper does not know.
                 if isinstance(error, build_journal.ImagesDirInUse) and not error.by_this_process:
                     raise
-                self.log.warning("%s; this builder does not clean up leftovers of killed builds and uploads", error)
+                self.log.warning(
+                    "%s; this builder does not clean up leftovers of killed builds and uploads",
+                    error,
+                )
             self.config_state.good()
             try:
                 self._start(config)
@@ -154,7 +169,10 @@ class NodePoolBuilder:
             socket.getaddrinfo(name, None)
         except OSError as error:
             self.log.warning(
-                "The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to /etc/hosts", name, error
+                "The name of this machine, %s, does not resolve (%s): image builds will fail. Add "
+                "it to /etc/hosts",
+                name,
+                error,
             )
 
     def _start(self, config: Config) -> None:
@@ -182,8 +200,12 @@ class NodePoolBuilder:
         state = self.state
         state.forget_failures(self.build_interval, self.upload_interval)
         state.cleanup_interval = self.cleanup_interval
-        self._build_workers = [BuildWorker(n, state, self.build_interval) for n in range(self._num_builders)]
-        self._upload_workers = [UploadWorker(n, state, self.upload_interval) for n in range(self._num_uploaders)]
+        self._build_workers = [
+            BuildWorker(n, state, self.build_interval) for n in range(self._num_builders)
+        ]
+        self._upload_workers = [
+            UploadWorker(n, state, self.upload_interval) for n in range(self._num_uploaders)
+        ]
         if self.cleanup_interval > 0:
             self._janitor = CleanupWorker(0, state, self.cleanup_interval)
 
@@ -202,7 +224,10 @@ class NodePoolBuilder:
         client.connect()
         self.state.zk = zk
         if not zk.wait_synced(SYNC_TIMEOUT):
-            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; waiting until it is", SYNC_TIMEOUT)
+            self.log.warning(
+                "The mirror of ZooKeeper is not complete after %.0f s; waiting until it is",
+                SYNC_TIMEOUT,
+            )
         self.component_info = BuilderComponent(client, hostnames.short())
         self.component_info.register()
         self._synced()
@@ -276,9 +301,11 @@ class NodePoolBuilder:
     def stop(self, finish: bool = True) -> None:
         """Stop all workers.
 
-        Uploads are not waited for: a provider may take hours, and the clean-up finds their leftovers.
+        Uploads are not waited for: a provider may take hours, and the clean-up finds their
+        leftovers.
 
-        :param finish: wait for running builds (up to their time-outs); otherwise end their processes within seconds.
+        :param finish: wait for running builds (up to their time-outs); otherwise end their
+            processes within seconds.
         """
         with self._start_lock:
             self._stop(finish)

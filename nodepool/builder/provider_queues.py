@@ -25,7 +25,8 @@ class ProviderQueues:
         self._lanes: dict[str, threads.Lane] = {}
         #: Provider -> keys of the jobs that wait or run.
         self._keys: dict[str, set[Hashable]] = defaultdict(set)
-        #: Providers whose jobs a wait has timed out for; later waits skip them until they make progress.
+        #: Providers whose jobs a wait has timed out for; later waits skip them until they make
+        #: progress.
         self._stuck: set[str] = set()
 
     def submit(self, provider: str, key: Hashable, job: Callable[[], object]) -> None:
@@ -44,7 +45,9 @@ class ProviderQueues:
         Queues that blocked an earlier call are not waited for again.
         """
         with self._condition:
-            done = self._condition.wait_for(lambda: not self._running() or self._busy() <= self._stuck, timeout)
+            done = self._condition.wait_for(
+                lambda: not self._running() or self._busy() <= self._stuck, timeout
+            )
             self._stuck |= self._busy()
             return done
 
@@ -67,5 +70,7 @@ class ProviderQueues:
             self._keys[provider].discard(key)
             if provider in self._stuck:
                 self._stuck.discard(provider)
-                self._log.info("Provider %s responds again after %.0f s", provider, time.monotonic() - started)
+                self._log.info(
+                    "Provider %s responds again after %.0f s", provider, time.monotonic() - started
+                )
             self._condition.notify_all()

@@ -55,16 +55,24 @@ class ImageManagers:
         with self._lock:
             if self._users[id(manager)] > 0:
                 self._retired[id(manager)] = manager
-                self.log.info("Provider %s is replaced; the previous one stops after its last upload", manager.provider.name)
+                self.log.info(
+                    "Provider %s is replaced; the previous one stops after its last upload",
+                    manager.provider.name,
+                )
                 return
         call(manager, "stop")
 
     def _all(self, config: Config) -> list[Provider]:
         with self._lock:
-            return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
+            return [
+                *([] if config is None else config.provider_managers.values()),
+                *self._retired.values(),
+            ]
 
     def any_silent(self, config: Config, since: float) -> bool:
-        """Return whether a cloud has not answered any pending call ``since`` (monotonic seconds)."""
+        """Return whether a cloud has not answered any pending call ``since`` (monotonic
+        seconds).
+        """
         return any(is_silent(manager, since) for manager in self._all(config))
 
     def stop(self, config: Config, since: float, deadline: float) -> None:

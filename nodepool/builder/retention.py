@@ -9,9 +9,19 @@ from dataclasses import dataclass, field
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload, newest_first
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    READY,
+    UPLOADING,
+    ImageBuild,
+    ImageUpload,
+    newest_first,
+)
 
-#: Number of newest ready builds kept per image, and of newest ready uploads kept per image and provider.
+#: Number of newest ready builds kept per image, and of newest ready uploads kept per image and
+#: provider.
 KEPT_BUILDS = 2
 KEPT_UPLOADS = 2
 
@@ -21,7 +31,12 @@ UploadKey = tuple[str, str, str, str]
 
 
 def upload_key(upload: ImageUpload) -> UploadKey:
-    return upload.image_name or "", upload.build_id or "", upload.provider_name or "", upload.id or ""
+    return (
+        upload.image_name or "",
+        upload.build_id or "",
+        upload.provider_name or "",
+        upload.id or "",
+    )
 
 
 def newest_ready(data: ImageData) -> dict[str, ImageBuild]:
@@ -57,7 +72,9 @@ def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> l
     Checks conditions 1, 2, 4 and 5 of BLD-9, and that no upload is running.
     """
     latest = newest_ready(data)
-    uploaded = {(u.build_id, u.image_name, u.provider_name) for u in data.uploads if u.state == READY}
+    uploaded = {
+        (u.build_id, u.image_name, u.provider_name) for u in data.uploads if u.state == READY
+    }
     found = []
     for provider in providers:
         for image, provider_image in provider.diskimages.items():
@@ -66,7 +83,11 @@ def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> l
             build = latest[image]
             if provider_image.pause or provider.image_type not in build.formats:
                 continue
-            if (build.id, image, provider.name) in uploaded or (image, build.id, provider.name) in data.upload_locks:
+            if (build.id, image, provider.name) in uploaded or (
+                image,
+                build.id,
+                provider.name,
+            ) in data.upload_locks:
                 continue
             found.append(Candidate(provider, provider_image, build))
     return found
@@ -83,7 +104,8 @@ class Rules:
     images: frozenset[str]
     #: Providers that manage images -> their configured images.
     known: Mapping[str, frozenset[str]]
-    #: Builds and uploads (image, build, provider) that this process works on, regardless of the locks.
+    #: Builds and uploads (image, build, provider) that this process works on, regardless of the
+    #: locks.
     running_builds: Collection[BuildKey] = frozenset()
     running_uploads: Collection[tuple[str, str, str]] = frozenset()
 
@@ -118,7 +140,9 @@ class Snapshot:
 
     @property
     def images(self) -> list[str]:
-        return sorted(self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds})
+        return sorted(
+            self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds}
+        )
 
     def kept_uploads(self, image: str) -> set[UploadKey]:
         """Return the ready uploads to keep (the recency table, BLD-10.A)."""
@@ -128,13 +152,22 @@ class Snapshot:
                 for upload in self.uploads.get((image, build.id or ""), []):
                     if upload.state == READY:
                         by_provider[upload.provider_name or ""].append(upload)
-        return {upload_key(u) for uploads in by_provider.values() for u in newest_first(uploads, KEPT_UPLOADS)}
+        return {
+            upload_key(u)
+            for uploads in by_provider.values()
+            for u in newest_first(uploads, KEPT_UPLOADS)
+        }
 
     def kept_builds(self, image: str, rules: Rules) -> set[str]:
         """Return the builds to keep (BLD-10.B.1)."""
         if image not in rules.images:
             return set()
-        return {b.id or "" for b in newest_first((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
+        return {
+            b.id or ""
+            for b in newest_first(
+                (b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS
+            )
+        }
 
     def building(self, build: ImageBuild, rules: Rules) -> bool:
         """Return whether a build is in progress, as far as visible without taking the lock."""
@@ -145,22 +178,35 @@ class Snapshot:
 
     def uploading(self, upload: ImageUpload, rules: Rules) -> bool:
         key = (upload.image_name or "", upload.build_id or "", upload.provider_name or "")
-        return upload.state == UPLOADING and (key in self.data.upload_locks or key in rules.running_uploads)
+        return upload.state == UPLOADING and (
+            key in self.data.upload_locks or key in rules.running_uploads
+        )
 
     def plan(self, image: str, rules: Rules, everything: bool = True) -> list[RemovalPlan]:
         """Return what to do with the builds of an image, without those to keep (BLD-10.B).
 
-        :param everything: include failed and abandoned ones; otherwise only what users or the configuration removed,
-            and what newer builds replaced.
+        :param everything: include failed and abandoned ones; otherwise only what users or the
+            configuration removed, and what newer builds replaced.
         """
         kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
-        empty = [ImageBuild(image, build_id) for name, build_id in sorted(self.data.empty_builds) if name == image]
+        empty = [
+            ImageBuild(image, build_id)
+            for name, build_id in sorted(self.data.empty_builds)
+            if name == image
+        ]
         builds = [*self.builds[image].values(), *empty]
-        plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in builds]
+        plans = [
+            self._plan(build, kept_builds, kept_uploads, rules, everything) for build in builds
+        ]
         return [plan for plan in plans if plan.drop or plan.delete or plan.remove]
 
     def _plan(
-        self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules, everything: bool
+        self,
+        build: ImageBuild,
+        kept_builds: set[str],
+        kept_uploads: set[UploadKey],
+        rules: Rules,
+        everything: bool,
     ) -> RemovalPlan:
         image, build_id = build.image_name or "", build.id or ""
         plan = RemovalPlan(image, build_id, build.state)
@@ -180,7 +226,9 @@ class Snapshot:
             elif kept and everything and upload.state == UPLOADING:
                 plan.drop.append(upload)
         # No other upload needs the build.
-        plan.remove = not stays and all(upload.state == DELETING or upload in plan.delete for upload in uploads)
+        plan.remove = not stays and all(
+            upload.state == DELETING or upload in plan.delete for upload in uploads
+        )
         return plan
 
 
@@ -188,7 +236,10 @@ class Snapshot:
 
 
 def surplus_formats(
-    build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage | None, providers: Iterable[ProviderConfig]
+    build: ImageBuild,
+    uploads: Iterable[ImageUpload],
+    diskimage: DiskImage | None,
+    providers: Iterable[ProviderConfig],
 ) -> set[str]:
     """Return the formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
@@ -200,5 +251,7 @@ def surplus_formats(
     ready = [upload for upload in uploads if upload.state == READY]
     served = {upload.provider_name for upload in ready}
     needed: set[str | None] = set(diskimage.keep_image_types)
-    needed |= {p.image_type for p in providers if build.image_name in p.diskimages and p.name not in served}
+    needed |= {
+        p.image_type for p in providers if build.image_name in p.diskimages and p.name not in served
+    }
     return {upload.format for upload in ready if upload.format} - needed

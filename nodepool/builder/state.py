@@ -32,7 +32,11 @@ class BuilderState:
     """
 
     def __init__(
-        self, check_config: Callable[[], Config], building: Work = list, uploading: Work = list, clock: Clock = SYSTEM
+        self,
+        check_config: Callable[[], Config],
+        building: Work = list,
+        uploading: Work = list,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.check_config = check_config
         self.clock = clock

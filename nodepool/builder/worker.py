@@ -66,12 +66,16 @@ class Worker(threading.Thread):
             try:
                 due = self.make_pass()
             except BROKEN as error:
-                self.log.warning("The connection to ZooKeeper broke (%r); repeating the pass", error)
+                self.log.warning(
+                    "The connection to ZooKeeper broke (%r); repeating the pass", error
+                )
                 due = 1.0
             except Exception:  # the thread lives as long as the builder; the pass is repeated
                 self.log.exception("Error in %s:", self.name)
                 due = ERROR_WAIT_TIME if self._running else 0
                 self._event.clear()
             if self._running:
-                self._event.wait(self._interval if due is None else max(0.0, min(due, self._interval)))
+                self._event.wait(
+                    self._interval if due is None else max(0.0, min(due, self._interval))
+                )
         self.log.debug("Stopped")

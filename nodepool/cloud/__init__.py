@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from nodepool.cloud.calls import CloudCalls, LastError
 from nodepool.cloud.deletions import DeleteBatches
-from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of, translate
+from nodepool.cloud.errors import (
+    CallsStopped,
+    CallTimeout,
+    Classifier,
+    ErrorKind,
+    bounded,
+    message_of,
+    translate,
+)
 from nodepool.cloud.polling import Observation, Poller, Subscription
 from nodepool.cloud.rates import AdaptiveRate
 

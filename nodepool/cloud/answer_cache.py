@@ -21,7 +21,8 @@ SHARED_DEADLINE = 150.0
 class AnswerCache:
     """Sends each question once: concurrent callers with the same question share its result.
 
-    Only the caller that renews an answer waits; the others use the previous answer until the new one has arrived.
+    Only the caller that renews an answer waits; the others use the previous answer until the new
+    one has arrived.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,17 +77,24 @@ class AnswerCache:
         assert asked is not None
         if not wait([asked], SHARED_DEADLINE).done:
             raise CallTimeout(
-                f"{key[0]} {key[1] or ''} is being read by another thread, which got no answer within {SHARED_DEADLINE:.0f} s"
+                f"{key[0]} {key[1] or ''} is being read by another thread, which got no answer "
+                f"within {SHARED_DEADLINE:.0f} s"
             )
         return asked.result()
 
-    def renew(self, kinds: Collection[str] | None, names: Collection[str], pause: float = 0.0) -> None:
+    def renew(
+        self, kinds: Collection[str] | None, names: Collection[str], pause: float = 0.0
+    ) -> None:
         """Fetch all known answers of these kinds (None: all) again; of named objects ``names``.
 
         :param pause: minimum number of seconds between two renewals.
         """
         with self._lock:
-            keys = [key for key in self._answers if (kinds is None or key[0] in kinds) and (key[1] is None or key[1] in names)]
+            keys = [
+                key
+                for key in self._answers
+                if (kinds is None or key[0] in kinds) and (key[1] is None or key[1] in names)
+            ]
         for key in keys:
             with self._lock:
                 fetch = self._fetches.get(key)
@@ -104,7 +112,9 @@ class AnswerCache:
                 self._share(key, asked)
 
     def age(self, kind: str) -> float:
-        """Return the age of the latest answer of this kind in seconds; infinite if there is none."""
+        """Return the age of the latest answer of this kind in seconds; infinite if there is
+        none.
+        """
         with self._lock:
             times = [when for key, when in self._answered.items() if key[0] == kind]
             return self._clock() - max(times, default=float("-inf"))
@@ -116,7 +126,15 @@ class AnswerCache:
         """
         with self._lock:
             for key in {*self._answers, *self._asked}:
-                if (kinds is not None and key[0] not in kinds) or (absent and self._answers.get(key, key)):
+                if (kinds is not None and key[0] not in kinds) or (
+                    absent and self._answers.get(key, key)
+                ):
                     continue
-                for table in (self._answers, self._answered, self._renewed, self._fetches, self._asked):
+                for table in (
+                    self._answers,
+                    self._answered,
+                    self._renewed,
+                    self._fetches,
+                    self._asked,
+                ):
                     table.pop(key, None)

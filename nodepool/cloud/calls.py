@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from nodepool import metrics
 from nodepool.base import threads as shared_threads
 from nodepool.base.backoff import Backoff
-from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of
+from nodepool.cloud.errors import (
+    CallsStopped,
+    CallTimeout,
+    Classifier,
+    ErrorKind,
+    bounded,
+    message_of,
+)
 from nodepool.cloud.rates import AdaptiveRate
 
 T = TypeVar("T")
@@ -73,9 +80,9 @@ class _Call:
 class CloudCalls:
     """The calls of one provider.
 
-    Lanes separate types of calls: each has its own threads and, if named in ``rates``, its own rate, so that creations
-    and deletions never wait for each other. Lanes may share one :class:`AdaptiveRate`; a lane that is not named in
-    ``threads`` uses those of "read".
+    Lanes separate types of calls: each has its own threads and, if named in ``rates``, its own
+    rate, so that creations and deletions never wait for each other. Lanes may share one
+    :class:`AdaptiveRate`; a lane that is not named in ``threads`` uses those of "read".
 
     :param overload: whether an error that is not throttling requires a lower rate, too.
     :param retry_after: seconds that the cloud asks us to wait after this error, or None.
@@ -83,13 +90,20 @@ class CloudCalls:
     """
 
     def __init__(
-        self, name: str, classify: Classifier, rates: Mapping[str, AdaptiveRate], *,
-        threads: Mapping[str, int] | None = None, log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
-        clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
-        wait: Callable[[threading.Event, float], bool] | None = None, jitter: Callable[[], float] = random.random,
+        self,
+        name: str,
+        classify: Classifier,
+        rates: Mapping[str, AdaptiveRate],
+        *,
+        threads: Mapping[str, int] | None = None,
+        log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        wait: Callable[[threading.Event, float], bool] | None = None,
+        jitter: Callable[[], float] = random.random,
         retry_after: Callable[[BaseException], float | None] | None = None,
         overload: Callable[[BaseException], bool] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.classify = classify
         self.rates = dict(rates)
@@ -107,7 +121,9 @@ class CloudCalls:
         limits = {"read": 1, **(THREADS if threads is None else threads)}
         pool = shared_threads.shared()
         self.timers = pool.timers(name)
-        self._lanes = {lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()}
+        self._lanes = {
+            lane: pool.lane(f"Thread-{name}-{lane}", limit) for lane, limit in limits.items()
+        }
         self._under_way: dict[int, _Call] = {}
         #: Operation -> seconds that its last answer took, and when it arrived (UNIX seconds).
         self._slow: dict[str, tuple[float, float]] = {}
@@ -116,15 +132,23 @@ class CloudCalls:
     # -- making calls
 
     def call(
-        self, operation: str, function: Callable[..., T], *args: object, lane: str = "read",
-        deadline: float = DEADLINE, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
-    ) -> T:  # fmt: skip
+        self,
+        operation: str,
+        function: Callable[..., T],
+        *args: object,
+        lane: str = "read",
+        deadline: float = DEADLINE,
+        idempotent: bool | None = None,
+        missing_ok: bool = False,
+        **kw: Any,
+    ) -> T:
         """Call ``function(*args, **kw)`` in this thread; its exceptions are raised.
 
-        Throttled calls are repeated within ``deadline`` (seconds), transient errors also if ``idempotent`` (default: in the
-        lanes "read" and "delete").
+        Throttled calls are repeated within ``deadline`` (seconds), transient errors also if
+        ``idempotent`` (default: in the lanes "read" and "delete").
 
-        :param missing_ok: a "not found" error is an expected answer, and is not recorded as a problem.
+        :param missing_ok: a "not found" error is an expected answer, and is not recorded as a
+            problem.
         :raises CallTimeout: no attempt could be made, or none succeeded, in time.
         :raises CallsStopped: the provider is stopping.
         """
@@ -157,7 +181,14 @@ class CloudCalls:
                 self._note_success(call, started, delay)
                 return result
 
-    def submit(self, operation: str, function: Callable[..., T], *args: object, lane: str = "read", **kw: Any) -> Future[T]:
+    def submit(
+        self,
+        operation: str,
+        function: Callable[..., T],
+        *args: object,
+        lane: str = "read",
+        **kw: Any,
+    ) -> Future[T]:
         """Run :meth:`call` on a thread of the lane; the deadline counts from its start there.
 
         After :meth:`stop` the future contains :class:`CallsStopped`.
@@ -195,7 +226,9 @@ class CloudCalls:
         self._log.debug("API call %s in %.3f s after %.3f s delay", call.operation, took, delay)
         metrics.shared().timing(self._metric(call), took * 1000)
 
-    def _note_failure(self, call: _Call, started: float, delay: float, error: Exception) -> ErrorKind:
+    def _note_failure(
+        self, call: _Call, started: float, delay: float, error: Exception
+    ) -> ErrorKind:
         took = self._note_time(call, started)
         try:
             kind = self.classify(error)
@@ -209,9 +242,19 @@ class CloudCalls:
             before = call.rate.pace
             call.rate.throttled(started)
             if call.rate.pace != before:
-                self._log.warning("Provider %s throttles %s; the rate is now %s", self.name, call.operation, call.rate.describe())
+                self._log.warning(
+                    "Provider %s throttles %s; the rate is now %s",
+                    self.name,
+                    call.operation,
+                    call.rate.describe(),
+                )
         self._log.debug(
-            "API call %s failed (%s) in %.3f s after %.3f s delay: %s", call.operation, kind.value, took, delay, message
+            "API call %s failed (%s) in %.3f s after %.3f s delay: %s",
+            call.operation,
+            kind.value,
+            took,
+            delay,
+            message,
         )
         metrics.shared().timing(self._metric(call), took * 1000)
         metrics.shared().incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
@@ -223,9 +266,19 @@ class CloudCalls:
             self._works(call.operation)
         elif kind not in _NORMAL:
             # A single failure is not reported; callers report what needs an operator.
-            if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
+            if (
+                kind is ErrorKind.TRANSIENT
+                and call.operation in self._failing
+                and call.operation not in self._reported
+            ):
                 self._reported.add(call.operation)
-                self._log.warning("Provider %s: %s fails repeatedly (%s): %s", self.name, call.operation, kind.value, message)
+                self._log.warning(
+                    "Provider %s: %s fails repeatedly (%s): %s",
+                    self.name,
+                    call.operation,
+                    kind.value,
+                    message,
+                )
             self._failing[call.operation] = noted
         return kind
 
@@ -251,27 +304,46 @@ class CloudCalls:
             "throttled": any(rate.slowed for rate in self.rates.values()),
             "last_error": None
             if error is None
-            else {"operation": error.operation, "kind": error.kind.value, "message": error.message, "time": error.when},
+            else {
+                "operation": error.operation,
+                "kind": error.kind.value,
+                "message": error.message,
+                "time": error.when,
+            },
         }
 
     def troubles(self) -> list[str]:
         """Return current problems in lines: failing calls, slow answers and throttled lanes.
 
-        Failures that may concern a single object expire, because the operation may not be called again.
+        Failures that may concern a single object expire, because the operation may not be called
+        again.
         """
         faded, now = self._wall() - FADE, self.clock()
         lines = [
-            f"{error.operation} fails ({error.kind.value}) since {time.strftime('%H:%M:%S UTC', time.gmtime(error.since))}:"
+            f"{error.operation} fails ({error.kind.value}) since "
+            f"{time.strftime('%H:%M:%S UTC', time.gmtime(error.since))}:"
             f" {' '.join(error.message.split())[:300]}"
             for error in list(self._failing.values())
             if error.kind not in _FADING or error.when > faded
         ]
-        times = [(took, operation) for operation, (took, when) in self._slow.copy().items() if when > faded]
-        times += [(now - (call.sent or now), call.operation) for call in list(self._under_way.values()) if call.is_short]
+        times = [
+            (took, operation)
+            for operation, (took, when) in self._slow.copy().items()
+            if when > faded
+        ]
+        times += [
+            (now - (call.sent or now), call.operation)
+            for call in list(self._under_way.values())
+            if call.is_short
+        ]
         took, operation = max(times, default=(0.0, ""))
         if took >= SLOW:
             lines.append(f"calls take more than {took // SLOW * SLOW:g} s ({operation})")
-        lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
+        lines += [
+            f"throttled: {lane} calls at {rate.describe()}"
+            for lane, rate in self.rates.items()
+            if rate.slowed
+        ]
         return lines
 
     def stop(self) -> None:

@@ -48,14 +48,21 @@ class _Kind:
 class DeleteBatches:
     """The delete lane of one provider.
 
-    :param submit: runs a function on a thread of the lane (:meth:`CloudCalls.run` with that lane). Each resource type uses
-        at most its ``parallel`` threads; a lane with the sum of these is never blocked by a type that hangs.
+    :param submit: runs a function on a thread of the lane (:meth:`CloudCalls.run` with that lane).
+        Each resource type uses at most its ``parallel`` threads; a lane with the sum of these is
+        never blocked by a type that hangs.
     """
 
     def __init__(
-        self, name: str, classify: Classifier, submit: Callable[[Callable[[], Any]], Future[Any]], timers: Timers, *,
-        log: logging.Logger | logging.LoggerAdapter[Any] | None = None, jitter: Callable[[], float] = random.random,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        classify: Classifier,
+        submit: Callable[[Callable[[], Any]], Future[Any]],
+        timers: Timers,
+        *,
+        log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self.name = name
         self._classify = classify
         self._submit = submit
@@ -67,9 +74,14 @@ class DeleteBatches:
         self._stopped = False
 
     def add_kind(
-        self, kind: str, delete_many: Callable[[Sequence[str]], object], *, batch: int, parallel: int = 2,
+        self,
+        kind: str,
+        delete_many: Callable[[Sequence[str]], object],
+        *,
+        batch: int,
+        parallel: int = 2,
         gather: float = GATHER,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Register a resource type; ``delete_many`` deletes up to ``batch`` ids with one call.
 
         It may return a mapping id -> exception (or None) for ids that were refused individually.
@@ -81,8 +93,8 @@ class DeleteBatches:
     def delete(self, kind: str, key: str, deadline: float = DEADLINE) -> Future[None]:
         """Request the deletion of one id; the future is done when the cloud accepts it.
 
-        An id that the cloud does not know counts as deleted. An id whose deletion is pending is not requested again.
-        The future contains the last error once ``deadline`` (seconds) has passed.
+        An id that the cloud does not know counts as deleted. An id whose deletion is pending is not
+        requested again. The future contains the last error once ``deadline`` (seconds) has passed.
         """
         entry = self._kinds[kind]
         with self._lock:
@@ -114,7 +126,12 @@ class DeleteBatches:
                 kind.planned = False
             while kind.waiting and kind.running < kind.parallel and not self._stopped:
                 batch = [kind.waiting.popleft()]
-                while not batch[0].alone and kind.waiting and len(batch) < kind.batch and not kind.waiting[0].alone:
+                while (
+                    not batch[0].alone
+                    and kind.waiting
+                    and len(batch) < kind.batch
+                    and not kind.waiting[0].alone
+                ):
                     batch.append(kind.waiting.popleft())
                 kind.running += 1
                 batches.append(batch)
@@ -123,7 +140,9 @@ class DeleteBatches:
 
     def _ask(self, kind: _Kind, batch: list[_Deletion]) -> None:
         keys = [deletion.key for deletion in batch]
-        self._submit(lambda: kind.delete_many(keys)).add_done_callback(lambda future: self._answered(kind, batch, future))
+        self._submit(lambda: kind.delete_many(keys)).add_done_callback(
+            lambda future: self._answered(kind, batch, future)
+        )
 
     def _answered(self, kind: _Kind, batch: list[_Deletion], future: Future[Any]) -> None:
         ended: list[tuple[_Deletion, BaseException | None]] = []
@@ -132,10 +151,17 @@ class DeleteBatches:
         except (CallsStopped, CancelledError):
             ended = [(deletion, CallsStopped(f"{self.name} is stopping")) for deletion in batch]
         except Exception as error:
-            if len(batch) > 1 and self._kind_of(error) not in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
-                # An invalid id must not block the others: from now on each one is deleted by its own call.
+            if len(batch) > 1 and self._kind_of(error) not in (
+                ErrorKind.THROTTLED,
+                ErrorKind.TRANSIENT,
+            ):
+                # An invalid id must not block the others: from now on each one is deleted by its
+                # own call.
                 self._log.info(
-                    "Deleting %s %ss in one call failed, deleting them individually: %s", len(batch), kind.name, message_of(error)
+                    "Deleting %s %ss in one call failed, deleting them individually: %s",
+                    len(batch),
+                    kind.name,
+                    message_of(error),
                 )
                 with self._lock:
                     for deletion in reversed(batch):
@@ -155,7 +181,9 @@ class DeleteBatches:
             kind.running -= 1
             for deletion, _ in ended:
                 kind.known.pop(deletion.key, None)
-            full = len(kind.waiting) >= kind.batch or any(deletion.alone for deletion in kind.waiting)
+            full = len(kind.waiting) >= kind.batch or any(
+                deletion.alone for deletion in kind.waiting
+            )
             self._plan(kind, 0.0 if full else kind.gather)
         for deletion, result in ended:
             _finish(deletion, result)
@@ -165,7 +193,9 @@ class DeleteBatches:
             return error.kind
         return self._classify(error)
 
-    def _failed(self, kind: _Kind, deletion: _Deletion, error: BaseException) -> list[tuple[_Deletion, BaseException | None]]:
+    def _failed(
+        self, kind: _Kind, deletion: _Deletion, error: BaseException
+    ) -> list[tuple[_Deletion, BaseException | None]]:
         """Schedule a retry, or return the final result."""
         if self._kind_of(error) is ErrorKind.NOT_FOUND:
             return [(deletion, None)]
@@ -174,7 +204,13 @@ class DeleteBatches:
         pause = BACKOFF.pause(deletion.tries, self._jitter)
         if self._timers.clock() + pause >= deletion.until:
             return [(deletion, error)]
-        self._log.warning("Deleting %s %s failed, retrying in %.1f s: %s", kind.name, deletion.key, pause, message_of(error))
+        self._log.warning(
+            "Deleting %s %s failed, retrying in %.1f s: %s",
+            kind.name,
+            deletion.key,
+            pause,
+            message_of(error),
+        )
         self._timers.after(pause, lambda: self._again(kind, deletion))
         return []
 

@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from nodepool import exceptions
 
 LONGEST_MESSAGE = 1000
-"""Characters of an error that are logged and kept: some clouds return the whole request or a web page."""
+"""Characters of an error that are logged and kept: some clouds return the whole request or a web
+page.
+"""
 LEAST_ASKED, LONGEST_ASKED = 1.0, 120.0
-"""Accepted Retry-After in seconds: 0 would mean many calls per second, and a wrong clock would ask for days."""
+"""Accepted Retry-After in seconds: 0 would mean many calls per second, and a wrong clock would
+ask for days.
+"""
 
 
 def bounded(text: str) -> str:

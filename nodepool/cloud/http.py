@@ -26,11 +26,21 @@ CONNECTIONS = 32
 class HttpRefused(Exception):
     """The cloud refused the request.
 
-    ``status``: of HTTP. ``code``: the error code of the cloud. ``retry_after``: seconds that the cloud asks for, or None.
+    ``status``: of HTTP. ``code``: the error code of the cloud. ``retry_after``: seconds that the
+    cloud asks for, or None.
     """
 
-    def __init__(self, what: str, status: int, code: str = "", message: str = "", retry_after: float | None = None) -> None:
-        super().__init__(bounded(": ".join(str(part) for part in (what, status, code, message) if part)))
+    def __init__(
+        self,
+        what: str,
+        status: int,
+        code: str = "",
+        message: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(
+            bounded(": ".join(str(part) for part in (what, status, code, message) if part))
+        )
         self.status = status
         self.code = code
         self.message = message
@@ -75,17 +85,30 @@ class _Session(requests.Session):
 def new_session() -> requests.Session:
     """Return a session, which is thread-safe as long as it is not modified."""
     session = _Session()
-    adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=CONNECTIONS, max_retries=0)
+    adapter = requests.adapters.HTTPAdapter(
+        pool_connections=8, pool_maxsize=CONNECTIONS, max_retries=0
+    )
     session.mount("https://", adapter)
     session.mount("http://", adapter)
-    session.headers.update({"User-Agent": f"nodepool/{get_version_string()}", "Accept": "application/json"})
+    session.headers.update(
+        {"User-Agent": f"nodepool/{get_version_string()}", "Accept": "application/json"}
+    )
     return session
 
 
 def send(
-    session: requests.Session, method: str, url: str, what: str, *, headers: Mapping[str, str] | None = None,
-    params: Mapping[str, Any] | None = None, body: Any = None, data: Any = None, timeout: float = TIMEOUT, parse: bool = True,
-) -> Answer:  # fmt: skip
+    session: requests.Session,
+    method: str,
+    url: str,
+    what: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    params: Mapping[str, Any] | None = None,
+    body: Any = None,
+    data: Any = None,
+    timeout: float = TIMEOUT,
+    parse: bool = True,
+) -> Answer:
     """Make one call.
 
     :param what: verb and object for messages, since URLs may contain secrets.
@@ -94,7 +117,13 @@ def send(
     """
     try:
         response = session.request(
-            method, url, headers=headers, params=params, json=body, data=data, timeout=(CONNECT_TIMEOUT, timeout)
+            method,
+            url,
+            headers=headers,
+            params=params,
+            json=body,
+            data=data,
+            timeout=(CONNECT_TIMEOUT, timeout),
         )
         content = response.content
     except (requests.RequestException, OSError) as error:
@@ -128,16 +157,23 @@ def _plain(error: BaseException) -> str:
 def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) -> HttpRefused:
     """Return the exception for an error response.
 
-    Understands ``{"error": {"code", "message"}}``, ``{"errors": [{...}]}`` and ``{"error", "error_description"}``.
+    Understands ``{"error": {"code", "message"}}``, ``{"errors": [{...}]}`` and
+    ``{"error", "error_description"}``.
     """
     code = message = ""
     try:
         told = json.loads(content)
         error = told.get("error") or (told.get("errors") or [{}])[0]
         if isinstance(error, dict):
-            code, message = str(error.get("code") or error.get("status") or ""), str(error.get("message") or "")
+            code, message = (
+                str(error.get("code") or error.get("status") or ""),
+                str(error.get("message") or ""),
+            )
         else:
-            code, message = str(error), str(told.get("error_description") or told.get("message") or "")
+            code, message = (
+                str(error),
+                str(told.get("error_description") or told.get("message") or ""),
+            )
     except (ValueError, AttributeError, IndexError, KeyError, TypeError):
         message = content[:300].decode("utf-8", "replace")
     return HttpRefused(what, status, code, bounded(message), asked_pause(headers))
@@ -147,10 +183,13 @@ def retry_after(error: BaseException) -> float | None:
     return error.retry_after if isinstance(error, HttpRefused) else None
 
 
-def classified(error: BaseException, kind_of_code: Callable[[str, str], ErrorKind | None]) -> ErrorKind:
+def classified(
+    error: BaseException, kind_of_code: Callable[[str, str], ErrorKind | None]
+) -> ErrorKind:
     """Return the type of any error of this module.
 
-    :param kind_of_code: returns the type for the cloud's own code and message; None if they do not decide it.
+    :param kind_of_code: returns the type for the cloud's own code and message; None if they do not
+        decide it.
     """
     if isinstance(error, CallTimeout):
         return error.kind

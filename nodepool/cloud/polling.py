@@ -22,7 +22,9 @@ FLOOR = 0.5
 CEILING = 10.0
 """Longest time between two polls."""
 ABANDONED = 600.0
-"""Seconds after which a watch that was not read is removed: its owner went away without canceling."""
+"""Seconds after which a watch that was not read is removed: its owner went away without
+canceling.
+"""
 EARLY = 0.8
 """Part of the expected time that passes before polls become frequent."""
 NARROWER = 0.97
@@ -35,7 +37,8 @@ NARROW = 0.3
 class Observation(Generic[V]):
     """The cloud's answer about an object: ``value`` is None if the answer does not contain it.
 
-    ``asked`` is when the query was sent (monotonic seconds): the answer includes everything that happened before.
+    ``asked`` is when the query was sent (monotonic seconds): the answer includes everything that
+    happened before.
     """
 
     value: V | None
@@ -46,9 +49,15 @@ class Subscription(Generic[V]):
     """One party waiting for one object."""
 
     def __init__(
-        self, watched: Poller[V], key: str, wake: Callable[[], None], kind: Hashable, started: float, first: float,
+        self,
+        watched: Poller[V],
+        key: str,
+        wake: Callable[[], None],
+        kind: Hashable,
+        started: float,
+        first: float,
         patience: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.key = key
         self.wake = wake
         self.kind = kind
@@ -63,7 +72,8 @@ class Subscription(Generic[V]):
         self._look: Observation[V] | None = None
         self.next_look = started
         self.failures = 0
-        #: This object failed in a batch in which others succeeded: it is queried separately, so that it does not block others.
+        #: This object failed in a batch in which others succeeded: it is queried separately, so
+        #: that it does not block others.
         self.alone = False
         self.last_look = float("-inf")
         self.ended = False
@@ -90,20 +100,30 @@ class Subscription(Generic[V]):
 class Poller(Generic[V]):
     """Polls all watched objects on behalf of their watchers.
 
-    :param fetch_many: queries the cloud for these ids. Ids missing in its answer are reported as absent; an exception in place
-        of a value means that this object could not be read. Runs by ``submit``.
-    :param submit: runs a function on another thread and returns its future (:meth:`CloudCalls.run`).
+    :param fetch_many: queries the cloud for these ids. Ids missing in its answer are reported as
+        absent; an exception in place of a value means that this object could not be read. Runs by
+        ``submit``.
+    :param submit: runs a function on another thread and returns its future
+        (:meth:`CloudCalls.run`).
     :param batch: ids per query; 1 queries each id separately.
-    :param narrow: also learn from polls that came too early: changes that always take equally long are then seen by the first
-        poll. Saves calls, but a change that happens earlier than usual is seen later.
+    :param narrow: also learn from polls that came too early: changes that always take equally long
+        are then seen by the first poll. Saves calls, but a change that happens earlier than usual
+        is seen later.
     """
 
     def __init__(
-        self, name: str, fetch_many: Callable[[Sequence[str]], Mapping[str, V | Exception]],
-        submit: Callable[[Callable[[], Any]], Future[Any]], timers: Timers, *, batch: int = 100,
-        floor: float = FLOOR, ceiling: float = CEILING, narrow: bool = False,
+        self,
+        name: str,
+        fetch_many: Callable[[Sequence[str]], Mapping[str, V | Exception]],
+        submit: Callable[[Callable[[], Any]], Future[Any]],
+        timers: Timers,
+        *,
+        batch: int = 100,
+        floor: float = FLOOR,
+        ceiling: float = CEILING,
+        narrow: bool = False,
         log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.batch = batch
         self.floor = floor
@@ -125,11 +145,18 @@ class Poller(Generic[V]):
     # -- for watchers
 
     def watch(
-        self, key: str, wake: Callable[[], None], kind: Hashable = None, *, first: float = 0.0, patience: float = 0.0,
-    ) -> Subscription[V]:  # fmt: skip
+        self,
+        key: str,
+        wake: Callable[[], None],
+        kind: Hashable = None,
+        *,
+        first: float = 0.0,
+        patience: float = 0.0,
+    ) -> Subscription[V]:
         """Wait for the object ``key``; ``wake`` is called, on any thread, after each poll of it.
 
-        :param kind: type of the expected change, for example (label, "launch"); its usual duration decides when to poll.
+        :param kind: type of the expected change, for example (label, "launch"); its usual duration
+            decides when to poll.
         :param first: seconds before the first poll while no duration is known.
         :param patience: seconds that a poll may be postponed to share a query with others.
         """
@@ -159,7 +186,9 @@ class Poller(Generic[V]):
             return early  # durations vary
         if not missed:
             return max(early, NARROWER * reached)  # all may have happened earlier
-        return max(early, reached if reached - missed <= NARROW * self.floor else (missed + reached) / 2)
+        return max(
+            early, reached if reached - missed <= NARROW * self.floor else (missed + reached) / 2
+        )
 
     def _again(self, watch: Subscription[V], seconds: float) -> None:
         with self._lock:
@@ -188,7 +217,8 @@ class Poller(Generic[V]):
             return Backoff(2 * self.floor, self.ceiling).pause(watch.failures)
         expected, waited = self.expected(watch.kind), now - watch.started
         if expected is None:
-            # Unknown duration: wait a tenth of the time so far, so that short changes are seen soon and long ones are cheap.
+            # Unknown duration: wait a tenth of the time so far, so that short changes are seen soon
+            # and long ones are cheap.
             return min(self.ceiling, max(self.floor, waited / 10, watch.first - waited))
         early = self._early(watch.kind, expected)
         if waited < early:
@@ -200,9 +230,16 @@ class Poller(Generic[V]):
     def _arm(self, now: float) -> None:
         """Schedule the next pass. Called with the lock held."""
         idle = [watch for watch in self._watches if watch.key not in self._asking]
-        hurried = min((watch.next_look for watch in idle if not watch.patience), default=float("inf"))
+        hurried = min(
+            (watch.next_look for watch in idle if not watch.patience), default=float("inf")
+        )
         due = min(
-            (hurried if watch.next_look <= hurried <= watch.next_look + watch.patience else watch.next_look for watch in idle),
+            (
+                hurried
+                if watch.next_look <= hurried <= watch.next_look + watch.patience
+                else watch.next_look
+                for watch in idle
+            ),
             default=None,
         )
         timer = self._timer
@@ -228,7 +265,8 @@ class Poller(Generic[V]):
             due = dict.fromkeys(
                 watch.key
                 for watch in idle
-                if watch.next_look <= now or (watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now)
+                if watch.next_look <= now
+                or (watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now)
             )
             keys = list(due)
             if due and self.batch > 1 and (spare := -len(keys) % self.batch):
@@ -237,7 +275,9 @@ class Poller(Generic[V]):
                     (
                         watch
                         for watch in idle
-                        if watch.key not in due and watch.last_look + self.floor <= now and watch.next_look - now < self.floor
+                        if watch.key not in due
+                        and watch.last_look + self.floor <= now
+                        and watch.next_look - now < self.floor
                     ),
                     key=lambda watch: watch.next_look,
                 )
@@ -247,7 +287,9 @@ class Poller(Generic[V]):
                     watch.planned = min(watch.next_look, now)
             alone = {watch.key for watch in idle if watch.alone}
             shared = [key for key in keys if key not in alone]
-            questions = [shared[start : start + self.batch] for start in range(0, len(shared), self.batch)]
+            questions = [
+                shared[start : start + self.batch] for start in range(0, len(shared), self.batch)
+            ]
             questions += [[key] for key in keys if key in alone]
             self._asking.update(keys)
             self._arm(now)

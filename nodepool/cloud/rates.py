@@ -14,7 +14,9 @@ FLOOR = 1 / 30
 STEPS = 20
 """Successful calls that raise the rate from zero to the configured one."""
 FORGIVEN = 300.0
-"""Seconds without throttling after which the configured rate applies again, however few calls were made."""
+"""Seconds without throttling after which the configured rate applies again, however few calls
+were made.
+"""
 WHEN_UNLIMITED = 10.0
 """Rate in calls per second that an unlimited lane starts from when it is halved."""
 
@@ -28,17 +30,22 @@ def _wait(condition: threading.Condition, seconds: float | None) -> object:
 class AdaptiveRate:
     """Lets callers proceed at least ``1 / pace`` seconds apart, in the order of their arrival.
 
-    The rate starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves it, at most once for
-    calls that ran concurrently. Each :meth:`succeeded` restores a part (additive increase, multiplicative decrease), and
-    time restores the rest.
+    The rate starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves
+    it, at most once for calls that ran concurrently. Each :meth:`succeeded` restores a part
+    (additive increase, multiplicative decrease), and time restores the rest.
 
     :param wait: ``wait(condition, seconds)``, called with the condition held; for tests.
     """
 
     def __init__(
-        self, name: str, rate: float | None, *, floor: float = FLOOR,
-        clock: Callable[[], float] = time.monotonic, wait: Wait = _wait,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        rate: float | None,
+        *,
+        floor: float = FLOOR,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Wait = _wait,
+    ) -> None:
         self.name = name
         self.rate: float | None = rate or None
         self.clock = clock
@@ -70,7 +77,8 @@ class AdaptiveRate:
     def acquire(self, deadline: float | None = None) -> float:
         """Wait for a turn; return the seconds waited.
 
-        :param deadline: on the clock; :class:`CallTimeout` is raised as soon as it is certain to be missed.
+        :param deadline: on the clock; :class:`CallTimeout` is raised as soon as it is certain to be
+            missed.
         :raises CallsStopped: after :meth:`stop`.
         """
         arrived = self.clock()
@@ -86,12 +94,17 @@ class AdaptiveRate:
                     if turn is not None and turn <= now:
                         self._last = now
                         return now - arrived
-                    if deadline is not None and (deadline <= now or (turn is not None and turn > deadline)):
+                    if deadline is not None and (
+                        deadline <= now or (turn is not None and turn > deadline)
+                    ):
                         raise CallTimeout(
-                            f"no free slot for a call within {deadline - arrived:.1f} s at {self.describe()}",
+                            f"no free slot for a call within {deadline - arrived:.1f} s at "
+                            f"{self.describe()}",
                             ErrorKind.THROTTLED if self.slowed else ErrorKind.TRANSIENT,
                         )
-                    until = min((time for time in (turn, deadline) if time is not None), default=None)
+                    until = min(
+                        (time for time in (turn, deadline) if time is not None), default=None
+                    )
                     self._wait(self._condition, None if until is None else until - now)
             finally:
                 self._queue.remove(ticket)

@@ -65,7 +65,8 @@ class SoldOut(Generic[OfferT]):
         """Return the result of the first offer that can be launched, and that offer.
 
         :param where: provider, pool and label, for messages.
-        :param kind_of: classifies errors of ``attempt``; errors other than refusals are raised immediately.
+        :param kind_of: classifies errors of ``attempt``; errors other than refusals are raised
+            immediately.
         :raises QuotaException: every offer exceeds a quota.
         :raises CapacityException: every offer was refused, at least one for lack of capacity.
         """

@@ -17,13 +17,26 @@ from nodepool.zk import history
 
 #: Command that changes something -> type of its objects, and the argument that names them.
 AUDITED = {
-    "delete": ("node", "ids"), "hold": ("node", "ids"), "erase": ("provider", "provider"), "recover": ("node", "ids"),
-    "request create": ("label", "labels"), "request cancel": ("request", "ids"), "request accept": ("request", "id"),
-    "request return": ("request", "ids"), "lease get": ("label", "labels"), "lease renew": ("lease", "id"),
-    "lease return": ("lease", "id"), "image-build": ("image", "image"), "image-pause": ("image", "image"),
-    "image-unpause": ("image", "image"), "image-delete": ("image", "image"), "dib-image-delete": ("build", "id"),
-    "import-image-data": ("file", "path"), "token create": ("token", "name"), "token revoke": ("token", "id"),
-}  # fmt: skip
+    "delete": ("node", "ids"),
+    "hold": ("node", "ids"),
+    "erase": ("provider", "provider"),
+    "recover": ("node", "ids"),
+    "request create": ("label", "labels"),
+    "request cancel": ("request", "ids"),
+    "request accept": ("request", "id"),
+    "request return": ("request", "ids"),
+    "lease get": ("label", "labels"),
+    "lease renew": ("lease", "id"),
+    "lease return": ("lease", "id"),
+    "image-build": ("image", "image"),
+    "image-pause": ("image", "image"),
+    "image-unpause": ("image", "image"),
+    "image-delete": ("image", "image"),
+    "dib-image-delete": ("build", "id"),
+    "import-image-data": ("file", "path"),
+    "token create": ("token", "name"),
+    "token revoke": ("token", "id"),
+}
 
 
 def run(context: Context) -> int:
@@ -34,7 +47,9 @@ def run(context: Context) -> int:
     result: str | None = "failed"
     try:
         status: int = args.function(context) or 0
-        result = f"status {status}" if status else "ok" if not context.refused else "refused, or in part"
+        result = (
+            f"status {status}" if status else "ok" if not context.refused else "refused, or in part"
+        )
         return status
     except CommandError:
         result = None  # it was refused, and has changed nothing
@@ -50,7 +65,14 @@ def _record(context: Context, path: str, result: str) -> None:
     names = [given] if isinstance(given, str) else list(given or ())
     identity = Identity(user(), f"unix:{os.getuid()}", Role.ADMIN)
     for target in _targets(kind, names):
-        audit.record(lambda event, **fields: _note(context, event, fields), identity, hostnames.short(), path, target, result)
+        audit.record(
+            lambda event, **fields: _note(context, event, fields),
+            identity,
+            hostnames.short(),
+            path,
+            target,
+            result,
+        )
 
 
 def _targets(kind: str, names: Sequence[str]) -> list[str]:

@@ -25,22 +25,32 @@ def _listen(text: str) -> tuple[str, int]:
 def create_parser() -> argparse.ArgumentParser:
     parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
     parser.add_argument(
-        "--build-workers", metavar="N", type=whole_number(0), default=1, help="concurrent builds (default: %(default)s)"
+        "--build-workers",
+        metavar="N",
+        type=whole_number(0),
+        default=1,
+        help="concurrent builds (default: %(default)s)",
     )
     parser.add_argument(
-        "--upload-workers", metavar="N", type=whole_number(0), default=4, help="concurrent uploads (default: %(default)s)"
+        "--upload-workers",
+        metavar="N",
+        type=whole_number(0),
+        default=4,
+        help="concurrent uploads (default: %(default)s)",
     )
     parser.add_argument(
         "--webapp",
         metavar="[ADDRESS:]PORT",
         type=_listen,
         default=None,
-        help="serve metrics, readiness and lists of images over HTTP (default: no web server; address 127.0.0.1)",
+        help="serve metrics, readiness and lists of images over HTTP (default: no web server; "
+        "address 127.0.0.1)",
     )
     parser.add_argument(
         "--finish-builds",
         action="store_true",
-        help="on SIGTERM or SIGINT finish running builds first, as on SIGUSR1; a second signal ends them",
+        help="on SIGTERM or SIGINT finish running builds first, as on SIGUSR1; a second signal "
+        "ends them",
     )
     return parser
 
@@ -50,7 +60,9 @@ class BuilderService:
         from nodepool.builder import NodePoolBuilder
 
         self._args = args
-        self._builder = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
+        self._builder = NodePoolBuilder(
+            args.config, args.secure, args.build_workers, args.upload_workers
+        )
         self._builder.session_file = session_file(PROG, args)
         self.watchdog = self._builder.watchdog
         #: Servers alongside the builder.
@@ -89,7 +101,14 @@ class BuilderService:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = create_parser().parse_args(arguments(argv))
-    return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT, finish_always=args.finish_builds)
+    return run_daemon(
+        PROG,
+        "nodepool-builder",
+        args,
+        lambda: BuilderService(args),
+        STOP_LIMIT,
+        finish_always=args.finish_builds,
+    )
 
 
 if __name__ == "__main__":

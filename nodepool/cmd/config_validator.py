@@ -22,8 +22,8 @@ class ConfigValidator:
 
     ``strict``: warnings are errors, too.
 
-    :param secure_file: if given, the options that it replaces are checked there. An unreadable one is only a warning,
-        as it is often missing on the machine of the author.
+    :param secure_file: if given, the options that it replaces are checked there. An unreadable one
+        is only a warning, as it is often missing on the machine of the author.
     """
 
     def __init__(self, config_file: str, secure_file: str | None = None) -> None:
@@ -52,28 +52,43 @@ class ConfigValidator:
     def counts(self) -> dict[str, int]:
         """Return the number of labels and providers in the file."""
         data = self.config if isinstance(self.config, dict) else {}
-        return {key: len(data[key]) if isinstance(data.get(key), list) else 0 for key in ("labels", "providers")}
+        return {
+            key: len(data[key]) if isinstance(data.get(key), list) else 0
+            for key in ("labels", "providers")
+        }
 
     def summary(self) -> str:
         """Return the last line."""
         errors, warnings = self.count(True), self.count(False)
         if self.good:
             counts = ", ".join(f"{number} {key}" for key, number in self.counts().items())
-            return f"{self.config_file} is good ({counts})" + (f", with {_number(warnings, 'warning')}" if warnings else "")
-        found = " and ".join(_number(*pair) for pair in ((errors, "error"), (warnings, "warning")) if pair[0])
+            return f"{self.config_file} is good ({counts})" + (
+                f", with {_number(warnings, 'warning')}" if warnings else ""
+            )
+        found = " and ".join(
+            _number(*pair) for pair in ((errors, "error"), (warnings, "warning")) if pair[0]
+        )
         return f"{self.config_file} is not good: {found}" + ("" if errors else " (--strict)")
 
     def report(self) -> dict[str, Any]:
         """Return everything for programs."""
         return {
-            "file": self.config_file, "good": self.good, **self.counts(), "errors": self.count(True),
+            "file": self.config_file,
+            "good": self.good,
+            **self.counts(),
+            "errors": self.count(True),
             "warnings": self.count(False),
             "problems": [
-                {"file": path, "line": problem.line, "option": problem.path or None,
-                 "level": "error" if problem.error else "warning", "text": problem.text}
+                {
+                    "file": path,
+                    "line": problem.line,
+                    "option": problem.path or None,
+                    "level": "error" if problem.error else "warning",
+                    "text": problem.text,
+                }
                 for path, problem in self.findings
             ],
-        }  # fmt: skip
+        }
 
     def check(self, env: Mapping[str, str] = os.environ) -> None:
         """Find problems without logging them."""
@@ -88,11 +103,15 @@ class ConfigValidator:
         if secure is not None:
             self.findings += [(secure.path, problem) for problem in Validation(secure).run_secure()]
 
-    def _read(self, path: str, env: Mapping[str, str], missing_is_error: bool = True) -> Source | None:
+    def _read(
+        self, path: str, env: Mapping[str, str], missing_is_error: bool = True
+    ) -> Source | None:
         try:
             return Source(path, env)
         except OSError as exc:
-            self.findings.append((path, Problem(f"cannot be read: {exc.strerror or exc}", error=missing_is_error)))
+            self.findings.append(
+                (path, Problem(f"cannot be read: {exc.strerror or exc}", error=missing_is_error))
+            )
         except ConfigError as exc:
             self.findings.append((path, Problem(f"YAML parsing failed: {exc}")))
         return None

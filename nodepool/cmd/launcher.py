@@ -36,7 +36,8 @@ class LauncherService:
 
         # An invalid configuration ends the start; ZooKeeper may become available later.
         config = self._pool.loadConfig()
-        # Only created to check the TLS files; the pool creates its own in its thread, where errors end nothing.
+        # Only created to check the TLS files; the pool creates its own in its thread, where errors
+        # end nothing.
         ZooKeeperClient.from_config(config)
         if self._args.webapp:
             from nodepool.web.actions.actions import Actions

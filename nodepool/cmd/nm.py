@@ -60,8 +60,12 @@ def default_url() -> str:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description="Inspect and manage the slivers of a node manager.")
-    parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
+    parser = argparse.ArgumentParser(
+        prog=PROG, description="Inspect and manage the slivers of a node manager."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"Nodepool version: {get_version_string()}"
+    )
     parser.add_argument(
         "--url",
         default=os.environ.get("NODEPOOL_NM_URL") or default_url(),
@@ -73,7 +77,10 @@ def create_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(
-        name: str, function: Callable[[Client, argparse.Namespace], Any], text: str, sliver: bool = True
+        name: str,
+        function: Callable[[Client, argparse.Namespace], Any],
+        text: str,
+        sliver: bool = True,
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(function=function)
@@ -83,18 +90,39 @@ def create_parser() -> argparse.ArgumentParser:
 
     listing = command("list", list_slivers, "list slivers", False)
     listing.add_argument("--format", choices=status.FORMATS, default="table")
-    command("show", lambda client, args: _print(client.call("GetRecord", args.sliver)), "show all properties of a sliver")
+    command(
+        "show",
+        lambda client, args: _print(client.call("GetRecord", args.sliver)),
+        "show all properties of a sliver",
+    )
     create = command(
         "create",
         create_sliver,
-        "create a sliver; without options, create one whose record its authority has sent with plc_instantiated off",
+        "create a sliver; without options, create one whose record its authority has sent with "
+        "plc_instantiated off",
     )
     create.add_argument("--image", help="host, dir:/path, tar:/path, image:NAME or oci:REFERENCE")
-    create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="file with public keys that may log in")
-    create.add_argument("--network", help="none, nat or bridge:INTERFACE")
-    create.add_argument("--lease", type=whole_number(1), metavar="SECONDS", help="time after which it is deleted automatically")
     create.add_argument(
-        "--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT", help="for example nm_mem_limit=512"
+        "--key",
+        metavar="FILE",
+        type=absolute_path,
+        dest="ssh_key",
+        help="file with public keys that may log in",
+    )
+    create.add_argument("--network", help="none, nat or bridge:INTERFACE")
+    create.add_argument(
+        "--lease",
+        type=whole_number(1),
+        metavar="SECONDS",
+        help="time after which it is deleted automatically",
+    )
+    create.add_argument(
+        "--rspec",
+        nargs="+",
+        default=[],
+        dest="resources",
+        metavar="RESOURCE=AMOUNT",
+        help="for example nm_mem_limit=512",
     )
     for name, method, text in (
         ("delete", "DeleteSliver", "remove a sliver"),
@@ -106,20 +134,42 @@ def create_parser() -> argparse.ArgumentParser:
         sub.set_defaults(method=method)
     command("console", show_console, "print the console output of a sliver")
     lend = command("loans", show_or_set_loans, "show the loans of a sliver, or replace all of them")
-    lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
+    lend.add_argument(
+        "loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans"
+    )
     command(
         "capacity",
         lambda client, args: _print(client.call("GetCapacity")),
         "print the capacity of the node: memory in MiB, disk in KiB, CPU in per mille of the host",
         False,
     )
-    command("dump", lambda client, args: print(client.call("DumpDatabase")), "print the whole database (root only)", False)
-    old = command(
-        "import-pickle", import_database, "import the database of the original node manager; ours must not be running", False
+    command(
+        "dump",
+        lambda client, args: print(client.call("DumpDatabase")),
+        "print the whole database (root only)",
+        False,
     )
-    old.add_argument("file", type=absolute_path, metavar="FILE", help="such as /root/pl_node_mgr_db.pickle")
-    old.add_argument("--database", type=absolute_path, default="/var/lib/nodepool/nodemanager/nodemanager.sqlite", metavar="FILE")
-    command("help", lambda client, args: print(client.call("Help"), end=""), "list the methods of the API", False)
+    old = command(
+        "import-pickle",
+        import_database,
+        "import the database of the original node manager; ours must not be running",
+        False,
+    )
+    old.add_argument(
+        "file", type=absolute_path, metavar="FILE", help="such as /root/pl_node_mgr_db.pickle"
+    )
+    old.add_argument(
+        "--database",
+        type=absolute_path,
+        default="/var/lib/nodepool/nodemanager/nodemanager.sqlite",
+        metavar="FILE",
+    )
+    command(
+        "help",
+        lambda client, args: print(client.call("Help"), end=""),
+        "list the methods of the API",
+        False,
+    )
     top = command("top", show_top, "show a live table of slivers", False)
     top.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS")
     top.add_argument("--once", action="store_true", help="print one table and exit")
@@ -133,14 +183,33 @@ def _ticket(commands: Any) -> None:
     sign = actions.add_parser("sign", help="sign the records of a JSON file")
     sign.add_argument("records", type=absolute_path, metavar="FILE")
     sign.set_defaults(function=sign_ticket)
-    sign.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
+    sign.add_argument(
+        "--key-file",
+        type=absolute_path,
+        required=True,
+        metavar="PEM",
+        help="private key (Ed25519 or P-256)",
+    )
     sign.add_argument("--issuer", required=True)
     sign.add_argument("--host", required=True, help="name of the node that the ticket is for")
     sign.add_argument("--lifetime", type=whole_number(1), default=3600, metavar="SECONDS")
-    sign.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="create the XML form, with the key's certificate")
-    verify = actions.add_parser("verify", help="check a ticket without submitting it, and show its records")
+    sign.add_argument(
+        "--xml",
+        type=absolute_path,
+        metavar="CERTIFICATE",
+        help="create the XML form, with the key's certificate",
+    )
+    verify = actions.add_parser(
+        "verify", help="check a ticket without submitting it, and show its records"
+    )
     verify.add_argument("ticket", type=absolute_path, metavar="FILE")
-    verify.add_argument("--public-key", type=absolute_path, required=True, metavar="PEM", help="public key, or certificate")
+    verify.add_argument(
+        "--public-key",
+        type=absolute_path,
+        required=True,
+        metavar="PEM",
+        help="public key, or certificate",
+    )
     verify.add_argument("--host", required=True, help="name of the node that the ticket is for")
     verify.set_defaults(function=verify_ticket)
     use = actions.add_parser("use", help="submit a ticket")
@@ -170,7 +239,9 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
                 "memory": effective.get("nm_mem_limit") or "-",
                 "error": sliver["error"] or "",
                 # Who delivered its record; "driver" means launchers and this program.
-                "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
+                "source": "API call"
+                if sliver["source"] == "driver" and args.format == "table"
+                else sliver["source"],
                 "expires": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sliver["expiry"]))
                 if sliver["expiry"]
                 else "never",
@@ -210,17 +281,25 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             client.call("CreateSliver", args.sliver)
         except RpcFault as fault:
             if fault.code == BAD_ARGUMENT:
-                raise RpcFault(fault.code, f"{fault.text}; to create a new one, specify options such as --image host") from None
+                raise RpcFault(
+                    fault.code,
+                    f"{fault.text}; to create a new one, specify options such as --image host",
+                ) from None
             raise
     found = client.call("WaitSliver", args.sliver, "ready", WAIT, timeout=WAIT + 10)
     if found.get("state") != "ready":
         print(
-            f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}; "
-            f"it is kept for inspection (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`",
+            f"{PROG}: error: {args.sliver} is {found.get('state')}: "
+            f"{found.get('error') or 'no reason known'}; "
+            f"it is kept for inspection (`{PROG} console {args.sliver}`) until `{PROG} delete "
+            f"{args.sliver}`",
             file=sys.stderr,
         )
         return 1
-    print(f"{found['name']} is ready: ssh -p {found['ssh_port']} {found['username']}@{found['ssh_address']}")
+    print(
+        f"{found['name']} is ready: ssh -p {found['ssh_port']} "
+        f"{found['username']}@{found['ssh_address']}"
+    )
     return 0
 
 
@@ -303,7 +382,10 @@ class Top:
             then, before = self._before.get(name, (now, usage))
             self._before[name] = now, usage
             keys = ("cpu_usec", "net_tx_bytes", "net_rx_bytes")
-            rates = {key: max(0.0, usage.get(key, 0) - before.get(key, 0)) / max(now - then, 0.001) for key in keys}
+            rates = {
+                key: max(0.0, usage.get(key, 0) - before.get(key, 0)) / max(now - then, 0.001)
+                for key in keys
+            }
             rows.append(
                 {
                     "name": name,

@@ -23,9 +23,15 @@ from nodepool.cmd.commands import (
     requests,
     simulate,
     token,
-)  # fmt: skip
+)
 from nodepool.cmd.commands.context import Context
-from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
+from nodepool.process.program import (
+    arguments,
+    make_parser,
+    run_console,
+    seconds,
+    setup_command_logging,
+)
 
 COMMANDS = (
     nodes,
@@ -44,22 +50,32 @@ COMMANDS = (
     simulate,
     agents,
 )
-EPILOG = "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the source, also as rendered pages."
+EPILOG = (
+    "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the "
+    "source, also as rendered pages."
+)
 WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate", "mcp"})
 
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_parser("nodepool", "Inspect and manage nodes, images and requests.")
     parser.epilog = EPILOG
-    parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
     parser.add_argument(
-        "--connect-timeout", metavar="SECONDS", type=seconds, default=None,
+        "--debug", action="store_true", help="debug logging, and tracebacks of errors"
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=None,
         help="how long to try to reach ZooKeeper (default: no limit)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--strict", action="store_true",
-        help="exit with status 1 if something is not found or refused (default: 0 for commands that did so in 11.0.0)",
-    )  # fmt: skip
+        "--strict",
+        action="store_true",
+        help="exit with status 1 if something is not found or refused (default: 0 for commands "
+        "that did so in 11.0.0)",
+    )
     # Of subcommands without these options.
     parser.set_defaults(command=None, watch=False, filters=(), layout=None, detail=False)
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
@@ -86,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     context = Context(args)
     try:
         if args.subcommand not in WITHOUT_CONFIGURATION:
-            # Both before any work: errors in the configuration and a missing ZooKeeper are reported alike by all commands.
+            # Both before any work: errors in the configuration and a missing ZooKeeper are reported
+            # alike by all commands.
             _ = context.config
             _ = context.zk
         if args.watch:

@@ -31,7 +31,16 @@ STYLES = {
 #: Keys of terminals -> lines to scroll; pages are scrolled by the height of the screen.
 LINES = {b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1, b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1, b"\r": 1}
 PAGES = {b"\x1b[5~": -1, b"b": -1, b"\x1b[6~": 1, b" ": 1}
-ENDS = {b"\x1b[H": -1, b"\x1bOH": -1, b"\x1b[1~": -1, b"g": -1, b"\x1b[F": 1, b"\x1bOF": 1, b"\x1b[4~": 1, b"G": 1}
+ENDS = {
+    b"\x1b[H": -1,
+    b"\x1bOH": -1,
+    b"\x1b[1~": -1,
+    b"g": -1,
+    b"\x1b[F": 1,
+    b"\x1bOF": 1,
+    b"\x1b[4~": 1,
+    b"G": 1,
+}
 _KEY = re.compile(rb"\x1b[\[O]\d*[A-Z~]|.", re.DOTALL)
 HINT = "arrows, Page Up/Down: scroll; q: quit"
 
@@ -94,7 +103,11 @@ class Screen(Lines):
         room, number = self._live.console.height - 1, len(self._lines)
         self._top = max(0, min(self._top, number - room))
         shown = self._lines[self._top : self._top + room]
-        place = "" if len(shown) == number else f"  lines {self._top + 1}-{self._top + len(shown)} of {number}"
+        place = (
+            ""
+            if len(shown) == number
+            else f"  lines {self._top + 1}-{self._top + len(shown)} of {number}"
+        )
         hint = f"  ({HINT})" if self._keys is not None else ""
         text = colored("\n".join([*shown, f"{self._clock}{place}{hint}"]))
         text.no_wrap, text.overflow = True, "crop"
@@ -105,8 +118,12 @@ class Screen(Lines):
             return super().wait(changed, soonest, latest)
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < latest:
-            awaited: list[int | Changes] = [self._keys] if passed < soonest else [self._keys, changed]
-            ready = select.select(awaited, [], [], (soonest if passed < soonest else latest) - passed)[0]
+            awaited: list[int | Changes] = (
+                [self._keys] if passed < soonest else [self._keys, changed]
+            )
+            ready = select.select(
+                awaited, [], [], (soonest if passed < soonest else latest) - passed
+            )[0]
             if changed in ready:
                 return True
             if not ready:
@@ -115,8 +132,13 @@ class Screen(Lines):
             if b"q" in keys or not keys:
                 return False
             for key in keys:
-                page, end = PAGES.get(key, 0) * (self._live.console.height - 2), ENDS.get(key, 0) * len(self._lines)
-                self._top = max(0, min(self._top + LINES.get(key, 0) + page + end, len(self._lines)))
+                page, end = (
+                    PAGES.get(key, 0) * (self._live.console.height - 2),
+                    ENDS.get(key, 0) * len(self._lines),
+                )
+                self._top = max(
+                    0, min(self._top + LINES.get(key, 0) + page + end, len(self._lines))
+                )
                 self._update()
         return True
 
@@ -156,9 +178,16 @@ def screen() -> Iterator[Lines]:
     if console.is_dumb_terminal:
         yield Lines()
         return
-    with _keys() as keys, Live(
-        console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-    ) as live:  # fmt: skip
+    with (
+        _keys() as keys,
+        Live(
+            console=console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as live,
+    ):
         yield Screen(live, keys)
 
 

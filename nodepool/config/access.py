@@ -51,11 +51,17 @@ class Rule(Section):
         convert=lambda claims: {claim: _text(value) for claim, value in claims.items()},
     )
     role: str = option(_ROLE, REQUIRED, "``read``, ``borrow``, ``operate`` or ``admin``")
-    owner: str = option(str, REQUIRED, "owner of the leases; ``{claim}`` is replaced by the value of that claim")
+    owner: str = option(
+        str, REQUIRED, "owner of the leases; ``{claim}`` is replaced by the value of that claim"
+    )
     tenant: str | None = option(str, None, "the only tenant of the leases")
     labels: list[str] = option([str], [], "patterns of labels that may be leased", shown="all")
-    max: int | None = option(_SECONDS, None, "longest lease, in seconds from now", shown="that of ``leases``")
-    per_owner: int | None = option(v.All(int, v.Range(min=1)), None, "leases of one owner", shown="that of ``leases``")
+    max: int | None = option(
+        _SECONDS, None, "longest lease, in seconds from now", shown="that of ``leases``"
+    )
+    per_owner: int | None = option(
+        v.All(int, v.Range(min=1)), None, "leases of one owner", shown="that of ``leases``"
+    )
 
     def claims(self) -> list[str]:
         """Return the claims that the owner's name is made of."""
@@ -72,14 +78,19 @@ class Issuer(Section):
     issuer: str = option(v.All(str, _url), REQUIRED, "URL, exactly as in the claim ``iss``")
     audience: str = option(str, REQUIRED, "the claim ``aud``, which the job has to ask for")
     rules: list[Rule] = option(
-        [Rule], REQUIRED, "the first one that matches decides; none: refused", convert=lambda given: list(map(Rule, given))
+        [Rule],
+        REQUIRED,
+        "the first one that matches decides; none: refused",
+        convert=lambda given: list(map(Rule, given)),
     )
 
 
 class Limits(Section):
     """Limits of borrowers who have no others; operators have none."""
 
-    max: int = option(_SECONDS, 8 * 3600, "longest lease, in seconds from now; each renewal starts a new period")
+    max: int = option(
+        _SECONDS, 8 * 3600, "longest lease, in seconds from now; each renewal starts a new period"
+    )
     per_owner: int = option(v.All(int, v.Range(min=1)), 10, "leases of one owner, held and waiting")
 
 
@@ -93,26 +104,47 @@ def _public_key(value: str) -> str:
 class Certificates(Section):
     """The CA of SSH certificates for leases."""
 
-    key: str = option(str, REQUIRED, "file with the private key of the CA, without passphrase, readable by the launcher only")
-    public: str = option(v.All(str, _public_key), REQUIRED, "its public key, without comment", convert=str.strip)
+    key: str = option(
+        str,
+        REQUIRED,
+        "file with the private key of the CA, without passphrase, readable by the launcher only",
+    )
+    public: str = option(
+        v.All(str, _public_key), REQUIRED, "its public key, without comment", convert=str.strip
+    )
 
 
 class AccessConfig(ConfigValue):
     """The section ``access``."""
 
-    socket: str | None = option(str, None, "path of the launcher's Unix socket, such as ``/run/nodepool/api.sock``", shown="none")
+    socket: str | None = option(
+        str,
+        None,
+        "path of the launcher's Unix socket, such as ``/run/nodepool/api.sock``",
+        shown="none",
+    )
     users: dict[str, str] = option(
-        {str: _ROLE}, {}, "role of users on that socket, by name, ``@group`` or ``*``; root is ``admin``"
+        {str: _ROLE},
+        {},
+        "role of users on that socket, by name, ``@group`` or ``*``; root is ``admin``",
     )
     proxies: list[str] = option(
-        [v.All(str, _network)], [], "addresses of proxies that terminate TLS and set X-Forwarded-For and -Proto"
+        [v.All(str, _network)],
+        [],
+        "addresses of proxies that terminate TLS and set X-Forwarded-For and -Proto",
     )
     leases: Limits = option(Limits, cast(Any, {}), "limits of borrowers", convert=Limits, shown="")
     certificates: Certificates | None = option(
-        Certificates, None, "CA of SSH certificates for leases", convert=lambda given: Certificates(given) if given else None
+        Certificates,
+        None,
+        "CA of SSH certificates for leases",
+        convert=lambda given: Certificates(given) if given else None,
     )
     oidc: list[Issuer] = option(
-        [Issuer], [], "systems whose job tokens are accepted", convert=lambda given: list(map(Issuer, given))
+        [Issuer],
+        [],
+        "systems whose job tokens are accepted",
+        convert=lambda given: list(map(Issuer, given)),
     )
 
     def __init__(self, options: object = None) -> None:

@@ -31,29 +31,54 @@ class DiskImage(ConfigValue):
 
     name: str = option(str, REQUIRED, "name of the image", stored=False)
     abstract: bool = option(bool, False, "a template of other images, not built", stored=False)
-    parent: str | None = option(str, None, "image, also a later one, whose options are inherited", stored=False)
+    parent: str | None = option(
+        str, None, "image, also a later one, whose options are inherited", stored=False
+    )
     elements: str = option(
-        [str], cast(Any, []), "elements of diskimage-builder; the parent's come first",
-        convert=lambda value: " ".join(map(str, a_list(value))), merge=lambda old, new: f"{old} {new}".strip(),
-    )  # fmt: skip
-    env_vars: dict[str, str] = option(_TEXTS, {}, "environment of the build; merged with the parent's", stored=False)
+        [str],
+        cast(Any, []),
+        "elements of diskimage-builder; the parent's come first",
+        convert=lambda value: " ".join(map(str, a_list(value))),
+        merge=lambda old, new: f"{old} {new}".strip(),
+    )
+    env_vars: dict[str, str] = option(
+        _TEXTS, {}, "environment of the build; merged with the parent's", stored=False
+    )
     image_types: set[str] = option(
-        [str], cast(Any, []), "formats in addition to those that providers need", name="formats", convert=_formats
+        [str],
+        cast(Any, []),
+        "formats in addition to those that providers need",
+        name="formats",
+        convert=_formats,
     )
     keep_image_types: set[str] = option(
-        [str], cast(Any, []), "formats to keep despite ``delete-after-upload``", name="keep-formats", convert=_formats
+        [str],
+        cast(Any, []),
+        "formats to keep despite ``delete-after-upload``",
+        name="keep-formats",
+        convert=_formats,
     )
-    delete_after_upload: bool = option(bool, False, "delete the files of a build when all providers have it")
+    delete_after_upload: bool = option(
+        bool, False, "delete the files of a build when all providers have it"
+    )
     dib_cmd: str = option(str, "disk-image-create", "command that builds the image")
     release: str = option(v.Any(str, int, float), "", "release of the distribution", convert=str)
-    rebuild_age: int = option(int, REBUILD_AGE, "seconds after which the image is built again", convert=_seconds)
-    build_timeout: int = option(int, BUILD_TIMEOUT, "seconds after which a build is stopped", convert=_seconds)
+    rebuild_age: int = option(
+        int, REBUILD_AGE, "seconds after which the image is built again", convert=_seconds
+    )
+    build_timeout: int = option(
+        int, BUILD_TIMEOUT, "seconds after which a build is stopped", convert=_seconds
+    )
     pause: bool = option(bool, False, "start no builds")
     username: str = option(str, "zuul", "login user of jobs")
     python_path: str = option(str, "auto", "Python of the node, for Ansible")
     shell_type: str | None = option(v.Any(str, None), None, "for Ansible, for example ``cmd``")
     meta: dict[str, Any] = option(
-        dict, {}, "properties of uploads; merged with the parent's", name="metadata", merge=lambda old, new: {**old, **new}
+        dict,
+        {},
+        "properties of uploads; merged with the parent's",
+        name="metadata",
+        merge=lambda old, new: {**old, **new},
     )
 
     def __init__(self, name: str) -> None:
@@ -66,15 +91,19 @@ class DiskImage(ConfigValue):
     def set_env_vars(self, values: object, secret: bool = False) -> None:
         """Merge *values*; numbers become strings. Secret values are not logged."""
         if not isinstance(values, dict):
-            raise ConfigError(f"diskimage {self.name}: env-vars must be a dictionary", where=("env-vars",))
+            raise ConfigError(
+                f"diskimage {self.name}: env-vars must be a dictionary", where=("env-vars",)
+            )
         for key, value in values.items():
             if secret:
                 self.secret_names.add(str(key))
             if isinstance(value, bool):
                 log.warning(
                     "diskimage %s: env-vars %s is a boolean and becomes %s; put it in quotes",
-                    self.name, key, "a string" if secret else repr(str(value).lower()),
-                )  # fmt: skip
+                    self.name,
+                    key,
+                    "a string" if secret else repr(str(value).lower()),
+                )
             elif not isinstance(value, str | int | float):
                 shown = "" if secret else f", not {value!r}"
                 raise ConfigError(f"diskimage {self.name}: env-vars {key} must be a string{shown}")
@@ -83,7 +112,11 @@ class DiskImage(ConfigValue):
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
         flags = ("delete-after-upload", "pause")
-        given = {key: value for key, value in config.items() if value or (key in flags and value is not None)}
+        given = {
+            key: value
+            for key, value in config.items()
+            if value or (key in flags and value is not None)
+        }
         load(self, given, part=True)
         if "env-vars" in given:
             self.set_env_vars(given["env-vars"])
@@ -102,15 +135,22 @@ def lineage(known: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[str
             return chain[::-1]
         where = ("diskimages", index, "parent")
         if parent in chain:
-            raise ConfigError(f"diskimage parents form a cycle: {' -> '.join([*chain, parent])}", where=where)
+            raise ConfigError(
+                f"diskimage parents form a cycle: {' -> '.join([*chain, parent])}", where=where
+            )
         if parent not in known:
-            raise UnknownName(f"diskimage {chain[-1]} has non-existant parent: {parent}", where=where)
+            raise UnknownName(
+                f"diskimage {chain[-1]} has non-existant parent: {parent}", where=where
+            )
         chain.append(parent)
 
 
 def build_disk_images(items: object) -> dict[str, DiskImage]:
     """Return the non-abstract images in file order, with parents applied."""
-    known = {str(entry["name"]): (index, entry) for index, (_, entry) in enumerate(entries(items, "diskimages"))}
+    known = {
+        str(entry["name"]): (index, entry)
+        for index, (_, entry) in enumerate(entries(items, "diskimages"))
+    }
     images: dict[str, DiskImage] = {}
     for name, (_, entry) in known.items():
         ancestors = lineage(known, name)

@@ -1,7 +1,7 @@
 """Drivers as seen by a configuration: plug-ins that interpret the options of providers.
 
-The registry belongs to :mod:`nodepool.driver`, which builds on this package. :mod:`nodepool.config`, the interface for
-outside code, connects the two.
+The registry belongs to :mod:`nodepool.driver`, which builds on this package.
+:mod:`nodepool.config`, the interface for outside code, connects the two.
 """
 
 from __future__ import annotations

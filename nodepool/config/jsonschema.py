@@ -22,9 +22,17 @@ log = logging.getLogger("nodepool.config")
 Json = dict[str, Any]
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-#: References to environment variables, replaced before parsing; allowed for everything that is not text.
+#: References to environment variables, replaced before parsing; allowed for everything that is not
+#: text.
 VARIABLE: Json = {"type": "string", "pattern": r"^%\([A-Z0-9_]+\)$"}
-_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+    list: "array",
+}
 
 
 def document(names: Iterable[str] | None = None) -> Json:
@@ -53,7 +61,11 @@ def document(names: Iterable[str] | None = None) -> Json:
 
 def _condition(name: str) -> Json:
     """Return a condition: options of a provider of this driver are those of the driver."""
-    options = convert(provider_schema(get_provider_config({"name": "fake-x" if name == "fake" else "x", "driver": name})))
+    options = convert(
+        provider_schema(
+            get_provider_config({"name": "fake-x" if name == "fake" else "x", "driver": name})
+        )
+    )
     # The name has precedence, and openstack is the default.
     fake: Json = {"properties": {"name": {"pattern": "^fake"}}, "required": ["name"]}
     if name == "fake":
@@ -85,7 +97,11 @@ def convert(schema: object) -> Json:
         items: Json = {"type": "array", "items": convert(schema.schema)}
         return _or_null(items) if schema.null else items
     if isinstance(schema, list):
-        return {"type": "array", "items": _any([convert(item) for item in schema])} if schema else {"type": "array"}
+        return (
+            {"type": "array", "items": _any([convert(item) for item in schema])}
+            if schema
+            else {"type": "array"}
+        )
     if isinstance(schema, v.Any):
         return _any([convert(item) for item in schema.validators])
     if isinstance(schema, v.All):
@@ -99,9 +115,17 @@ def _scalar(schema: object) -> Json:
     if isinstance(schema, v.Coerce):
         return _scalar(schema.type)
     if isinstance(schema, v.Range):
-        return {key: value for key, value in (("minimum", schema.min), ("maximum", schema.max)) if value is not None}
+        return {
+            key: value
+            for key, value in (("minimum", schema.min), ("maximum", schema.max))
+            if value is not None
+        }
     if isinstance(schema, v.Length):
-        return {key: value for key, value in (("minLength", schema.min), ("maxLength", schema.max)) if value is not None}
+        return {
+            key: value
+            for key, value in (("minLength", schema.min), ("maxLength", schema.max))
+            if value is not None
+        }
     if isinstance(schema, v.In):
         return {"enum": sorted(cast("Iterable[Any]", schema.container))}
     if isinstance(schema, type):

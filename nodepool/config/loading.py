@@ -55,7 +55,9 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
     return load_main(source)
 
 
-def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ) -> None:
+def loadSecureConfig(
+    config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ
+) -> None:
     """Apply the secure file to *config* in place; without a path nothing changes."""
     if secure_config_path:
         _load_secure(config, Source(secure_config_path, env))
@@ -64,9 +66,12 @@ def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mappin
 def load_both(main: Source, secure: Source | None, providers: bool = True) -> Config:
     """Return the configuration of both files; the secure one may replace invalid options.
 
-    :param providers: whether to load ``providers``, with their drivers and the descriptions of their clouds.
+    :param providers: whether to load ``providers``, with their drivers and the descriptions of
+        their clouds.
     """
-    config = load_main(main, {*replaced_keys(secure), *(() if providers else ("providers", "drivers-path"))})
+    config = load_main(
+        main, {*replaced_keys(secure), *(() if providers else ("providers", "drivers-path"))}
+    )
     if secure is not None:
         _load_secure(config, secure)
     return config

@@ -62,7 +62,9 @@ def readable_path(data: object, path: Sequence[Any]) -> str:
     return text
 
 
-def duplicate_keys(node: yaml.Node | None, seen: set[yaml.Node | None]) -> Iterator[tuple[str, int]]:
+def duplicate_keys(
+    node: yaml.Node | None, seen: set[yaml.Node | None]
+) -> Iterator[tuple[str, int]]:
     """Yield keys that occur twice in one dictionary, with the line of the later one.
 
     :param seen: nodes to skip; one with an anchor occurs several times.

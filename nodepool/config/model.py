@@ -19,8 +19,20 @@ from nodepool.base.option import REQUIRED, Option, at, entries, load, option, sc
 from nodepool.config.access import AccessConfig
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
-from nodepool.config.errors import DriverLoadError, ProviderLoadError, ProviderUnavailable, UnknownDriver, UnknownName
-from nodepool.config.zookeeper import SERVER, TLS, buildZooKeeperHosts, connections, warn_about_chroots
+from nodepool.config.errors import (
+    DriverLoadError,
+    ProviderLoadError,
+    ProviderUnavailable,
+    UnknownDriver,
+    UnknownName,
+)
+from nodepool.config.zookeeper import (
+    SERVER,
+    TLS,
+    buildZooKeeperHosts,
+    connections,
+    warn_about_chroots,
+)
 from nodepool.exceptions import ConfigError, IncompleteConfiguration, PathItem
 
 T = TypeVar("T")
@@ -36,7 +48,9 @@ class Named(dict[str, T]):
         self.kind = kind
 
     def __missing__(self, key: str) -> T:
-        error = UnknownName(f"{self.kind} {key!r} is not defined in the top-level {self.kind}s list")
+        error = UnknownName(
+            f"{self.kind} {key!r} is not defined in the top-level {self.kind}s list"
+        )
         error.name = key
         raise error
 
@@ -48,9 +62,17 @@ class Label(ConfigValue):
     ignore_equality = ["pools"]
 
     name: str = option(str, REQUIRED, "name in requests", stored=False)
-    min_ready: int = option(int, 0, "number of ready nodes to keep, counted over all launchers", convert=whole)
-    max_ready_age: int = option(int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole)
-    lease: bool = option(bool, True, "whether people, scripts and CI jobs may lease these nodes; Zuul is not affected")
+    min_ready: int = option(
+        int, 0, "number of ready nodes to keep, counted over all launchers", convert=whole
+    )
+    max_ready_age: int = option(
+        int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole
+    )
+    lease: bool = option(
+        bool,
+        True,
+        "whether people, scripts and CI jobs may lease these nodes; Zuul is not affected",
+    )
 
     def __init__(self) -> None:
         load(self, {})
@@ -71,7 +93,12 @@ def _pages(value: object) -> object:
 _WEBAPP: dict[str, Any] = {
     "port": option(int, 8005, "TCP port; 0: any free one", convert=whole),
     "listen_address": option(str, "0.0.0.0", "address to listen on"),
-    "pages": option(v.Any(*WEB_PAGES, False), "loopback", "who can open the pages, see :doc:`operation/web`", convert=_pages),
+    "pages": option(
+        v.Any(*WEB_PAGES, False),
+        "loopback",
+        "who can open the pages, see :doc:`operation/web`",
+        convert=_pages,
+    ),
 }
 
 
@@ -87,7 +114,9 @@ _TENANT: dict[Any, Any] = {
     "max-cores": option(int, math.inf, "number of cores", convert=whole, attribute="cores"),
     "max-ram": option(int, math.inf, "MiB of memory", convert=whole, attribute="ram"),
     "max-volumes": option(int, math.inf, "number of volumes", convert=whole, attribute="volumes"),
-    "max-volume-gb": option(int, math.inf, "GB of all volumes", convert=whole, attribute="volume-gb"),
+    "max-volume-gb": option(
+        int, math.inf, "GB of all volumes", convert=whole, attribute="volume-gb"
+    ),
     str: int,
 }
 
@@ -145,7 +174,9 @@ class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
     max_resources: dict[str, float] | None = None
     use_internal_ip = False
     max_servers: float = option(int, math.inf, "maximum number of nodes; 0 disables the pool")
-    node_attributes: dict[str, Any] | None = option(dict, None, "stored with each node and shown to Zuul")
+    node_attributes: dict[str, Any] | None = option(
+        dict, None, "stored with each node and shown to Zuul"
+    )
     priority: int | None = option(int, None, "lower is preferred", shown="the provider's")
 
     def __init__(self) -> None:
@@ -189,10 +220,17 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     image_type: str | None = None
     image_name_format: str
     post_upload_hook: str | None = None
-    name: str = option(str, REQUIRED, "name of the provider, part of records, metrics and tags; do not change it", stored=False)
+    name: str = option(
+        str,
+        REQUIRED,
+        "name of the provider, part of records, metrics and tags; do not change it",
+        stored=False,
+    )
     driver: DriverConfig = option(str, cast(Any, "openstack"), "name of the driver", stored=False)
     max_concurrency: int = option(int, -1, "maximum concurrent launches; 0: none", shown="no limit")
-    priority: int | None = option(int, None, "of the provider's pools; lower is preferred", shown="100")
+    priority: int | None = option(
+        int, None, "of the provider's pools; lower is preferred", shown="100"
+    )
 
     def __init__(self, provider: dict[str, Any]) -> None:
         self.name = provider["name"]
@@ -229,14 +267,19 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         """Return the labels of the named pool, or of all pools."""
-        return {label for name, pool in self.pools.items() if not pool_name or name == pool_name for label in pool.labels}
+        return {
+            label
+            for name, pool in self.pools.items()
+            if not pool_name or name == pool_name
+            for label in pool.labels
+        }
 
 
 class Config(ConfigValue):
     """The whole configuration, see CFG-9.2 for the attributes.
 
-    ``provider_errors``: providers that are disabled because driver, library or cloud description is missing, with the
-    reason.
+    ``provider_errors``: providers that are disabled because driver, library or cloud description is
+    missing, with the reason.
     ``provider_failures``: providers that could not be started, with the reason.
     ``not_running_labels``: their labels.
     """
@@ -250,37 +293,73 @@ class Config(ConfigValue):
         "not_running_labels",
     ]
 
-    #: Names of the providers that are not in force; set by the launcher that applied the configuration.
+    #: Names of the providers that are not in force; set by the launcher that applied the
+    #: configuration.
     providers_not_running: list[str]
 
-    zookeeper_servers: Any = option([SERVER], {}, "servers of ZooKeeper; required, here or in the secure file", stored=False)
-    zookeeper_tls: object = option(TLS, None, "required unless ``zookeeper-insecure`` is true", stored=False)
-    zookeeper_insecure: bool = option(bool, False, "allow connections without TLS", convert=lambda value: value is True)
-    zookeeper_timeout: float = option(v.Any(float, int), 10, "seconds after which ZooKeeper ends our session", convert=float)
+    zookeeper_servers: Any = option(
+        [SERVER], {}, "servers of ZooKeeper; required, here or in the secure file", stored=False
+    )
+    zookeeper_tls: object = option(
+        TLS, None, "required unless ``zookeeper-insecure`` is true", stored=False
+    )
+    zookeeper_insecure: bool = option(
+        bool, False, "allow connections without TLS", convert=lambda value: value is True
+    )
+    zookeeper_timeout: float = option(
+        v.Any(float, int), 10, "seconds after which ZooKeeper ends our session", convert=float
+    )
     webapp: dict[str, Any] = option(_WEBAPP, {}, "the launcher's web server", convert=_web)
     access: AccessConfig = option(
-        AccessConfig, cast(Any, None), "who may change things by the API, see :doc:`operation/access`", convert=AccessConfig
+        AccessConfig,
+        cast(Any, None),
+        "who may change things by the API, see :doc:`operation/access`",
+        convert=AccessConfig,
     )
     drivers_path: object = option(
-        v.Any(str, [str]), None, "directories with more drivers, relative to this file (:doc:`writing-a-driver`)", stored=False
+        v.Any(str, [str]),
+        None,
+        "directories with more drivers, relative to this file (:doc:`writing-a-driver`)",
+        stored=False,
     )
     #: Builders require it.
     images_dir: str = option(str, cast(str, None), "builder: directory of image files")
-    elements_dir: str | None = option(str, None, "builder: directories with elements, joined by ``:`` (``ELEMENTS_PATH``)")
-    build_log_dir: str | None = option(str, None, "builder: directory of build logs", shown="``/var/log/nodepool/builds``")
-    build_log_retention: int = option(int, 7, "builder: number of old logs to keep of each image", convert=whole)
+    elements_dir: str | None = option(
+        str, None, "builder: directories with elements, joined by ``:`` (``ELEMENTS_PATH``)"
+    )
+    build_log_dir: str | None = option(
+        str, None, "builder: directory of build logs", shown="``/var/log/nodepool/builds``"
+    )
+    build_log_retention: int = option(
+        int, 7, "builder: number of old logs to keep of each image", convert=whole
+    )
     failed_build_retention: int = option(
-        int, 7 * 24 * 3600, "builder: seconds that a failed build is listed", convert=lambda value: max(0, whole(value))
+        int,
+        7 * 24 * 3600,
+        "builder: seconds that a failed build is listed",
+        convert=lambda value: max(0, whole(value)),
     )
     build_min_free: int = option(
-        int, 256, "builder: MiB that must be free to start a build", convert=lambda value: max(0, whole(value))
+        int,
+        256,
+        "builder: MiB that must be free to start a build",
+        convert=lambda value: max(0, whole(value)),
     )
     max_hold_age: float = option(
-        int, math.inf, "maximum seconds that a node is held", convert=lambda value: age if (age := whole(value)) > 0 else math.inf
+        int,
+        math.inf,
+        "maximum seconds that a node is held",
+        convert=lambda value: age if (age := whole(value)) > 0 else math.inf,
     )
-    labels: dict[str, Label] = option([Label], cast(Any, {}), "types of nodes that can be requested", stored=False)
-    diskimages: dict[str, DiskImage] = option([DiskImage], cast(Any, {}), "images that the builder builds", stored=False)
-    providers: dict[str, ProviderConfig] = option([object], cast(Any, {}), "where nodes come from", stored=False)
+    labels: dict[str, Label] = option(
+        [Label], cast(Any, {}), "types of nodes that can be requested", stored=False
+    )
+    diskimages: dict[str, DiskImage] = option(
+        [DiskImage], cast(Any, {}), "images that the builder builds", stored=False
+    )
+    providers: dict[str, ProviderConfig] = option(
+        [object], cast(Any, {}), "where nodes come from", stored=False
+    )
     tenant_resource_limits: dict[str, dict[str, float]] = option(
         [_TENANT], cast(Any, {}), "limits of tenants over all providers and launchers", stored=False
     )
@@ -299,7 +378,8 @@ class Config(ConfigValue):
         self.zookeeper_tls_ca: str | None = None
         self.tenant_resource_limits = {}
         self.config_mtimes: dict[str, int] = {}
-        #: All files that were read, also by drivers (clouds.yaml), as they were before; None: it did not exist.
+        #: All files that were read, also by drivers (clouds.yaml), as they were before; None: it
+        #: did not exist.
         self.files: dict[str, FileIdentity | None] = {}
         load(self, {})
         #: Who may see the pages and /api/v1; not among the arguments of 11.0.0.
@@ -313,8 +393,13 @@ class Config(ConfigValue):
         """
         if "zookeeper-servers" in options:
             if not self.zookeeper_servers:
-                raise IncompleteConfiguration(f"{path}: No ZooKeeper servers specified in config (zookeeper-servers)")
-            if not ((self.zookeeper_tls_cert and self.zookeeper_tls_key and self.zookeeper_tls_ca) or self.zookeeper_insecure):
+                raise IncompleteConfiguration(
+                    f"{path}: No ZooKeeper servers specified in config (zookeeper-servers)"
+                )
+            if not (
+                (self.zookeeper_tls_cert and self.zookeeper_tls_key and self.zookeeper_tls_ca)
+                or self.zookeeper_insecure
+            ):
                 raise IncompleteConfiguration(f"{path}: {TLS_REQUIRED}")
         if "images-dir" in options and not self.images_dir:
             raise IncompleteConfiguration(f"{path}: No images-dir specified in config.")
@@ -348,14 +433,21 @@ class Config(ConfigValue):
     def setZooKeeperTLS(self, zk_tls: dict[str, Any] | None) -> None:
         """Replace all three paths; None changes nothing."""
         if not isinstance(zk_tls or {}, dict):
-            raise ConfigError("zookeeper-tls: expected a dictionary with cert, key and ca", where=("zookeeper-tls",))
+            raise ConfigError(
+                "zookeeper-tls: expected a dictionary with cert, key and ca",
+                where=("zookeeper-tls",),
+            )
         if zk_tls:
-            self.zookeeper_tls_cert, self.zookeeper_tls_key, self.zookeeper_tls_ca = map(zk_tls.get, TLS)
+            self.zookeeper_tls_cert, self.zookeeper_tls_key, self.zookeeper_tls_ca = map(
+                zk_tls.get, TLS
+            )
 
     def setDiskImages(self, diskimages_cfg: list[dict[str, Any]] | None) -> None:
         self.diskimages.update(build_disk_images(diskimages_cfg))
 
-    def setSecureDiskimageEnv(self, diskimages: list[dict[str, Any]] | None, secure_config_path: str) -> None:
+    def setSecureDiskimageEnv(
+        self, diskimages: list[dict[str, Any]] | None, secure_config_path: str
+    ) -> None:
         """Merge secret environment variables over those of the named images."""
         for _, entry in entries(diskimages, "diskimages"):
             if entry["name"] not in self.diskimages:
@@ -364,8 +456,14 @@ class Config(ConfigValue):
 
     def why_not_leased(self, labels: Iterable[str]) -> str | None:
         """Return why these labels may not be leased; None: they may."""
-        found = sorted({label for label in labels if label in self.labels and not self.labels[label].lease})
-        return f"label {', '.join(found)} may not be leased (lease: false in its configuration)" if found else None
+        found = sorted(
+            {label for label in labels if label in self.labels and not self.labels[label].lease}
+        )
+        return (
+            f"label {', '.join(found)} may not be leased (lease: false in its configuration)"
+            if found
+            else None
+        )
 
     def setLabels(self, labels_cfg: list[dict[str, Any]] | None) -> None:
         for where, entry in entries(labels_cfg, "labels"):
@@ -375,9 +473,13 @@ class Config(ConfigValue):
                 load(label, entry, part=True)
             self.labels[label.name] = label
 
-    def setTenantResourceLimits(self, tenant_resource_limits_cfg: list[dict[str, Any]] | None) -> None:
+    def setTenantResourceLimits(
+        self, tenant_resource_limits_cfg: list[dict[str, Any]] | None
+    ) -> None:
         """Set limits by tenant: always cores, instances and ram, others if specified."""
-        for where, entry in entries(tenant_resource_limits_cfg, "tenant-resource-limits", "tenant-name"):
+        for where, entry in entries(
+            tenant_resource_limits_cfg, "tenant-resource-limits", "tenant-name"
+        ):
             limits: dict[str, float] = {"cores": math.inf, "instances": math.inf, "ram": math.inf}
             for name, value in entry.items():
                 if name != "tenant-name" and value is not None:
@@ -389,8 +491,9 @@ class Config(ConfigValue):
     def setProviders(self, providers_cfg: list[dict[str, Any]] | None) -> None:
         """Load every provider.
 
-        Invalid options raise a ConfigError. If a driver is unknown or cannot be loaded, or a cloud is not described on
-        this machine, only that provider is disabled, and the reason is stored in ``provider_errors``.
+        Invalid options raise a ConfigError. If a driver is unknown or cannot be loaded, or a cloud
+        is not described on this machine, only that provider is disabled, and the reason is stored
+        in ``provider_errors``.
         """
         for where, entry in entries(providers_cfg, "providers"):
             name = entry["name"]
@@ -405,7 +508,11 @@ class Config(ConfigValue):
                 log.error("%s", self.provider_errors[name])
                 # Its pools may be in the labels already; no pool serves them.
                 for label in self.labels.values():
-                    label.pools = [pool for pool in label.pools if pool.provider is None or pool.provider.name != name]
+                    label.pools = [
+                        pool
+                        for pool in label.pools
+                        if pool.provider is None or pool.provider.name != name
+                    ]
                 continue
             except ConfigError as exc:
                 if isinstance(exc, UnknownName):
@@ -414,7 +521,11 @@ class Config(ConfigValue):
                 exc.context.append(f"provider {name}")
                 raise
             except Exception as exc:
-                what = f"required key {exc} is missing" if isinstance(exc, KeyError) else str(exc) or repr(exc)
+                what = (
+                    f"required key {exc} is missing"
+                    if isinstance(exc, KeyError)
+                    else str(exc) or repr(exc)
+                )
                 error = ProviderLoadError(what, where=where)
                 error.context.append(f"provider {name}, driver {entry.get('driver')}")
                 raise error from exc
@@ -451,12 +562,17 @@ def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:
 
     A provider whose name starts with ``fake`` always gets the driver ``fake``.
 
-    :raises DriverLoadError: the driver cannot be loaded, or lacks a package; the text says how to install it.
+    :raises DriverLoadError: the driver cannot be loaded, or lacks a package; the text says how to
+        install it.
     """
     asked = provider.setdefault("driver", "openstack")
     if str(provider.get("name", "")).startswith("fake"):
         if asked not in ("fake", "openstack"):
-            log.warning("Provider %s uses driver fake instead of %s, because of its name", provider["name"], asked)
+            log.warning(
+                "Provider %s uses driver fake instead of %s, because of its name",
+                provider["name"],
+                asked,
+            )
         provider["driver"] = "fake"
     driver = drivers().get(provider["driver"])
     if type(driver).__module__.startswith("nodepool.driver."):

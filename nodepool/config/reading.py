@@ -54,7 +54,8 @@ def leftover_references(text: str) -> Iterator[tuple[str, int]]:
 def read_text(path: str, env: Mapping[str, str]) -> tuple[str, FileIdentity]:
     """Return the substituted text and the identity of the file before reading.
 
-    A missing file is retried for about a second; then ConfigFileMissing, a FileNotFoundError, is raised.
+    A missing file is retried for about a second; then ConfigFileMissing, a FileNotFoundError, is
+    raised.
     """
     pause = threading.Event()
     for attempt in range(READ_ATTEMPTS):
@@ -76,10 +77,16 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, FileIdentity]:
 
 def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
     marked = exc if isinstance(exc, yaml.MarkedYAMLError) else yaml.MarkedYAMLError()
-    mark, problem, context = marked.problem_mark, marked.problem or str(exc).splitlines()[0], marked.context
+    mark, problem, context = (
+        marked.problem_mark,
+        marked.problem or str(exc).splitlines()[0],
+        marked.context,
+    )
     unset = ", ".join(f"{name} (line {line})" for name, line in leftover_references(text))
     before = f"not set in the environment: {unset}; " if unset else ""
-    error = ConfigSyntaxError(f"{before}not valid YAML: {problem}" + (f" ({context})" if context else ""))
+    error = ConfigSyntaxError(
+        f"{before}not valid YAML: {problem}" + (f" ({context})" if context else "")
+    )
     error.file = path
     error.line = mark.line + 1 if mark else None
     return error

@@ -15,7 +15,10 @@ from nodepool.config.model import Config, ProviderConfig
 def top_level_schema() -> dict[Any, Any]:
     """Return the schema of the main file; its lists may be null."""
     found = schema(Config)
-    return {key: ListOf(each, null=True) if isinstance(each, list) else each for key, each in found.items()}
+    return {
+        key: ListOf(each, null=True) if isinstance(each, list) else each
+        for key, each in found.items()
+    }
 
 
 def secure_schema() -> dict[Any, Any]:
@@ -42,7 +45,9 @@ def check(known: dict[Any, Any], data: object) -> list[v.Invalid]:
 
 
 #: Numbers that may be empty, and lists for which a single entry is accepted.
-_MAY_BE_NULL = frozenset({"priority", "pids", "max-age", "connection-port", "volume-size", "min-ram"})
+_MAY_BE_NULL = frozenset(
+    {"priority", "pids", "max-age", "connection-port", "volume-size", "min-ram"}
+)
 _MAY_BE_SINGLE = frozenset({"security-groups", "nodes"})
 
 
@@ -64,10 +69,19 @@ def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> b
         except (LookupError, TypeError):
             return False
         key = item if isinstance(item, str) else key
-    wants_container = message in ("expected a list", "expected list", "expected a dictionary", "expected dict")
+    wants_container = message in (
+        "expected a list",
+        "expected list",
+        "expected a dictionary",
+        "expected dict",
+    )
     if wants_container or isinstance(value, dict | list):
         return value is not None and key not in _MAY_BE_SINGLE
-    if message not in ("expected int", "expected float") or isinstance(value, int | float) or converted is None:
+    if (
+        message not in ("expected int", "expected float")
+        or isinstance(value, int | float)
+        or converted is None
+    ):
         return False
     if value is None:
         return key not in _MAY_BE_NULL

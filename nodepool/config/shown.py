@@ -20,7 +20,9 @@ log = logging.getLogger("nodepool.config.shown")
 
 #: Declared options that contain secrets; ``value`` belongs to a ``name`` that says what it is.
 _SECRET = re.compile(
-    r"pass|pwd|secret|token|credential|user-?data|custom-data|env|auth|licen[cs]e|signature|^sig$|key$|^values?$", re.IGNORECASE
+    r"pass|pwd|secret|token|credential|user-?data|custom-data|env|auth|licen[cs]e|signature|^sig$|"
+    r"key$|^values?$",
+    re.IGNORECASE,
 )
 #: Name and password in an address, even with "/" or "@" in the password; and queries.
 _USER = re.compile(r"(?<=://)\S*@")
@@ -40,8 +42,8 @@ def hidden(value: object) -> Any:
 def visible(value: object, schema: object) -> Any:
     """Return the value without possible secrets and values that the schema does not declare.
 
-    Keys that a dictionary may choose freely are shown, their values are not, except numbers where the schema requires
-    numbers.
+    Keys that a dictionary may choose freely are shown, their values are not, except numbers where
+    the schema requires numbers.
     """
     alternatives = list(_alternatives(schema))
     if isinstance(value, dict):
@@ -49,9 +51,15 @@ def visible(value: object, schema: object) -> Any:
     if isinstance(value, (list, tuple)):
         return [visible(item, v.Any(*_items(alternatives))) for item in value]
     # A single item is accepted in place of some lists.
-    if value is None or isinstance(value, bool) or not any(map(_is_leaf, [*alternatives, *_items(alternatives)])):
+    if (
+        value is None
+        or isinstance(value, bool)
+        or not any(map(_is_leaf, [*alternatives, *_items(alternatives)]))
+    ):
         return hidden(value)
-    return _QUERY.sub(REDACTED, _USER.sub(f"{REDACTED}@", value)) if isinstance(value, str) else value
+    return (
+        _QUERY.sub(REDACTED, _USER.sub(f"{REDACTED}@", value)) if isinstance(value, str) else value
+    )
 
 
 def _option(key: object, value: object, alternatives: Iterable[object]) -> Any:
@@ -65,7 +73,11 @@ def _option(key: object, value: object, alternatives: Iterable[object]) -> Any:
                 free.append(schema)
     if declared and not _SECRET.search(str(key)):
         return visible(value, v.Any(*declared))
-    numbers = not declared and bool(free) and all(alternative in (int, float) for s in free for alternative in _alternatives(s))
+    numbers = (
+        not declared
+        and bool(free)
+        and all(alternative in (int, float) for s in free for alternative in _alternatives(s))
+    )
     return value if numbers and isinstance(value, (int, float)) else hidden(value)
 
 
@@ -82,7 +94,13 @@ def _alternatives(schema: object) -> Iterator[object]:
 def _items(alternatives: Iterable[object]) -> list[object]:
     found: list[object] = []
     for schema in alternatives:
-        for item in schema if isinstance(schema, list) else [schema.schema] if isinstance(schema, ListOf) else ():
+        for item in (
+            schema
+            if isinstance(schema, list)
+            else [schema.schema]
+            if isinstance(schema, ListOf)
+            else ()
+        ):
             found.extend(_alternatives(item))
     return found
 
@@ -96,24 +114,36 @@ def schema_of(provider: ProviderConfig) -> object:
     try:
         return provider_schema(provider)
     except FOREIGN:
-        log.exception("Driver %s has no schema; values of provider %s are not shown:", provider.driver.name, provider.name)
+        log.exception(
+            "Driver %s has no schema; values of provider %s are not shown:",
+            provider.driver.name,
+            provider.name,
+        )
         return ProviderConfig.getCommonSchemaDict()
 
 
 def shown(config: Config) -> dict[str, Any]:
     """Return the configuration in force as JSON."""
     content = {
-        "labels": {name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())},
+        "labels": {
+            name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())
+        },
         "diskimages": {
             name: {
-                "elements": image.elements, "formats": sorted(image.image_types), "release": image.release,
-                "rebuild-age": image.rebuild_age, "pause": image.pause,
+                "elements": image.elements,
+                "formats": sorted(image.image_types),
+                "release": image.release,
+                "rebuild-age": image.rebuild_age,
+                "pause": image.pause,
             }
             for name, image in sorted(config.diskimages.items())
         },
-        "providers": {name: visible(entry.provider, schema_of(entry)) for name, entry in sorted(config.providers.items())},
+        "providers": {
+            name: visible(entry.provider, schema_of(entry))
+            for name, entry in sorted(config.providers.items())
+        },
         "tenant-resource-limits": config.tenant_resource_limits,
-    }  # fmt: skip
+    }
     # YAML types that JSON does not have, such as dates, become text.
     found: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return found
@@ -124,11 +154,17 @@ def differences(old: object, new: object, place: str = "") -> Iterator[str]:
 
     :param old: result of :func:`shown`, or a part of it.
     """
-    if isinstance(old, list) and isinstance(new, list) and all(isinstance(i, dict) and "name" in i for i in (*old, *new)):
+    if (
+        isinstance(old, list)
+        and isinstance(new, list)
+        and all(isinstance(i, dict) and "name" in i for i in (*old, *new))
+    ):
         old, new = ({f"[{item['name']}]": item for item in items} for items in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from differences(old.get(key), new.get(key), f"{place}{'.' if place and key[:1] != '[' else ''}{key}")
+            yield from differences(
+                old.get(key), new.get(key), f"{place}{'.' if place and key[:1] != '[' else ''}{key}"
+            )
     elif old != new:
         yield f"{place}: {_value(old)} -> {_value(new)}"
 

@@ -24,7 +24,9 @@ def _chroot(value: object) -> object:
 SERVER: dict[str, Any] = {
     "host": option(str, REQUIRED, "host name or address", convert=str),
     "port": option(int, 2281, "TCP port", convert=lambda value: int(whole(value))),
-    "chroot": option(str, "", "path of our data, which are below ``/nodepool`` in it", convert=_chroot),
+    "chroot": option(
+        str, "", "path of our data, which are below ``/nodepool`` in it", convert=_chroot
+    ),
 }
 TLS: dict[str, Any] = {
     "cert": option(str, REQUIRED, "file with the client's certificate (PEM)"),
@@ -74,7 +76,8 @@ def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
     """
     if any(server.chroot.rstrip("/") for server in host_list[:-1]):
         log.warning(
-            "The chroot of zookeeper-servers applies to all servers; release 11.0.0 would have used the path %r",
+            "The chroot of zookeeper-servers applies to all servers; release 11.0.0 would have "
+            "used the path %r",
             "/" + buildZooKeeperHosts(list(host_list)).partition("/")[2],
         )
 

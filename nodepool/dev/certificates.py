@@ -24,17 +24,31 @@ def create(directory: Path) -> None:
 
     All daemons run as the same user, so they share a key; that of the authority is not stored.
     """
-    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority_key, key = (
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     issuer = _name("nodepool dev authority")
     authority = _builder(issuer, issuer, authority_key.public_key())
-    authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    authority = authority.add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    names: list[x509.GeneralName] = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
     certificate = _builder(_name("localhost"), issuer, key.public_key())
     certificate = certificate.add_extension(x509.SubjectAlternativeName(names), critical=False)
     for name, builder in (("ca", authority), ("cert", certificate)):
         signed = builder.sign(authority_key, hashes.SHA256())
-        replace_file(str(directory / f"{name}.pem"), signed.public_bytes(serialization.Encoding.PEM))
-    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        replace_file(
+            str(directory / f"{name}.pem"), signed.public_bytes(serialization.Encoding.PEM)
+        )
+    encoding = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     replace_file(str(directory / "key.pem"), key.private_bytes(*encoding))
 
 

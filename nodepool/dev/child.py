@@ -16,7 +16,9 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     parent, module, *arguments = sys.argv[1:]
-    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0 or os.getppid() != int(parent):
+    if ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
+    ) != 0 or os.getppid() != int(parent):
         return 1
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -47,14 +47,18 @@ class Directory:
         #: Whether an earlier installation has left it.
         self.existed = (path / LOCK).exists()
         if path.exists() and not self.existed and any(path.iterdir()):
-            raise ConfigurationError(f"{path} is not empty, and not a directory of nodepool dev; choose another one")
+            raise ConfigurationError(
+                f"{path} is not empty, and not a directory of nodepool dev; choose another one"
+            )
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             lock_file(self._lock)
         except BlockingIOError:
             os.close(self._lock)
-            raise ConfigurationError(f"another nodepool dev uses {path}; end it, or specify another --directory") from None
+            raise ConfigurationError(
+                f"another nodepool dev uses {path}; end it, or specify another --directory"
+            ) from None
         if kept:
             (path / "kept").touch()
         self.kept = (path / "kept").exists()
@@ -91,7 +95,13 @@ class Directory:
             "hosts": [{"name": "this-machine", "url": self.api}],
             # Slivers of an ordinary user have no root.
             "cloud-images": [{"name": "host", **({} if root else {"username": "zuul"})}],
-            "pools": [{"name": "main", "max-servers": PLACES, "labels": [{"name": LABEL, "cloud-image": "host", **limits}]}],
+            "pools": [
+                {
+                    "name": "main",
+                    "max-servers": PLACES,
+                    "labels": [{"name": LABEL, "cloud-image": "host", **limits}],
+                }
+            ],
         }
         self._write_config(first + PLACES, first + PLACES + 1, slivers)
 
@@ -112,13 +122,17 @@ class Directory:
             "cloud-images": [{"name": "fake", "image-name": "Fake Precise"}],
             "pools": [{"name": "main", "max-servers": PLACES, "labels": [label]}],
         }
-        self._write_config(config["zookeeper-servers"][0]["port"], config["webapp"]["port"], provider)
+        self._write_config(
+            config["zookeeper-servers"][0]["port"], config["webapp"]["port"], provider
+        )
         return old
 
     def _write_config(self, zookeeper: int, pages: int, provider: dict[str, Any]) -> None:
         config: dict[str, Any] = {
             "zookeeper-servers": [{"host": "127.0.0.1", "port": zookeeper}],
-            "zookeeper-tls": {name: str(self.path / f"{name}.pem") for name in ("ca", "cert", "key")},
+            "zookeeper-tls": {
+                name: str(self.path / f"{name}.pem") for name in ("ca", "cert", "key")
+            },
             "webapp": {"port": pages, "listen_address": "127.0.0.1"},
             "labels": [{"name": LABEL, "min-ready": 1}],
             "providers": [provider],
@@ -126,7 +140,9 @@ class Directory:
         api = str(self.path / "api.sock")
         if len(os.fsencode(api)) <= unix_socket.LONGEST:
             config["access"] = {"socket": api}
-        text = "# Written once by nodepool dev; changes are loaded immediately.\n" + yaml.safe_dump(config, sort_keys=False)
+        text = "# Written once by nodepool dev; changes are loaded immediately.\n" + yaml.safe_dump(
+            config, sort_keys=False
+        )
         replace_file(str(self.config), text)
 
     def settings(self) -> dict[str, Any]:
@@ -140,7 +156,9 @@ class Directory:
             [provider["driver"] for provider in config["providers"]]
         except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
             remedy = f"repair it, or remove {self.path} and start again"
-            raise ConfigurationError(f"{self.config}: needs zookeeper-servers, webapp: port and providers; {remedy}") from error
+            raise ConfigurationError(
+                f"{self.config}: needs zookeeper-servers, webapp: port and providers; {remedy}"
+            ) from error
         return dict(config)
 
     def add_node(self, node: Node) -> None:
@@ -157,7 +175,10 @@ class Directory:
             "UserKnownHostsFile": self.known_hosts,
         }
         with open(self.ssh_config, "a") as file:
-            file.write(f"Host {node.id}\n" + "".join(f"  {name} {value}\n" for name, value in options.items()))
+            file.write(
+                f"Host {node.id}\n"
+                + "".join(f"  {name} {value}\n" for name, value in options.items())
+            )
 
     def close(self) -> None:
         """Let another installation use it; remove it unless it is kept."""
@@ -184,7 +205,9 @@ def _free_ports(count: int) -> int:
         first = PORTS[(offset + step) % (len(PORTS) - count)]
         if all(map(_is_free, range(first, first + count))):
             return first
-    raise ConfigurationError(f"no {count} adjacent ports from {PORTS[0]} to {PORTS[-1]} are free on this machine")
+    raise ConfigurationError(
+        f"no {count} adjacent ports from {PORTS[0]} to {PORTS[-1]} are free on this machine"
+    )
 
 
 def _is_free(port: int) -> bool:

@@ -42,7 +42,9 @@ class Daemon:
     :param ended: called in a separate thread after the process has ended.
     """
 
-    def __init__(self, name: str, arguments: list[str], log: Path, ended: Callable[[Daemon], None]) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], log: Path, ended: Callable[[Daemon], None]
+    ) -> None:
         self.name = name
         self.log = log
         with open(log, "ab") as file:
@@ -127,8 +129,15 @@ class Installation:
         os.environ["OS_CLIENT_CONFIG_FILE"] = str(self._directory.clouds)
         settings = self._directory.settings()
         port = str(settings["zookeeper-servers"][0]["port"])
-        tls = [text for name in ("cert", "key", "ca") for text in (f"--tls-{name}", str(path / f"{name}.pem"))]
-        self._launch("zookeeper", ["nodepool.zkserver", "--directory", str(path / "zookeeper"), "--tls-port", port, *tls])
+        tls = [
+            text
+            for name in ("cert", "key", "ca")
+            for text in (f"--tls-{name}", str(path / f"{name}.pem"))
+        ]
+        self._launch(
+            "zookeeper",
+            ["nodepool.zkserver", "--directory", str(path / "zookeeper"), "--tls-port", port, *tls],
+        )
         if any(provider["driver"] == "nodemanager" for provider in settings["providers"]):
             self._start_manager()
         self._launch("launcher", ["nodepool.cmd.launcher", "-f", "-c", str(self._directory.config)])
@@ -146,7 +155,10 @@ class Installation:
         if self._fake:
             reason = "as asked for"
         else:
-            manager = self._launch("nodemanager", ["nodepool.cmd.nodemanager", "-f", "-c", str(self._directory.manager_config)])
+            manager = self._launch(
+                "nodemanager",
+                ["nodepool.cmd.nodemanager", "-f", "-c", str(self._directory.manager_config)],
+            )
             try:
                 capacity = self._wait_manager(manager)
             except DevError:
@@ -155,7 +167,10 @@ class Installation:
                 capacity = None
             if capacity is not None:
                 self._manager = manager
-                self._say("Nodes are slivers of this machine" + ("" if os.geteuid() == 0 else ", without root in them"))
+                self._say(
+                    "Nodes are slivers of this machine"
+                    + ("" if os.geteuid() == 0 else ", without root in them")
+                )
                 for problem in capacity["problems"]:
                     self._say(f"  missing on this machine: {problem}")
                 return
@@ -225,14 +240,25 @@ class Installation:
         return what if kind == "node" else None
 
     def _introduce(self, node: Node, command: str) -> None:
-        self._say(f"Node {node.id} is ready, {time.monotonic() - self._began:.1f} s after the start. Try in another terminal:")
+        self._say(
+            f"Node {node.id} is ready, {time.monotonic() - self._began:.1f} s after the start. Try "
+            "in another terminal:"
+        )
         if self._manager is not None:
             self._say(f"  ssh -F {self._directory.ssh_config} {node.id}")
         else:
             self._say(f"  export OS_CLIENT_CONFIG_FILE={self._directory.clouds}")
-        for arguments in ("list", f"request create {LABEL} --wait", f"explain label {LABEL}", "top"):
+        for arguments in (
+            "list",
+            f"request create {LABEL} --wait",
+            f"explain label {LABEL}",
+            "top",
+        ):
             self._say(f"  {command} {arguments}")
-        self._say(f"Change {self._directory.config}, and it is loaded immediately. Ctrl-C ends everything.")
+        self._say(
+            f"Change {self._directory.config}, and it is loaded immediately. Ctrl-C ends "
+            "everything."
+        )
 
     # -- the end
 
@@ -245,7 +271,10 @@ class Installation:
         if "launcher" in by_name:
             by_name["launcher"].stop()
         if self._manager is not None and not self._delete_slivers():
-            self._say("Not all slivers could be deleted; the next nodepool dev with this directory finds them")
+            self._say(
+                "Not all slivers could be deleted; the next nodepool dev with this directory finds "
+                "them"
+            )
             self._directory.kept = True
         if self._facade is not None:
             # Without ZooKeeper the client would wait for it forever.

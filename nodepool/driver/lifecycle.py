@@ -18,7 +18,8 @@ from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds for running launches at a stop; the same when their cloud does not answer at all; and for the threads that wait.
+#: Seconds for running launches at a stop; the same when their cloud does not answer at all; and for
+#: the threads that wait.
 LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
 #: Seconds that a reload waits for providers to start.
 START_GRACE = 2.0
@@ -37,9 +38,14 @@ def provider_problems(config: Config) -> list[Problem]:
     for name, manager in sorted(config.provider_managers.items()):
         try:
             if manager.cloud_calls is not None:
-                found += [Problem(line, name, help=REMEDIES["calls"]) for line in manager.cloud_calls.troubles()]
+                found += [
+                    Problem(line, name, help=REMEDIES["calls"])
+                    for line in manager.cloud_calls.troubles()
+                ]
         except Exception as error:  # a driver may raise anything
-            found.append(Problem(one_line(f"its driver cannot report its problems: {error!r}"), name))
+            found.append(
+                Problem(one_line(f"its driver cannot report its problems: {error!r}"), name)
+            )
         try:
             found += [
                 Problem(one_line(f"host {host.get('problem') or host.get('name')}"), name)
@@ -88,7 +94,8 @@ def call(manager: Provider, method: str) -> None:
 class Starts:
     """Starts the providers of one daemon on separate threads: a slow one blocks no others.
 
-    :param started: called (on such a thread) when a provider that a reload has not waited for has started, or failed to.
+    :param started: called (on such a thread) when a provider that a reload has not waited for has
+        started, or failed to.
     """
 
     def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
@@ -101,11 +108,16 @@ class Starts:
         return name in self._slow
 
     def start(
-        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
+        self,
+        wanted: list[ProviderConfig],
+        zk_conn: ZooKeeper,
+        only_images: bool,
+        grace: float | None,
     ) -> list[tuple[ProviderConfig, Future[Provider] | None]]:
         """Return each configuration with its provider or exception, or None (still starting).
 
-        One that is still starting is returned by the next call that has an equal configuration; a call without one stops it.
+        One that is still starting is returned by the next call that has an equal configuration; a
+        call without one stops it.
 
         :param grace: seconds to wait; None: until all have started.
         """
@@ -161,11 +173,12 @@ class ProviderManager:
         """Fill ``new_config.provider_managers``.
 
         :param retire: stops a provider that was replaced or removed; default: immediately.
-        :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of them.
+        :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of
+            them.
 
-        Equal providers are kept; changed ones are idled, replaced and then stopped; those that vanished are
-        idled and stopped.  One that does not start is logged and skipped.  A changed one keeps its previous
-        configuration, idle, while its successor is starting.
+        Equal providers are kept; changed ones are idled, replaced and then stopped; those that
+        vanished are idled and stopped.  One that does not start is logged and skipped.  A changed
+        one keeps its previous configuration, idle, while its successor is starting.
         """
         # At the first start a label without a provider would have its requests fail.
         grace = START_GRACE if starts is not None and old_config is not None else None
@@ -176,7 +189,11 @@ class ProviderManager:
             if only_image_manager and not config.manage_images:
                 continue
             manager = running.get(config.name)
-            if manager is not None and manager.provider == config and not starts.is_starting(config.name):
+            if (
+                manager is not None
+                and manager.provider == config
+                and not starts.is_starting(config.name)
+            ):
                 cls.log.debug("Keeping provider %s", config.name)
                 new_config.provider_managers[config.name] = running.pop(config.name)
                 continue
@@ -196,7 +213,9 @@ class ProviderManager:
                 call(manager, "stop")
 
     @staticmethod
-    def _take(new_config: Config, name: str, future: Future[Provider] | None, running: dict[str, Provider]) -> None:
+    def _take(
+        new_config: Config, name: str, future: Future[Provider] | None, running: dict[str, Provider]
+    ) -> None:
         """Record the result of a start; the old provider stays until its successor has started."""
         if future is not None and (error := future.exception()) is not None:
             new_config.provider_failures[name] = one_line(error) or type(error).__name__
@@ -220,7 +239,12 @@ class ProviderManager:
             call(manager, "idle")
         joiners = []
         for manager in managers:
-            thread = threading.Thread(target=cls._stop, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
+            thread = threading.Thread(
+                target=cls._stop,
+                args=(manager,),
+                daemon=True,
+                name=f"Thread-stop-{manager.provider.name}",
+            )
             thread.start()
             joiners.append((manager, thread))
         now = time.monotonic()
@@ -231,11 +255,16 @@ class ProviderManager:
                     continue
                 thread.join(max(0.0, now + grace - time.monotonic()))
                 if thread.is_alive() and (not silent_only or is_silent(manager, since)):
-                    cls.log.info("Leaving unfinished launches of provider %s to the next start", manager.provider.name)
+                    cls.log.info(
+                        "Leaving unfinished launches of provider %s to the next start",
+                        manager.provider.name,
+                    )
                     manager.abandon()
                     left.add(id(manager))
         for manager, thread in joiners:
-            thread.join(max(0.1, SILENT_JOIN if is_silent(manager, since) else deadline - time.monotonic()))
+            thread.join(
+                max(0.1, SILENT_JOIN if is_silent(manager, since) else deadline - time.monotonic())
+            )
         return any(is_silent(manager, since) for manager in managers)
 
     @classmethod

@@ -30,8 +30,8 @@ class Driver(metaclass=abc.ABCMeta):
     def configFiles(self) -> dict[str, FileIdentity | None]:
         """Return the driver's configuration files; when one changes, everything is reloaded.
 
-        With the modification times (ns) from just before the reading, None for a file that is missing.
-        Called after the providers were loaded. New here, 11.0.0 does not call it.
+        With the modification times (ns) from just before the reading, None for a file that is
+        missing. Called after the providers were loaded. New here, 11.0.0 does not call it.
         """
         return {}
 
@@ -165,7 +165,12 @@ class Provider(ProviderNotifications):
         return []
 
     def execute(
-        self, node: Node, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "", timeout: float = 30.0
+        self,
+        node: Node,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+        timeout: float = 30.0,
     ) -> Execution | None:
         """Start a program on *node* without SSH; None: this driver cannot. Not in 11.0.0.
 
@@ -176,4 +181,6 @@ class Provider(ProviderNotifications):
         return None
 
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
-        """Remove the remains, except images, of an upload that started at *since* (Unix seconds)."""
+        """Remove the remains, except images, of an upload that started at *since* (Unix
+        seconds).
+        """

@@ -1,8 +1,8 @@
 """Finds and loads drivers (DRV-1).
 
 Search order: directories given to :meth:`Drivers.load`, built-ins, entry points of the group
-``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library which is missing or
-large affects only the users of its driver.
+``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library
+which is missing or large affects only the users of its driver.
 """
 
 from __future__ import annotations
@@ -38,23 +38,31 @@ def _driver_class(module: ModuleType, path: str) -> type[Driver]:
     found = [
         item
         for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Driver) and item.__module__ == module.__name__
+        if isinstance(item, type)
+        and issubclass(item, Driver)
+        and item.__module__ == module.__name__
     ]
     if len(set(found)) != 1:
-        raise DriverLoadError(f"{path}: expected exactly one subclass of nodepool.driver.Driver, found {len(found)}")
+        raise DriverLoadError(
+            f"{path}: expected exactly one subclass of nodepool.driver.Driver, found {len(found)}"
+        )
     return found[0]
 
 
 def _exec_directory(name: str, path: str) -> ModuleType:
     """Run ``__init__.py`` as a module whose ``__name__`` is the bare driver name.
 
-    The import system knows it under a separate name: a directory with the name of a top-level library shadows
-    nothing, and relative imports inside it work.
+    The import system knows it under a separate name: a directory with the name of a top-level
+    library shadows nothing, and relative imports inside it work.
     """
     filename = os.path.join(path, "__init__.py")
-    alias = f"nodepool_driver_{hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:12]}_{name}"
+    alias = (
+        f"nodepool_driver_{hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:12]}_{name}"
+    )
     loader = importlib.machinery.SourceFileLoader(alias, filename)
-    spec = importlib.util.spec_from_file_location(alias, filename, loader=loader, submodule_search_locations=[path])
+    spec = importlib.util.spec_from_file_location(
+        alias, filename, loader=loader, submodule_search_locations=[path]
+    )
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.__name__ = name
@@ -83,8 +91,12 @@ def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadErr
     text = f"{name}: driver cannot be loaded from {path}: {type(exc).__name__}: {exc}"
     if isinstance(exc, ImportError):
         parents = (name, f"nodepool.driver.{name}")
-        if exc.name and any(exc.name == parent or exc.name.startswith(f"{parent}.") for parent in parents):
-            text += "; a driver of drivers-path imports its own modules relatively (from . import ...)"
+        if exc.name and any(
+            exc.name == parent or exc.name.startswith(f"{parent}.") for parent in parents
+        ):
+            text += (
+                "; a driver of drivers-path imports its own modules relatively (from . import ...)"
+            )
         else:
             missing = f" {exc.name!r}" if exc.name else ""
             text += f"; install the missing Python module{missing}"
@@ -124,11 +136,17 @@ class _Registry(Mapping[str, Driver]):
         from importlib.metadata import entry_points
 
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            if not self.add(point.name, f"entry point {point.value}", functools.partial(_of_entry_point, point)):
-                Drivers.log.warning("Driver %s of entry point %s is hidden by another one", point.name, point.value)
+            if not self.add(
+                point.name, f"entry point {point.value}", functools.partial(_of_entry_point, point)
+            ):
+                Drivers.log.warning(
+                    "Driver %s of entry point %s is hidden by another one", point.name, point.value
+                )
 
     def load_one(self, name: str) -> Driver:
-        """Return the instance; KeyError for an unknown name, DriverLoadError for a broken driver."""
+        """Return the instance; KeyError for an unknown name, DriverLoadError for a broken
+        driver.
+        """
         if name in self.instances:
             return self.instances[name]
         if name in self.failures:
@@ -173,7 +191,9 @@ def _of_entry_point(point: EntryPoint) -> Driver:
     if isinstance(found, ModuleType):
         found = _driver_class(found, point.value)
     if not (isinstance(found, type) and issubclass(found, Driver)):
-        raise DriverLoadError(f"entry point {point.value} is not a subclass of nodepool.driver.Driver")
+        raise DriverLoadError(
+            f"entry point {point.value} is not a subclass of nodepool.driver.Driver"
+        )
     return found()
 
 
@@ -225,13 +245,17 @@ class Drivers:
             if not os.path.isfile(os.path.join(path, "__init__.py")):
                 continue
             if not registry.add(name, path, functools.partial(_of_directory, name, path)):
-                Drivers.log.warning("Driver %s in %s is ignored: an earlier directory has one", name, path)
+                Drivers.log.warning(
+                    "Driver %s in %s is ignored: an earlier directory has one", name, path
+                )
                 continue
             try:
                 registry.load_one(name)
             except DriverLoadError as error:
                 if isinstance(error.__cause__, DriverLoadError):
-                    del registry.failures[name]  # it has no driver: a later one of that name is used
+                    del registry.failures[
+                        name
+                    ]  # it has no driver: a later one of that name is used
 
     @staticmethod
     def _registry() -> _Registry:

@@ -23,15 +23,17 @@ from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Seconds after which the lock directory of a deleted request is removed (or after ``LOCK_CLEANUP``, if that is less).
+#: Seconds after which the lock directory of a deleted request is removed (or after
+#: ``LOCK_CLEANUP``, if that is less).
 GONE_FOR = 600.0
 
 
 class LostRequests:
     """Resets pending requests that are not locked to ``requested``, and frees their nodes.
 
-    This is how work of a dead launcher is continued. A request that is still locked is checked again when its lock is
-    released, and only this request: other launchers have thousands, and end many each second.
+    This is how work of a dead launcher is continued. A request that is still locked is checked
+    again when its lock is released, and only this request: other launchers have thousands, and end
+    many each second.
     """
 
     log = logging.getLogger("nodepool.CleanupWorker")
@@ -53,15 +55,24 @@ class LostRequests:
             changed, self._changed = self._changed, set()
         with facade.request_tree.lock:
             pending = facade.request_tree.pending
-            candidates = [i for i in (pending if everything else pending & changed) if i not in self.state.handlers]
+            candidates = [
+                i
+                for i in (pending if everything else pending & changed)
+                if i not in self.state.handlers
+            ]
         if not candidates:
             return
         kazoo = facade.kazoo_client
-        answers = [(i, kazoo.get_children_async(paths.request_lock(i), watch=self._lock_changed)) for i in sorted(candidates)]
+        answers = [
+            (i, kazoo.get_children_async(paths.request_lock(i), watch=self._lock_changed))
+            for i in sorted(candidates)
+        ]
         for request_id, answer in answers:
             exists = True
             try:
-                contenders = [n for n in answer.get(timeout=30) if paths.contender_number(n) is not None]
+                contenders = [
+                    n for n in answer.get(timeout=30) if paths.contender_number(n) is not None
+                ]
             except NoNodeError:
                 contenders, exists = [], False
             if not contenders:
@@ -73,7 +84,10 @@ class LostRequests:
         A launcher of 11.0.0 may release it unchanged.
         """
         ours = get_version_string()
-        if any(pool.content.get("version") != ours for pool in self.state.zk.component_tree.registered_pools()):
+        if any(
+            pool.content.get("version") != ours
+            for pool in self.state.zk.component_tree.registered_pools()
+        ):
             self.look_at(request_id)
 
     def look_at(self, request_id: str) -> None:
@@ -87,10 +101,16 @@ class LostRequests:
             return
         self.look_at(event.path.rpartition("/")[2])
 
-    def _recycle(self, request_id: str, directory_exists: bool, corrected: dict[str, BaseException] | None = None) -> None:
+    def _recycle(
+        self,
+        request_id: str,
+        directory_exists: bool,
+        corrected: dict[str, BaseException] | None = None,
+    ) -> None:
         """Reset a lost request and free its nodes.
 
-        :param corrected: lock directories of nodes that differ from our mirror, with the error that showed it.
+        :param corrected: lock directories of nodes that differ from our mirror, with the error that
+            showed it.
         """
         facade, corrected = self.state.zk, corrected or {}
         seen = facade.request_tree.get(request_id)
@@ -101,13 +121,23 @@ class LostRequests:
         request.nodes = []
         txn = Txn(facade.kazoo_client)
         add_unlocked_check(txn, paths.request_lock(request_id), directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), seen.version, tree=facade.request_tree, record=request.copy())
+        txn.set(
+            paths.request(request_id),
+            request.serialize(),
+            seen.version,
+            tree=facade.request_tree,
+            record=request.copy(),
+        )
         directories: set[str] = set()
         for node_id in sorted(facade.node_tree.by_request.get(request_id, ())):
             node = facade.node_tree.get(node_id)
             directory = paths.node_lock(node_id)
             told = corrected.get(directory)
-            if node is None or facade.node_tree.is_locked(node_id) or isinstance(told, NotEmptyError):
+            if (
+                node is None
+                or facade.node_tree.is_locked(node_id)
+                or isinstance(told, NotEmptyError)
+            ):
                 continue  # it is locked; its holder will release it
             changed = node.copy()
             if changed.state == zk.INIT:
@@ -117,17 +147,29 @@ class LostRequests:
             else:
                 continue
             add_unlocked_check(
-                txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs
+                txn,
+                directory,
+                isinstance(told, NodeExistsError)
+                if told
+                else node_id in facade.node_tree.lock_dirs,
             )
             directories.add(directory)
-            txn.set(paths.node(node_id), changed.serialize(), node.version, tree=facade.node_tree, record=changed.copy())
+            txn.set(
+                paths.node(node_id),
+                changed.serialize(),
+                node.version,
+                tree=facade.node_tree,
+                record=changed.copy(),
+            )
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
                 self.log.info("Resetting lost request %s", request_id)
             elif not isinstance(error, TransactionFailed):
                 self.log.warning("Cannot reset lost request %s: %r", request_id, error)
-            elif error.path in directories and (error.path not in corrected or isinstance(error.cause, NotEmptyError)):
+            elif error.path in directories and (
+                error.path not in corrected or isinstance(error.cause, NotEmptyError)
+            ):
                 self._recycle(request_id, directory_exists, {**corrected, error.path: error.cause})
 
         facade.writer.submit(txn, written)
@@ -139,7 +181,11 @@ class CleanupWorker(threading.Thread):
     log = logging.getLogger("nodepool.CleanupWorker")
 
     def __init__(
-        self, state: LauncherState, nodes: NodeReconciler, interval: Callable[[], float], lock_cleanup: Callable[[], float]
+        self,
+        state: LauncherState,
+        nodes: NodeReconciler,
+        interval: Callable[[], float],
+        lock_cleanup: Callable[[], float],
     ) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.state = state
@@ -203,13 +249,24 @@ class CleanupWorker(threading.Thread):
 
     def _sweep_request_locks(self) -> None:
         """Remove lock directories of requests deleted a while ago, unless clients contend."""
-        facade, requests, now = self.state.zk, self.state.zk.request_tree, self.state.clock.monotonic()
+        facade, requests, now = (
+            self.state.zk,
+            self.state.zk.request_tree,
+            self.state.clock.monotonic(),
+        )
         known = self._gone_requests
-        self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
+        self._gone_requests = {
+            i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None
+        }
         patience = min(GONE_FOR, self._lock_cleanup())
-        # Never when first seen: our mirror may still be reading a request that another launcher has just locked.
-        due = [i for i, since in self._gone_requests.items() if i in known and now - since >= patience]
-        for request_id, answer in [(i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due]:
+        # Never when first seen: our mirror may still be reading a request that another launcher has
+        # just locked.
+        due = [
+            i for i, since in self._gone_requests.items() if i in known and now - since >= patience
+        ]
+        for request_id, answer in [
+            (i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due
+        ]:
             try:
                 answer.get(timeout=30)
             except NoNodeError:
@@ -234,7 +291,9 @@ class CleanupWorker(threading.Thread):
         last = self._of_providers.get(name)
         if last is not None and not last.done():
             return False
-        self._of_providers[name] = threads.shared().lane(name, 1).submit(self._task, f"provider {provider}", function)
+        self._of_providers[name] = (
+            threads.shared().lane(name, 1).submit(self._task, f"provider {provider}", function)
+        )
         return True
 
     def join(self, timeout: float | None = None) -> None:

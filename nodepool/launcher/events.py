@@ -1,6 +1,7 @@
 """LauncherEvents: which part of the launcher a change in ZooKeeper wakes (LAU-1).
 
-Everything here runs on the connection's thread: it only adds keys and sets events, and never blocks.
+Everything here runs on the connection's thread: it only adds keys and sets events, and never
+blocks.
 """
 
 from __future__ import annotations
@@ -144,10 +145,17 @@ class LauncherEvents:
 
     # -- requests and the rest
 
-    def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
+    def _request_changed(
+        self, request_id: str, old: NodeRequest | None, new: NodeRequest | None
+    ) -> None:
         self._assignment.request_changed(request_id, new)
         self._statistics.wake()
-        if new is not None and new._state == PENDING and self._state.zk is not None and (old is None or old._state != PENDING):
+        if (
+            new is not None
+            and new._state == PENDING
+            and self._state.zk is not None
+            and (old is None or old._state != PENDING)
+        ):
             self._cleanup.lost.taken(request_id)
         request = new or old
         if request is not None and request.requestor == MIN_READY:

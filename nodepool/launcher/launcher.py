@@ -22,7 +22,14 @@ from nodepool.base.problems import LOG, Problem, as_record_list, image_problems,
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
-from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, is_stopping, provider_problems
+from nodepool.driver.lifecycle import (
+    SILENT_JOIN,
+    ProviderManager,
+    Starts,
+    call,
+    is_stopping,
+    provider_problems,
+)
 from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
@@ -53,8 +60,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
-#: New objects between two garbage collections. Records are many and contain no cycles: 700, the default, costs a tenth
-#: of the processor time.
+#: New objects between two garbage collections. Records are many and contain no cycles: 700, the
+#: default, costs a tenth of the processor time.
 COLLECT_AFTER = 20_000
 
 
@@ -66,11 +73,20 @@ def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
             unfit = sorted(tree.unfit.items()) if isinstance(tree, NodeTree) else []
             bad = sorted(tree.bad.items())
         found += [
-            Problem(one_line(f"Node {node_id} is not assigned to requests: {reason}; delete it with `nodepool delete {node_id}`"))
+            Problem(
+                one_line(
+                    f"Node {node_id} is not assigned to requests: {reason}; delete it with "
+                    f"`nodepool delete {node_id}`"
+                )
+            )
             for node_id, reason in unfit
         ]
         found += [
-            Problem(one_line(f"ZooKeeper record {path} is ignored until it is repaired or removed: {reason}"))
+            Problem(
+                one_line(
+                    f"ZooKeeper record {path} is ignored until it is repaired or removed: {reason}"
+                )
+            )
             for path, reason in bad
         ]
     return found
@@ -85,7 +101,8 @@ class NodePool(threading.Thread):
     """
 
     log = logging.getLogger("nodepool.NodePool")
-    #: Seconds after which the lock directory of a deleted request is removed; see ``nodepool.launcher.LOCK_CLEANUP``.
+    #: Seconds after which the lock directory of a deleted request is removed; see
+    #: ``nodepool.launcher.LOCK_CLEANUP``.
     lock_cleanup: Callable[[], float]
     #: Seconds; may be changed at any time.
     cleanup_interval: float = 60
@@ -97,12 +114,14 @@ class NodePool(threading.Thread):
         self.configfile = configfile
         self.watermark_sleep = watermark_sleep
         self.state = LauncherState()
-        #: Workers of the configured pools by provider and pool; ``a-b`` may be pool b of a, or belong to provider a-b.
+        #: Workers of the configured pools by provider and pool; ``a-b`` may be pool b of a, or
+        #: belong to provider a-b.
         self._pool_threads: dict[tuple[str, str], PoolWorker] = {}
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
-        #: File that stores the ZooKeeper session, so that the next process can end it if we are killed.
+        #: File that stores the ZooKeeper session, so that the next process can end it if we are
+        #: killed.
         self.session_file: str | None = None
         self.stopped = self.state.stopped
         self.config_state = ConfigFileStatus(
@@ -125,19 +144,41 @@ class NodePool(threading.Thread):
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state, lambda: self.delete_interval)
         self.min_ready = MinReady(self.state)
-        self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.cleanup_interval, lambda: self.lock_cleanup())
+        self.cleanup = CleanupWorker(
+            self.state,
+            self.node_reconciler,
+            lambda: self.cleanup_interval,
+            lambda: self.lock_cleanup(),
+        )
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
         self.feed.subscribe(self.trends.heard)
         self.history = HistoryWriter(self.feed)
-        self.reporter = Reporter(self.state, self.trends, self.explain, self.getReadiness, self._config_files)
-        self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems, self.reporter, self.history)
+        self.reporter = Reporter(
+            self.state, self.trends, self.explain, self.getReadiness, self._config_files
+        )
+        self.statistics = StatsWorker(
+            self.state, self.assignment, self.publish_problems, self.reporter, self.history
+        )
         self.events = LauncherEvents(
-            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics, self.feed
+            self.state,
+            self.assignment,
+            self.node_reconciler,
+            self.min_ready,
+            self.cleanup,
+            self.statistics,
+            self.feed,
         )
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
-        for thread in (self, self.assignment, self.min_ready, self.cleanup, self.statistics, *self.node_reconciler.threads):
+        for thread in (
+            self,
+            self.assignment,
+            self.min_ready,
+            self.cleanup,
+            self.statistics,
+            *self.node_reconciler.threads,
+        ):
             self.watchdog.guard(thread)
 
     # -- queries
@@ -170,14 +211,25 @@ class NodePool(threading.Thread):
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """Return (request, labels, state, reasons) of each request that this launcher processes."""
-        rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
+        rows = [
+            (i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()
+        ]
         for request_id, handler in list(self.state.handlers.items()):
-            if handler.paused or (handler.shortage and not handler.nodeset):  # also while it is being returned
+            if handler.paused or (
+                handler.shortage and not handler.nodeset
+            ):  # also while it is being returned
                 reason = because(Code.PAUSED, why=handler.shortage or "no quota")
             else:  # a handler that only checks is about to return its request, or to launch
                 reason = because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)
             reason = reason.at(handler.pw.capacity.label)
-            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), (reason,)))
+            rows.append(
+                (
+                    request_id,
+                    tuple(handler.request.node_types),
+                    str(handler.request.state),
+                    (reason,),
+                )
+            )
         return sorted(rows, key=lambda row: row[0])
 
     def getReadiness(self) -> tuple[bool, list[str]]:
@@ -207,7 +259,9 @@ class NodePool(threading.Thread):
             return records
         reasons = {**config.provider_failures, **config.provider_errors}
         found = [
-            Problem(f"not running: {reasons[name]}", name) if name in reasons else Problem("not running", name, help=LOG)
+            Problem(f"not running: {reasons[name]}", name)
+            if name in reasons
+            else Problem("not running", name, help=LOG)
             for name in config.providers_not_running
         ]
         found += [
@@ -217,15 +271,27 @@ class NodePool(threading.Thread):
         ]
         ahead = self.state.server_time.ahead()
         if abs(ahead) > MOST_SKEW:
-            text = f"the clock of this launcher is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of ZooKeeper"
-            found.append(Problem(text, help="synchronize the clocks of launchers and ZooKeeper servers (NTP)"))
+            text = (
+                f"the clock of this launcher is {abs(ahead):.0f} s "
+                f"{'ahead of' if ahead > 0 else 'behind'} that of ZooKeeper"
+            )
+            found.append(
+                Problem(
+                    text, help="synchronize the clocks of launchers and ZooKeeper servers (NTP)"
+                )
+            )
         return found + provider_problems(config) + self.node_reconciler.problems() + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""
         state = self.config_state
-        return {"file": self.configfile, "secure": self.securefile, "stale_since": state.stale_since, "error": state.error,
-                "warnings": state.warnings}  # fmt: skip
+        return {
+            "file": self.configfile,
+            "secure": self.securefile,
+            "stale_since": state.stale_since,
+            "error": state.error,
+            "warnings": state.warnings,
+        }
 
     def shown_config(self) -> dict[str, Any] | None:
         """Return the configuration in force for the pages, without possible secrets.
@@ -234,14 +300,23 @@ class NodePool(threading.Thread):
         """
         if self.config is None:
             return None
-        return {**self.reporter.config(), **self.reporter.config_files(), "not_running": self.reporter.not_running()}
+        return {
+            **self.reporter.config(),
+            **self.reporter.config_files(),
+            "not_running": self.reporter.not_running(),
+        }
 
     def publish_problems(self) -> None:
         """Publish the problems in our component record if they have changed."""
         if self._component is not None:
             now = self.state.clock.time()
-            self._problems_since = {problem: self._problems_since.get(problem, now) for problem in self.problems()}
-            found = [replace(problem, since=round(since, 3)) for problem, since in self._problems_since.items()]
+            self._problems_since = {
+                problem: self._problems_since.get(problem, now) for problem in self.problems()
+            }
+            found = [
+                replace(problem, since=round(since, 3))
+                for problem, since in self._problems_since.items()
+            ]
             self._component.update(problems=as_record_list(found))
 
     # -- configuration
@@ -269,7 +344,9 @@ class NodePool(threading.Thread):
             self._keep_unusable(old, config)
         self.log.info("%s", taken_over(old, config, self.configfile))
         replaced: list[Provider] = []
-        ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append, starts=self._starts)
+        ProviderManager.reconfigure(
+            old, config, self.zk, retire=replaced.append, starts=self._starts
+        )
         if old is not None:
             self._keep_former(old, config)
         config.providers_not_running = []
@@ -278,7 +355,9 @@ class NodePool(threading.Thread):
                 config.providers_not_running.append(name)
                 provider = config.providers.pop(name)
                 with contextlib.suppress(*FOREIGN):  # raised by a driver's configuration
-                    config.not_running_labels[name] = sorted({str(one) for p in provider.pools.values() for one in p.labels})
+                    config.not_running_labels[name] = sorted(
+                        {str(one) for p in provider.pools.values() for one in p.labels}
+                    )
         for name, reason in config.provider_errors.items():
             if name in config.providers:
                 self.log.error("Provider %s uses its last valid configuration: %s", name, reason)
@@ -322,7 +401,11 @@ class NodePool(threading.Thread):
             new = config.providers[name]
             if name in config.provider_errors and manager.provider != new:
                 for label in config.labels.values():
-                    label.pools = [pool for pool in label.pools if all(pool is not other for other in new.pools.values())]
+                    label.pools = [
+                        pool
+                        for pool in label.pools
+                        if all(pool is not other for other in new.pools.values())
+                    ]
                 cls._keep(old.providers[name], config)
 
     @staticmethod
@@ -371,10 +454,16 @@ class NodePool(threading.Thread):
             client.connect()
             self.state.zk = zk
             if not zk.wait_synced(SYNC_TIMEOUT):
-                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; waiting until it is", SYNC_TIMEOUT)
+                self.log.warning(
+                    "The mirror of ZooKeeper is not complete after %.0f s; waiting until it is",
+                    SYNC_TIMEOUT,
+                )
             try:
                 self.state.note_cluster()
-            except (KazooException, RecordError) as error:  # repeated and reported by the leak searches
+            except (
+                KazooException,
+                RecordError,
+            ) as error:  # repeated and reported by the leak searches
                 self.log.warning("Cannot record a point of history in %s: %s", paths.CLUSTER, error)
             self._component = LauncherComponent(client, hostnames.short())
             self._component.register()
@@ -431,13 +520,21 @@ class NodePool(threading.Thread):
             self.join(max(0.1, deadline - time.monotonic()))
         self.config_state.stop()
         self._starts.stop()
-        workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
+        workers: list[Any] = [
+            self.assignment,
+            self.min_ready,
+            self.cleanup,
+            self.node_reconciler,
+            self.statistics,
+        ]
         for worker in workers:
             worker.stop()
         pools = [*self._pool_threads.values(), *self._leaving]
         for pool in pools:
             pool.running = False
-        providers = [] if self.config is None else [*self.config.provider_managers.values(), *self._retired]
+        providers = (
+            [] if self.config is None else [*self.config.provider_managers.values(), *self._retired]
+        )
         if ProviderManager.stop_all(providers, began, deadline - 2.0):
             # Threads that wait for a cloud lose nothing; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)

@@ -70,7 +70,9 @@ class Pool(abc.ABC):
         """Retry paused handlers in request order, because quota may have become free."""
 
     def session_lost(self) -> None:
-        """Drop every handler, because our locks are lost; this or another launcher restarts them."""
+        """Drop every handler, because our locks are lost; this or another launcher restarts
+        them.
+        """
         for handler in list(self.request_handlers):
             self.post(handler, handler.drop)
 
@@ -80,7 +82,9 @@ class Pool(abc.ABC):
             self._tasks.put((function, args))
             return
         # It is stored in the handler and deleted with it; steps may follow the end of the handler.
-        handler.__dict__.setdefault("_mailbox", Mailbox(self.help, self.guard)).put((function, args))
+        handler.__dict__.setdefault("_mailbox", Mailbox(self.help, self.guard)).put(
+            (function, args)
+        )
 
     def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Run a step; its exceptions affect only that step."""
@@ -103,7 +107,9 @@ class Mailbox:
     :param guard: runs a step.
     """
 
-    def __init__(self, submit: Callable[[Callable[[], None]], None], guard: Callable[..., None]) -> None:
+    def __init__(
+        self, submit: Callable[[Callable[[], None]], None], guard: Callable[..., None]
+    ) -> None:
         self._submit = submit
         self._guard = guard
         self._lock = threading.Lock()

@@ -29,7 +29,8 @@ from nodepool.zk.history import HistoryReader
 
 #: Seconds between two reports, at least.
 INTERVAL = 2.0
-#: Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one provider.
+#: Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one
+#: provider.
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
 #: Groups of waiting requests in a report that would otherwise be too large for ZooKeeper.
 MOST_GROUPS_IF_LARGE = 20
@@ -40,7 +41,8 @@ Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
 class Reporter:
     """Composes and publishes the report.
 
-    :param explain: request, labels, state and reasons of the requests that wait here, in serving order.
+    :param explain: request, labels, state and reasons of the requests that wait here, in serving
+        order.
     :param readiness: whether the launcher can work, and current problems.
     """
 
@@ -63,7 +65,8 @@ class Reporter:
         self._published: dict[str, Any] | None = None
         #: The configuration that was published last, and the session in which it was.
         self._published_config: tuple[Any, Any] = (None, None)
-        #: The configuration that was shown last, since when (UNIX seconds), and how it differs from the one before.
+        #: The configuration that was shown last, since when (UNIX seconds), and how it differs from
+        #: the one before.
         self._in_force: tuple[dict[str, Any], float, list[str]] | None = None
         self._due = -math.inf
         #: Something may have changed since the last report was written.
@@ -76,7 +79,9 @@ class Reporter:
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
-        self._trends.recall(HistoryReader().read_all(self._state.zk.kazoo_client, self._trends.oldest))
+        self._trends.recall(
+            HistoryReader().read_all(self._state.zk.kazoo_client, self._trends.oldest)
+        )
 
     def sample(self) -> None:
         """Note nodes by state and waiting requests by cause for the charts, if a sample is due."""
@@ -110,7 +115,10 @@ class Reporter:
         if there and content == self._published:
             return
         if not there:
-            self._published_config = (None, None)  # others deleted both, or this is the first report
+            self._published_config = (
+                None,
+                None,
+            )  # others deleted both, or this is the first report
         for reduced in _reduced({**content, "time": self._state.clock.time()}):
             try:
                 written = reports.write(zk.kazoo_client, path, reduced)
@@ -145,7 +153,9 @@ class Reporter:
         return reports.path(self._state.identifier, reports.CONFIGS)
 
     def withdraw(self) -> None:
-        """Delete report and configuration at an orderly stop; otherwise they end with the session."""
+        """Delete report and configuration at an orderly stop; otherwise they end with the
+        session.
+        """
         zk = self._state.zk
         if self._published is not None and zk is not None and zk.connected:
             try:
@@ -168,7 +178,9 @@ class Reporter:
             "ready": ready,
             "details": [one_line(line) for line in details[:50]],
             "config": self.config_files(),
-            "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
+            "providers": {
+                name: self._provider(provider) for name, provider in sorted(providers.items())
+            },
             "not_running": self.not_running(),
             "not_running_labels": {} if config is None else config.not_running_labels,
             "labels": {} if config is None else self._labels(config),
@@ -197,17 +209,27 @@ class Reporter:
         if (config := self._state.config) is None:
             return {}
         reasons = {**config.provider_failures, **config.provider_errors}
-        return {name: one_line(reasons.get(name, "not running")) for name in sorted(config.providers_not_running)}
+        return {
+            name: one_line(reasons.get(name, "not running"))
+            for name in sorted(config.providers_not_running)
+        }
 
     def _provider(self, provider: ProviderConfig) -> dict[str, Any]:
         """Return what is known without asking the cloud."""
-        found: dict[str, Any] = {"driver": provider.driver.name, "max_concurrency": provider.max_concurrency}
+        found: dict[str, Any] = {
+            "driver": provider.driver.name,
+            "max_concurrency": provider.max_concurrency,
+        }
         try:
             manager = self._state.config.provider_managers.get(provider.name)
             workers = self._state.getPoolWorkers(provider.name)
             ids = {worker.pool_name: worker.launcher_id for worker in workers}
             found["pools"] = {
-                pool.name: {"labels": sorted(pool.labels), "max_servers": _finite(pool.max_servers), "id": ids.get(pool.name)}
+                pool.name: {
+                    "labels": sorted(pool.labels),
+                    "max_servers": _finite(pool.max_servers),
+                    "id": ids.get(pool.name),
+                }
                 for pool in provider.pools.values()
             }
             if isinstance(manager, QuotaSupport):
@@ -218,7 +240,9 @@ class Reporter:
                 found["calls"] = manager.cloud_calls.describe()
             if manager is not None:
                 hosts = manager.describeHosts()[:MOST_HOSTS]
-                json.dumps(hosts, allow_nan=False)  # raised by a driver; it must not block the whole report
+                json.dumps(
+                    hosts, allow_nan=False
+                )  # raised by a driver; it must not block the whole report
                 found["hosts"] = hosts
             found["launching"] = sum(worker.active_launches() for worker in workers)
         except FOREIGN as error:  # raised by a driver: it affects this provider only
@@ -230,14 +254,21 @@ class Reporter:
         for _provider, name, entry in _entries(config):
             if other := getattr(entry, "backing_label", None):
                 backing[name].add(str(other))
-        return {name: self._label(name, label, backing.get(name)) for name, label in config.labels.items()}
+        return {
+            name: self._label(name, label, backing.get(name))
+            for name, label in config.labels.items()
+        }
 
     def _label(self, name: str, label: Label, backing: Iterable[str] | None) -> dict[str, Any]:
         found: dict[str, Any] = {"min_ready": label.min_ready}
         if backing:
             found["backing"] = sorted(backing)
         if label.min_ready and (declined := self._state.declines.min_ready.get(name)):
-            found["declined"] = [_published(reason.at(pool)) for pool, said in sorted(declined.copy().items()) for reason in said]
+            found["declined"] = [
+                _published(reason.at(pool))
+                for pool, said in sorted(declined.copy().items())
+                for reason in said
+            ]
         return found
 
     def _images(self, config: Config) -> dict[str, Any]:
@@ -250,10 +281,17 @@ class Reporter:
     def _tenants(self) -> dict[str, Any]:
         """Return limits and use of each tenant for its next request; omit unknown ones."""
         config, found = self._state.config, {}
-        for tenant, limits in sorted(config.tenant_resource_limits.items()) if config is not None else ():
+        for tenant, limits in (
+            sorted(config.tenant_resource_limits.items()) if config is not None else ()
+        ):
             try:
-                found[tenant] = {"limits": _amounts(limits), "used": _amounts(tenant_usage(self._state, tenant))}
-            except FOREIGN as error:  # raised by a driver; the limits of its cloud may still be unread
+                found[tenant] = {
+                    "limits": _amounts(limits),
+                    "used": _amounts(tenant_usage(self._state, tenant)),
+                }
+            except (
+                FOREIGN
+            ) as error:  # raised by a driver; the limits of its cloud may still be unread
                 self.log.debug("Cannot compute the use of tenant %s: %r", tenant, error)
         return found
 
@@ -269,7 +307,11 @@ class Reporter:
         tree = self._state.zk.request_tree
         explained = self._explain()
         for request_id, labels, state, reasons in explained:
-            key = (labels, state, texts.get(id(reasons)) or texts.setdefault(id(reasons), repr(reasons)))
+            key = (
+                labels,
+                state,
+                texts.get(id(reasons)) or texts.setdefault(id(reasons), repr(reasons)),
+            )
             group = groups.get(key)
             if group is None:
                 if len(groups) >= MOST_GROUPS:
@@ -300,20 +342,41 @@ class Reporter:
 def _reduced(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the report, then shorter ones for the size limit of ZooKeeper; the last one fits."""
     yield content
-    left_out = "its report is too large for ZooKeeper: hosts, disk images and most waiting requests are not shown"
+    left_out = (
+        "its report is too large for ZooKeeper: hosts, disk images and most waiting "
+        "requests are not shown"
+    )
     providers = {name: {**entry, "hosts": []} for name, entry in content["providers"].items()}
-    content = {**content, "providers": providers, "images": {}, "waiting": content["waiting"][:MOST_GROUPS_IF_LARGE],
-               "details": [*content["details"], left_out]}  # fmt: skip
+    content = {
+        **content,
+        "providers": providers,
+        "images": {},
+        "waiting": content["waiting"][:MOST_GROUPS_IF_LARGE],
+        "details": [*content["details"], left_out],
+    }
     yield content
-    yield {**content, "providers": {}, "labels": {}, "lately": {}, "tenants": {}, "waiting": [], "not_running": {},
-           "not_running_labels": {}}  # fmt: skip
+    yield {
+        **content,
+        "providers": {},
+        "labels": {},
+        "lately": {},
+        "tenants": {},
+        "waiting": [],
+        "not_running": {},
+        "not_running_labels": {},
+    }
 
 
 def _published(reason: Reason) -> dict[str, str]:
     found = {
-        "code": reason.code.word, "pool": reason.pool, "text": one_line(reason.at("")), "help": one_line(reason.suggestion),
-        "root": reason.root.code.word, "blocker": one_line(reason.blocker), "headline": one_line(reason.headline),
-    }  # fmt: skip
+        "code": reason.code.word,
+        "pool": reason.pool,
+        "text": one_line(reason.at("")),
+        "help": one_line(reason.suggestion),
+        "root": reason.root.code.word,
+        "blocker": one_line(reason.blocker),
+        "headline": one_line(reason.headline),
+    }
     blocker = dict(reason.root.parameters).get("request")
     return {**found, "request": str(blocker)} if blocker else found
 
@@ -331,7 +394,12 @@ def _images(config: Config) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, configured in config.diskimages.items():
         age = configured.rebuild_age
-        found[name] = {"paused": bool(configured.pause), "rebuild_age": age, "labels": set(), "providers": set()}
+        found[name] = {
+            "paused": bool(configured.pause),
+            "rebuild_age": age,
+            "labels": set(),
+            "providers": set(),
+        }
     for provider, label, entry in _entries(config):
         image = disk_image(entry)
         if image is not None and (used := found.get(image.name or "")) is not None:
@@ -349,4 +417,8 @@ def _finite(number: float) -> float | None:
 
 def _amounts(amounts: Mapping[str, Any] | None) -> dict[str, float]:
     """Return the limited amounts without rounding errors of sums."""
-    return {name: round(number, 6) for name, value in (amounts or {}).items() if (number := _finite(value)) is not None}
+    return {
+        name: round(number, 6)
+        for name, value in (amounts or {}).items()
+        if (number := _finite(value)) is not None
+    }

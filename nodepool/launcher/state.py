@@ -60,7 +60,9 @@ class LauncherState:
             self.server_time.measured(cluster.time / 1000, began)
 
     def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Record why a pool declines a request; return all reasons if every pool has declined it."""
+        """Record why a pool declines a request; return all reasons if every pool has declined
+        it.
+        """
         self.declines.note(request, pool.launcher_id, pool.capacity.label, reasons)
         # Our pools that are just being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.workers.keys()
@@ -71,19 +73,26 @@ class LauncherState:
     def is_starting(self, labels: Iterable[str]) -> bool:
         """Return whether a provider that is still starting offers all these labels."""
         known = self.config.not_running_labels if self.config is not None else {}
-        return any(self.config.provider_failures.get(name) == STARTING and set(labels) <= set(known[name]) for name in known)
+        return any(
+            self.config.provider_failures.get(name) == STARTING and set(labels) <= set(known[name])
+            for name in known
+        )
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.workers.values() if w.provider_name == provider_name]
 
-    def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
+    def request_fulfilled(
+        self, request: NodeRequest, accepted: float | None = None, trace: str | None = None
+    ) -> None:
         """Record the waiting time of a fulfilled request.
 
         :param accepted: UNIX seconds.
         :param trace: id of the trace of the request.
         """
         now = self.clock.time()
-        took = None if request.requestor == MIN_READY else seconds_between(request.created_time, now)
+        took = (
+            None if request.requestor == MIN_READY else seconds_between(request.created_time, now)
+        )
         if took is None:
             return
         for step, seconds in (

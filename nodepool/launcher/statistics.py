@@ -65,7 +65,8 @@ class StatsWorker(threading.Thread):
         self._sent: dict[str, float] = {}
         self._complete_at = 0.0
         self._warned: dict[str, float] = {}
-        #: What is done at most once a second, at least after each change; and what is done every 10 s.
+        #: What is done at most once a second, at least after each change; and what is done every 10
+        #: s.
         self._parts: dict[str, Callable[[], Any]] = {
             "publishing problems": publish_problems,
             "publishing the report": reporter.publish,
@@ -120,7 +121,12 @@ class StatsWorker(threading.Thread):
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
                 seconds = internals_at - self.state.clock.monotonic()
-                self._event.wait(max(0.1, min(seconds, self._reporter.seconds_left(bool(self.assignment.waiting())))))
+                self._event.wait(
+                    max(
+                        0.1,
+                        min(seconds, self._reporter.seconds_left(bool(self.assignment.waiting()))),
+                    )
+                )
                 self._event.clear()
             left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:
@@ -155,10 +161,14 @@ class StatsWorker(threading.Thread):
     def _stand_for_election(self) -> None:
         if self._election_thread is not None and self._election_thread.is_alive():
             return
-        self._election = self.state.zk.kazoo_client.Election(f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
+        self._election = self.state.zk.kazoo_client.Election(
+            f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}"
+        )
         # Before the lock is acquired: the session may be lost immediately after.
         self._step_down.clear()
-        self._election_thread = threading.Thread(target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
+        self._election_thread = threading.Thread(
+            target=self._run_election, name="ThreadPoolExecutor-election", daemon=True
+        )
         self._election_thread.start()
 
     def _run_election(self) -> None:
@@ -198,11 +208,21 @@ class StatsWorker(threading.Thread):
         if config is None:
             return
         for provider in config.providers.values():
-            self._safely({f"reporting limits of provider {provider.name}": functools.partial(self._limit, provider, values)})
+            self._safely(
+                {
+                    f"reporting limits of provider {provider.name}": functools.partial(
+                        self._limit, provider, values
+                    )
+                }
+            )
         for tenant, limits in config.tenant_resource_limits.items():
             for name, limit in limits.items():
                 if limit != math.inf:
-                    values[metrics.TENANT_LIMIT(normalize_statsd_name(tenant), normalize_statsd_name(name))] = limit
+                    values[
+                        metrics.TENANT_LIMIT(
+                            normalize_statsd_name(tenant), normalize_statsd_name(name)
+                        )
+                    ] = limit
 
     @staticmethod
     def _limit(provider: ProviderConfig, values: dict[str, float]) -> None:
@@ -218,8 +238,16 @@ class StatsWorker(threading.Thread):
             for state in STATES:
                 values[metrics.NODES(state)] = tree.counted.states[state]
             for metric, names, counted in (
-                (metrics.PROVIDER_NODES, {pool.provider_name for pool in pools}, tree.counted.providers),
-                (metrics.LABEL_NODES, {label for pool in pools for label in pool.supported_labels}, tree.counted.labels),
+                (
+                    metrics.PROVIDER_NODES,
+                    {pool.provider_name for pool in pools},
+                    tree.counted.providers,
+                ),
+                (
+                    metrics.LABEL_NODES,
+                    {label for pool in pools for label in pool.supported_labels},
+                    tree.counted.labels,
+                ),
             ):
                 for name, state in itertools.product(names | set(counted), STATES):
                     values[metric(name, state)] = counted.get(name or "", Counter[str]())[state]
@@ -234,7 +262,11 @@ class StatsWorker(threading.Thread):
     def _internals(self) -> None:
         zk = self.state.zk
         queues = {"client.connection_queue": len(zk.kazoo_client._queue)}
-        for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree), ("image_cache", zk.image_tree)):
+        for name, tree in (
+            ("node_cache", zk.node_tree),
+            ("request_cache", zk.request_tree),
+            ("image_cache", zk.image_tree),
+        ):
             queues[f"{name}.event_queue"] = len(tree._deferred)
             queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
         host, statsd = hostnames.short(), self.state.statsd
@@ -263,8 +295,14 @@ class StatsWorker(threading.Thread):
     def warn_about_queues(self, queues: dict[str, int], now: float) -> None:
         """Warn about growing queues, at most once a minute each: this launcher is too slow."""
         for name, length in queues.items():
-            if length > QUEUE_WARNING and now - self._warned.get(name, -WARNING_INTERVAL) >= WARNING_INTERVAL:
+            if (
+                length > QUEUE_WARNING
+                and now - self._warned.get(name, -WARNING_INTERVAL) >= WARNING_INTERVAL
+            ):
                 self._warned[name] = now
                 self.log.warning(
-                    "The queue %s has %s entries; this launcher is too slow to process changes of ZooKeeper", name, length
+                    "The queue %s has %s entries; this launcher is too slow to process changes of "
+                    "ZooKeeper",
+                    name,
+                    length,
                 )

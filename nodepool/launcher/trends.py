@@ -72,22 +72,35 @@ class Trends:
                 self._take(event)
 
     def _take(self, event: Event) -> None:
-        kind, state, labels, when = event["type"], event.get("state"), set(event.get("labels", ())), event["time"]
+        kind, state, labels, when = (
+            event["type"],
+            event.get("state"),
+            set(event.get("labels", ())),
+            event["time"],
+        )
         seconds = event.get("seconds")
         took = seconds if isinstance(seconds, (int, float)) and 0 <= seconds < LONGEST else None
         if kind == "node-changed" and event.get("before") == BUILDING and state == READY:
             bucket = self._bucket(when)
             bucket.ready += 1
             _note(bucket.launches, self._launches, labels, took)
-        elif event.get("before") == BUILDING and (kind == "node-removed" or state in (FAILED, ABORTED, DELETING)):
+        elif event.get("before") == BUILDING and (
+            kind == "node-removed" or state in (FAILED, ABORTED, DELETING)
+        ):
             # If nothing was created, the record is deleted and never gets the state failed.
             self._bucket(when).failed += 1
-        elif kind == "request-changed" and state == FULFILLED and event.get("requestor") != MIN_READY:
+        elif (
+            kind == "request-changed" and state == FULFILLED and event.get("requestor") != MIN_READY
+        ):
             _note(self._bucket(when).waits, self._waits, labels, took)
             _note([], self._served, labels, when)
 
-    def sample(self, nodes: Callable[[], Mapping[str, int]], waiting: Callable[[], Mapping[str, int]]) -> None:
-        """Note the number of nodes by state and of waiting requests by cause, if a sample is due."""
+    def sample(
+        self, nodes: Callable[[], Mapping[str, int]], waiting: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Note the number of nodes by state and of waiting requests by cause, if a sample is
+        due.
+        """
         now = self._clock.monotonic()
         if now < self._sample_at:
             return
@@ -129,7 +142,9 @@ class Trends:
             for kept in self._buckets.values():
                 kept.close()
             bucket = self._buckets[number] = Point()
-            self._buckets = {each: kept for each, kept in self._buckets.items() if last - BUCKETS < each <= last}
+            self._buckets = {
+                each: kept for each, kept in self._buckets.items() if last - BUCKETS < each <= last
+            }
         return bucket
 
     def labels(self) -> dict[str, dict[str, Any]]:
@@ -138,9 +153,16 @@ class Trends:
             now = self._clock.time()
             found: dict[str, dict[str, Any]] = {}
             for label in sorted({*self._launches, *self._waits}):
-                entry = found[label] = {"launch": _median(self._launches.get(label)), "wait": _median(self._waits.get(label))}
-                served = [when for when in self._served.get(label, ()) if 0 <= now - when < BUCKET * 12]
-                if len(served) > 1 and (now - served[-1]) * len(served) <= STALLED * (now - served[0]):
+                entry = found[label] = {
+                    "launch": _median(self._launches.get(label)),
+                    "wait": _median(self._waits.get(label)),
+                }
+                served = [
+                    when for when in self._served.get(label, ()) if 0 <= now - when < BUCKET * 12
+                ]
+                if len(served) > 1 and (now - served[-1]) * len(served) <= STALLED * (
+                    now - served[0]
+                ):
                     entry["a_minute"] = round(60 * len(served) / max(1.0, now - served[0]), 3)
             return found
 
@@ -169,7 +191,9 @@ class Trends:
             return rows
 
 
-def _note(durations: list[float], by_label: Numbers, labels: Iterable[str], took: float | None) -> None:
+def _note(
+    durations: list[float], by_label: Numbers, labels: Iterable[str], took: float | None
+) -> None:
     if took is None:
         return
     if len(durations) < MOST:

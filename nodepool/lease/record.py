@@ -15,7 +15,8 @@ REQUESTOR = "nodepool-lease"
 #: The key in ``requestor_data`` of requests and ``user_data`` of nodes.
 KEY = "lease"
 VERSION = 1
-#: Least and most seconds of a lease: launchers look each minute, and store the seconds as an integer.
+#: Least and most seconds of a lease: launchers look each minute, and store the seconds as an
+#: integer.
 LEAST, MOST = 60, 10 * 366 * 86400
 #: Bytes of the notes, as JSON.
 MOST_NOTES = 1024
@@ -103,15 +104,24 @@ class Terms:
         def of(name: str, kind: type | tuple[type, ...], default: Any) -> Any:
             value = found.get(name)
             # NaN fails the comparison, too.
-            odd = isinstance(value, bool) or (isinstance(value, (int, float)) and not abs(value) < LATEST)
+            odd = isinstance(value, bool) or (
+                isinstance(value, (int, float)) and not abs(value) < LATEST
+            )
             return value if isinstance(value, kind) and not odd else default
 
         return cls(
-            owner=found["owner"], via=of("via", str, "unknown"), purpose=of("purpose", str, ""),
-            created=float(of("created", (int, float), 0.0)), size=of("size", int, 1), key=of("key", str, None),
-            secret=of("secret", str, None), renewed=of("renewed", int, 0),
-            longest=of("longest", (int, float), None), notes=of("notes", dict, {}), limit=of("limit", str, None),
-        )  # fmt: skip
+            owner=found["owner"],
+            via=of("via", str, "unknown"),
+            purpose=of("purpose", str, ""),
+            created=float(of("created", (int, float), 0.0)),
+            size=of("size", int, 1),
+            key=of("key", str, None),
+            secret=of("secret", str, None),
+            renewed=of("renewed", int, 0),
+            longest=of("longest", (int, float), None),
+            notes=of("notes", dict, {}),
+            limit=of("limit", str, None),
+        )
 
     def comment(self) -> str:
         """Return the comment of the nodes, which the lists of 11.0.0 show."""
@@ -144,7 +154,11 @@ class Lease:
 
         A node may have several labels, and nothing is known about those of nodes that were lost.
         """
-        known = all(set(node.type) & set(labels) for node in self.nodes) if self.nodes else sorted(self.labels) == sorted(labels)
+        known = (
+            all(set(node.type) & set(labels) for node in self.nodes)
+            if self.nodes
+            else sorted(self.labels) == sorted(labels)
+        )
         return known and self.terms.size == len(labels)
 
 
@@ -173,7 +187,12 @@ def hold(node: Node, terms: Terms, seconds: float, now: float, most: float) -> N
 
     :param most: ``max-hold-age``, after which launchers end the hold in any case.
     """
-    node.state, node.state_time, node.hold_expiration, node.hold_job = HOLD, now, int(min(seconds, most)), None
+    node.state, node.state_time, node.hold_expiration, node.hold_job = (
+        HOLD,
+        now,
+        int(min(seconds, most)),
+        None,
+    )
     write_terms(node, replace(terms, limit=MAX_HOLD_AGE if seconds > most else None))
 
 
@@ -183,15 +202,22 @@ def of_nodes(lease_id: str, nodes: Sequence[Node]) -> Lease:
     ends = [end_of(node) for node in nodes]
     known = [end for end in ends if end is not None]
     return Lease(
-        lease_id, LeaseState.HELD, terms, tuple(label for node in nodes for label in node.type[:1]), tuple(nodes),
-        min(known) if len(known) == len(nodes) else None, nodes[0].tenant_name,
-    )  # fmt: skip
+        lease_id,
+        LeaseState.HELD,
+        terms,
+        tuple(label for node in nodes for label in node.type[:1]),
+        tuple(nodes),
+        min(known) if len(known) == len(nodes) else None,
+        nodes[0].tenant_name,
+    )
 
 
 def _of_others(nodes: Sequence[Node]) -> Terms:
     """Return the terms of a hold of Zuul or of ``nodepool hold``."""
     first = nodes[0]
-    purpose = " ".join(text for text in (first.comment, first.hold_job) if isinstance(text, str) and text)
+    purpose = " ".join(
+        text for text in (first.comment, first.hold_job) if isinstance(text, str) and text
+    )
     owner = "zuul" if first.hold_job else "nobody"
     return Terms(owner, "record", purpose, float(first.state_time or 0.0), len(nodes))
 
@@ -200,7 +226,9 @@ def of_request(request: NodeRequest, terms: Terms) -> Lease:
     """Return the lease of a request that waits, or has just been fulfilled or failed."""
     states = {"fulfilled": LeaseState.READY, "failed": LeaseState.FAILED}
     state = states.get(str(request.state), LeaseState.WAITING)
-    return Lease(request.id or "", state, terms, tuple(request.node_types), tenant=request.tenant_name)
+    return Lease(
+        request.id or "", state, terms, tuple(request.node_types), tenant=request.tenant_name
+    )
 
 
 def renewed(terms: Terms, limited: bool) -> Terms:

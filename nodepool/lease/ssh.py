@@ -15,21 +15,30 @@ from nodepool.lease.leases import Leases
 from nodepool.lease.record import Lease
 from nodepool.zk.records import Node
 
-#: Seconds that the files of a lease are kept after its end, unless this user returns it; and of one without an end.
+#: Seconds that the files of a lease are kept after its end, unless this user returns it; and of one
+#: without an end.
 KEPT, FOREVER = 86400.0, 10 * 365 * 86400.0
 
 
 def names(nodes: Sequence[Node]) -> list[tuple[str, Node]]:
     """Return the nodes with their names ``n1``, ``n2`` and so on, by id."""
-    return [(f"n{number}", node) for number, node in enumerate(sorted(nodes, key=lambda node: node.id or ""), 1)]
+    return [
+        (f"n{number}", node)
+        for number, node in enumerate(sorted(nodes, key=lambda node: node.id or ""), 1)
+    ]
 
 
 def machine(node: Node) -> ssh.Node:
     """Return what is needed to connect to a node."""
     return ssh.Node(
-        node.id or "", address=node.interface_ip, port=node.connection_port, username=node.username,
-        host_keys=list(node.host_keys), connection_type=node.connection_type, shell_type=node.shell_type,
-    )  # fmt: skip
+        node.id or "",
+        address=node.interface_ip,
+        port=node.connection_port,
+        username=node.username,
+        host_keys=list(node.host_keys),
+        connection_type=node.connection_type,
+        shell_type=node.shell_type,
+    )
 
 
 def machines(nodes: Sequence[Node]) -> list[ssh.Node]:
@@ -80,21 +89,28 @@ def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
 
     Nodes whose data contain templates are not in it.
 
-    :param directory: of ``known_hosts``: the result is for a file, which has another form than the output of a program.
+    :param directory: of ``known_hosts``: the result is for a file, which has another form than the
+        output of a program.
     """
     hosts: dict[str, dict[str, Any]] = {}
     groups: dict[str, Any] = {}
     for name, node in names(lease.nodes):
         found = {
-            "ansible_host": node.interface_ip, "ansible_port": node.connection_port, "ansible_user": node.username,
-            "ansible_connection": node.connection_type, "ansible_python_interpreter": node.python_path or "auto",
-            "nodepool_id": node.id, "nodepool_label": ",".join(node.type), "nodepool_provider": node.provider,
-        }  # fmt: skip
+            "ansible_host": node.interface_ip,
+            "ansible_port": node.connection_port,
+            "ansible_user": node.username,
+            "ansible_connection": node.connection_type,
+            "ansible_python_interpreter": node.python_path or "auto",
+            "nodepool_id": node.id,
+            "nodepool_label": ",".join(node.type),
+            "nodepool_provider": node.provider,
+        }
         if any("{" in str(value) for value in found.values()):
             continue  # Ansible would run a template
         hosts[name] = found
         for label in node.type:
-            # Ansible would give the host of that name its variables to all hosts of the group, and the other way round.
+            # Ansible would give the host of that name its variables to all hosts of the group, and
+            # the other way round.
             group = f"label-{label}" if re.fullmatch(r"n\d+|all|ungrouped|_meta", label) else label
             groups.setdefault(group, {"hosts": []})["hosts"].append(name)
     if directory is None:
@@ -102,6 +118,9 @@ def inventory(lease: Lease, directory: str | None = None) -> dict[str, Any]:
     known = shlex.quote(f"UserKnownHostsFile={ssh.quoted(f'{directory}/known_hosts')}")
     checked = f"-o {known} -o StrictHostKeyChecking=yes"
     return {
-        label: {"hosts": {name: hosts[name] for name in group["hosts"]}, "vars": {"ansible_ssh_common_args": checked}}
+        label: {
+            "hosts": {name: hosts[name] for name in group["hosts"]},
+            "vars": {"ansible_ssh_common_args": checked},
+        }
         for label, group in groups.items()
     }

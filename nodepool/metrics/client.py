@@ -39,7 +39,9 @@ def _milliseconds(delta: float | datetime.timedelta) -> float:
 
 
 BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Seconds: upper bounds of the histogram buckets; from assigning a ready node to building an image."""
+"""Seconds: upper bounds of the histogram buckets; from assigning a ready node to building an
+image.
+"""
 
 
 class Example(NamedTuple):
@@ -111,7 +113,9 @@ class Metrics:
         with self._lock:
             if delta:
                 value += self._gauges.get(stat, 0)
-            self._gauges[stat] = value + 0  # a value that is not a number fails here, not in a scrape
+            self._gauges[stat] = (
+                value + 0
+            )  # a value that is not a number fails here, not in a scrape
         if self._sender:
             self._sender.put(stat, value, "g")
 
@@ -130,12 +134,14 @@ class Metrics:
     def exemplar(self, stat: str, milliseconds: float, trace_id: str) -> None:
         """Link a trace to a duration recorded by :meth:`timing`; each bucket keeps the latest."""
         with self._lock:
-            self._exemplars.setdefault(stat, {})[bisect.bisect_left(BUCKETS, milliseconds / 1000)] = Example(
-                trace_id, milliseconds / 1000, time.time()
-            )
+            self._exemplars.setdefault(stat, {})[
+                bisect.bisect_left(BUCKETS, milliseconds / 1000)
+            ] = Example(trace_id, milliseconds / 1000, time.time())
 
     @contextlib.contextmanager
-    def timer(self, stat: str, rate: float = 1, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    def timer(
+        self, stat: str, rate: float = 1, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[None]:
         start = clock()
         try:
             yield
@@ -175,7 +181,9 @@ class Metrics:
                 dict(self._gauges),
                 dict(self._counters),
                 {
-                    name: Timer(sum(classes), total[0], tuple(classes), dict(self._exemplars.get(name, ())))
+                    name: Timer(
+                        sum(classes), total[0], tuple(classes), dict(self._exemplars.get(name, ()))
+                    )
                     for name, (total, classes) in self._timers.items()
                 },
             )

@@ -56,7 +56,11 @@ class StatsReporter:
         provider = self.provider_config.name
         request = getattr(self.handler, "request", None)
         tracer = tracing.current()
-        trace = tracer.launch_ended(request, self.node, provider, subkey, dt / 1000, self.trace_steps) if tracer else None
+        trace = (
+            tracer.launch_ended(request, self.node, provider, subkey, dt / 1000, self.trace_steps)
+            if tracer
+            else None
+        )
         self.trace_steps = []
         if self._statsd is None:
             return
@@ -68,7 +72,9 @@ class StatsReporter:
             keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
         keys += [metrics.LABEL_LAUNCHES(label, subkey) for label in self.node.type[:1]]
         if self.node.tenant_name:
-            keys.append(metrics.TENANT_LAUNCHES(normalize_statsd_name(self.node.tenant_name), subkey))
+            keys.append(
+                metrics.TENANT_LAUNCHES(normalize_statsd_name(self.node.tenant_name), subkey)
+            )
         for key in keys:
             self._statsd.timing(key, dt)
             self._statsd.incr(key)

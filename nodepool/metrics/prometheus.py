@@ -42,7 +42,9 @@ class NodepoolCollector:
         yield dropped
 
     @staticmethod
-    def _families(factory: Callable[..., Any], suffix: str, values: Mapping[str, Any]) -> Iterator[Metric]:
+    def _families(
+        factory: Callable[..., Any], suffix: str, values: Mapping[str, Any]
+    ) -> Iterator[Metric]:
         families: dict[str, Any] = {}
         seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         for stat, value in sorted(values.items()):
@@ -53,8 +55,13 @@ class NodepoolCollector:
                 continue
             seen.add((name, labels))
             if name not in families:
-                families[name] = factory(name + suffix, series.definition.help, labels=series.definition.labels)
-            families[name].add_metric([printable(text) for _, text in labels], *(value if isinstance(value, tuple) else (value,)))
+                families[name] = factory(
+                    name + suffix, series.definition.help, labels=series.definition.labels
+                )
+            families[name].add_metric(
+                [printable(text) for _, text in labels],
+                *(value if isinstance(value, tuple) else (value,)),
+            )
         yield from families.values()
 
 
@@ -63,15 +70,21 @@ def _histogram(timer: Timer) -> tuple[list[list[Any]], float]:
     from prometheus_client.samples import Exemplar
 
     ends = [*map(str, BUCKETS), "+Inf"]
-    classes: list[list[Any]] = [[end, n] for end, n in zip(ends, itertools.accumulate(timer.classes), strict=True)]
+    classes: list[list[Any]] = [
+        [end, n] for end, n in zip(ends, itertools.accumulate(timer.classes), strict=True)
+    ]
     for index, example in timer.examples.items():
-        classes[index].append(Exemplar({"trace_id": example.trace_id}, example.seconds, example.when))
+        classes[index].append(
+            Exemplar({"trace_id": example.trace_id}, example.seconds, example.when)
+        )
     return classes, timer.total / 1000
 
 
 def _foreign(stat: str) -> Series:
     """Return a family without labels for a name of an external driver."""
-    return Definition(re.sub(r"[{}%]", "_", stat), re.sub(r"[^a-zA-Z0-9_]|^(?=\d)", "_", stat), stat)()
+    return Definition(
+        re.sub(r"[{}%]", "_", stat), re.sub(r"[^a-zA-Z0-9_]|^(?=\d)", "_", stat), stat
+    )()
 
 
 class Exposition:

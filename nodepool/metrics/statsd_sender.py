@@ -66,7 +66,10 @@ class StatsdSender:
             if self._thread is None:
                 self._stop = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._stop,), name="ThreadPoolExecutor-statsd", daemon=True
+                    target=self._run,
+                    args=(self._stop,),
+                    name="ThreadPoolExecutor-statsd",
+                    daemon=True,
                 )
                 self._thread.start()
 
@@ -79,7 +82,9 @@ class StatsdSender:
                 # Values arrive in bursts; a short delay sends them in fewer packets.
                 stop.wait(LINGER)
                 self._wake.clear()
-                if time.monotonic() - resolved_at >= RESOLVE_AGAIN:  # resolve again, in case the server has moved
+                if (
+                    time.monotonic() - resolved_at >= RESOLVE_AGAIN
+                ):  # resolve again, in case the server has moved
                     resolved_at = time.monotonic()
                     client = self._resolve(client)
                 self._send(client)

@@ -1,8 +1,8 @@
 """OpenTelemetry traces (extra ``tracing``): spans of served requests and their launches.
 
-Zuul stores the context of its own span in ``requestor_data``; our spans are its children. The environment variables of
-OpenTelemetry enable it: nothing is sent without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or
-``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
+Zuul stores the context of its own span in ``requestor_data``; our spans are its children. The
+environment variables of OpenTelemetry enable it: nothing is sent without
+``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ def _harmless(method: Callable[..., str | None]) -> Callable[..., str | None]:
 class Tracer:
     """Creates spans; a thread of the library sends them, and drops what it cannot send."""
 
-    def __init__(self, exporter: Any, clock: Callable[[], float] = time.time, env: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        exporter: Any,
+        clock: Callable[[], float] = time.time,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -72,7 +77,13 @@ class Tracer:
 
     @_harmless
     def launch_ended(
-        self, request: Any, node: Any, provider: str, result: str, seconds: float, steps: Iterable[tuple[float, str]] = ()
+        self,
+        request: Any,
+        node: Any,
+        provider: str,
+        result: str,
+        seconds: float,
+        steps: Iterable[tuple[float, str]] = (),
     ) -> str | None:
         """Record the end of an attempt to create a node, or of the whole launch.
 
@@ -83,11 +94,22 @@ class Tracer:
         from opentelemetry import trace
 
         now = self._clock()
-        context = None if request is None else trace.set_span_in_context(self._span(request, late=True))
-        attributes = {"nodepool.node": node.id, "nodepool.provider": provider, "nodepool.label": ",".join(node.type),
-                      "nodepool.result": result, "nodepool.az": node.az, "nodepool.external_id": node.external_id}  # fmt: skip
+        context = (
+            None if request is None else trace.set_span_in_context(self._span(request, late=True))
+        )
+        attributes = {
+            "nodepool.node": node.id,
+            "nodepool.provider": provider,
+            "nodepool.label": ",".join(node.type),
+            "nodepool.result": result,
+            "nodepool.az": node.az,
+            "nodepool.external_id": node.external_id,
+        }
         span = self._tracer.start_span(
-            "launch", context, attributes=_known(attributes), start_time=_nanoseconds(now - max(0.0, seconds))
+            "launch",
+            context,
+            attributes=_known(attributes),
+            start_time=_nanoseconds(now - max(0.0, seconds)),
         )
         for when, text in steps:
             span.add_event(text, timestamp=_nanoseconds(when))
@@ -109,8 +131,16 @@ class Tracer:
             self._spans.pop(request.id, None)
             if result in FINAL:
                 _keep(self._ended, request.id, span)
-        span.set_attributes(_known({"nodepool.provider": provider, "nodepool.pool": pool, "nodepool.result": result,
-                                    "nodepool.nodes": ",".join(map(str, request.nodes))}))  # fmt: skip
+        span.set_attributes(
+            _known(
+                {
+                    "nodepool.provider": provider,
+                    "nodepool.pool": pool,
+                    "nodepool.result": result,
+                    "nodepool.nodes": ",".join(map(str, request.nodes)),
+                }
+            )
+        )
         _end(span, result, result in ("fulfilled", "returned", "removed"), self._clock())
         return _trace_id(span)
 
@@ -125,9 +155,13 @@ class Tracer:
                 now = self._clock()
                 created = request.created_time
                 believed = isinstance(created, (int, float)) and now - LONGEST < created <= now
-                attributes = {"nodepool.request": request.id, "nodepool.labels": ",".join(map(str, request.node_types)),
-                              "nodepool.requestor": request.requestor, "nodepool.tenant": request.tenant_name,
-                              "nodepool.event_id": request.event_id}  # fmt: skip
+                attributes = {
+                    "nodepool.request": request.id,
+                    "nodepool.labels": ",".join(map(str, request.node_types)),
+                    "nodepool.requestor": request.requestor,
+                    "nodepool.tenant": request.tenant_name,
+                    "nodepool.event_id": request.event_id,
+                }
                 span = self._tracer.start_span(
                     "request",
                     parent_context(request.requestor_data),
@@ -167,7 +201,9 @@ def parent_context(data: object) -> Any:
     trace_id, span_id = _identifier(info.get("trace_id"), 128), _identifier(info.get("span_id"), 64)
     if not trace_id or not span_id:
         return None
-    there = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED))
+    there = trace.SpanContext(
+        trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    )
     return trace.set_span_in_context(trace.NonRecordingSpan(there))
 
 
@@ -178,7 +214,11 @@ def _identifier(value: object, bits: int) -> int | None:
             value = int(value[: bits // 4 + 1], 16)
         except ValueError:
             return None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << bits else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << bits
+        else None
+    )
 
 
 def _known(attributes: Mapping[str, object]) -> dict[str, str]:
@@ -215,8 +255,17 @@ def start(env: Mapping[str, str] = os.environ) -> None:
     if absent is not None:
         log.error("Tracing is disabled although %s is set: it requires %s", wanted, absent)
         return
-    if env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")) != "http/protobuf":
-        log.warning("Traces are sent as http/protobuf; this release does not support other OpenTelemetry protocols")
+    if (
+        env.get(
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+            env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        )
+        != "http/protobuf"
+    ):
+        log.warning(
+            "Traces are sent as http/protobuf; this release does not support other OpenTelemetry "
+            "protocols"
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 

@@ -9,9 +9,13 @@ from collections.abc import Callable
 class Bucket:
     """``rate`` per second, of which ``saved`` may be saved up.
 
-    A user with anything left may start, whatever it will cost: the next one waits until the debt is paid."""
+    A user with anything left may start, whatever it will cost: the next one waits until the debt is
+    paid.
+    """
 
-    def __init__(self, rate: float, saved: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rate: float, saved: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rate = rate
         self._saved = saved
         self._now = now

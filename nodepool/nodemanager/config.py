@@ -56,20 +56,35 @@ _AT_ONCE = vol.All(int, vol.Range(min=1, max=256))
 
 
 class Overcommit(Section):
-    disk: float = option(_FACTOR, 1.0, "of what slivers are promised; more than 1: they may break each other's file systems")
+    disk: float = option(
+        _FACTOR,
+        1.0,
+        "of what slivers are promised; more than 1: they may break each other's file systems",
+    )
     memory: float = option(_FACTOR, 1.0, "of what slivers are promised")
 
 
 class Ssh(Section):
-    address: str = option(str, "127.0.0.1", "address of the slivers; launchers on other machines need one that they reach")
-    listen_address: str = option(str, derived("``address``", lambda ssh, _name: ssh.address), "address to listen on")
-    ports: tuple[int, int] = option(vol.All(str, _ports), (22000, 22999), "one for each sliver", shown="22000-22999")
+    address: str = option(
+        str,
+        "127.0.0.1",
+        "address of the slivers; launchers on other machines need one that they reach",
+    )
+    listen_address: str = option(
+        str, derived("``address``", lambda ssh, _name: ssh.address), "address to listen on"
+    )
+    ports: tuple[int, int] = option(
+        vol.All(str, _ports), (22000, 22999), "one for each sliver", shown="22000-22999"
+    )
     mode: str = option(
         vol.Any("connection", "sshd"),
         "connection",
-        "``sshd``: slivers with a network run a server of their own, at their own address and port 22",
+        "``sshd``: slivers with a network run a server of their own, at their own address and port "
+        "22",
     )
-    connections: int = option(vol.All(int, vol.Range(min=1, max=10_000)), 20, "maximum logins of one sliver at a time")
+    connections: int = option(
+        vol.All(int, vol.Range(min=1, max=10_000)), 20, "maximum logins of one sliver at a time"
+    )
 
 
 class Tls(Section):
@@ -80,7 +95,9 @@ class Tls(Section):
     cert: str = option(str, REQUIRED, "file with our certificate")
     key: str = option(str, REQUIRED, "file with its key")
     ca: str = option(str, REQUIRED, "file with the CA of the launchers' certificates")
-    controllers: tuple[str, ...] = option([str], (), "names in the certificates of the launchers; required", convert=tuple)
+    controllers: tuple[str, ...] = option(
+        [str], (), "names in the certificates of the launchers; required", convert=tuple
+    )
 
 
 class Api(Section):
@@ -91,14 +108,23 @@ class Api(Section):
         convert=lambda path: path or None,
         shown="``nodemanager.api`` in run-dir",
     )
-    old_unix: str | None = option(vol.Any(str, False), None, "additional path of the socket", convert=lambda path: path or None)
+    old_unix: str | None = option(
+        vol.Any(str, False),
+        None,
+        "additional path of the socket",
+        convert=lambda path: path or None,
+    )
     tcp: int = option(
         _PORT,
         derived("812 as root", lambda _api, _name: API_SERVER_PORT if os.geteuid() == 0 else -1),
-        "port on the loopback interface; false: none; it gives nobody the rights of root or of launchers",
+        "port on the loopback interface; false: none; it gives nobody the rights of root or of "
+        "launchers",
     )
     controller_uids: tuple[int, ...] = option(
-        [int], (), "users of this machine with the rights of launchers, at the Unix socket", convert=tuple
+        [int],
+        (),
+        "users of this machine with the rights of launchers, at the Unix socket",
+        convert=tuple,
     )
     tls: Tls | None = option(Tls, None, "for launchers on other machines", stored=False)
 
@@ -106,13 +132,23 @@ class Api(Section):
 class NetworkConfig(Section):
     default: str = option(str, "none", "``none``, ``nat`` or ``bridge:INTERFACE``")
     cap: int = option(vol.All(int, vol.Range(min=1)), DEFAULT_CAP, "bit/s of all slivers together")
-    exempt_ips: tuple[str, ...] = option([str], DEFAULT_EXEMPT, "addresses to which other limits apply", convert=tuple)
+    exempt_ips: tuple[str, ...] = option(
+        [str], DEFAULT_EXEMPT, "addresses to which other limits apply", convert=tuple
+    )
     subnet: str = option(str, "10.213.0.0/16", "addresses of slivers with ``nat``")
     dns: tuple[str, ...] = option([str], (), "DNS servers", convert=tuple, shown="the host's")
     reach: tuple[str, ...] = option(
-        [str], (), "private networks that slivers with ``nat`` may use, and those of this host; others are refused", convert=tuple
+        [str],
+        (),
+        "private networks that slivers with ``nat`` may use, and those of this host; others are "
+        "refused",
+        convert=tuple,
     )
-    connections: int = option(vol.All(int, vol.Range(min=1, max=1_000_000)), 4096, "maximum connections of one sliver at a time")
+    connections: int = option(
+        vol.All(int, vol.Range(min=1, max=1_000_000)),
+        4096,
+        "maximum connections of one sliver at a time",
+    )
     isolated: bool = option(bool, True, "slivers on one bridge cannot connect to each other")
     daily_limit: int = option(
         vol.All(int, vol.Range(min=0)),
@@ -130,7 +166,9 @@ _SLICES_XML = {
     "cert": option(str, None, "file with our certificate"),
     "key": option(str, None, "file with its key"),
     "default-slice": option(
-        vol.Any(str, False), None, "slice whose resources are the defaults of others; false: it is one like any other"
+        vol.Any(str, False),
+        None,
+        "slice whose resources are the defaults of others; false: it is one like any other",
     ),
 }
 _ZOOKEEPER = {
@@ -169,32 +207,54 @@ class NodeManagerConfig(Section):
         derived(
             "/run/nodepool as root",
             lambda config, _name: (
-                "/run/nodepool" if config.root else os.path.join(os.environ.get("XDG_RUNTIME_DIR") or _home(), "nodepool")
+                "/run/nodepool"
+                if config.root
+                else os.path.join(os.environ.get("XDG_RUNTIME_DIR") or _home(), "nodepool")
             ),
         ),
         "sockets and other things of the running daemon",
         convert=os.path.abspath,
     )
     log_file: str = option(str, "", "additional log in the format of the original")
-    backend: str = option(str, "auto", "``native`` or ``rootless``, ``podman``, ``nspawn``; ``auto``: one of the first two")
+    backend: str = option(
+        str,
+        "auto",
+        "``native`` or ``rootless``, ``podman``, ``nspawn``; ``auto``: one of the first two",
+    )
     host_name: str = option(
         str,
         derived("the host's name", lambda _config, _name: socket.gethostname()),
         "name of this host for launchers, and in tickets",
     )
     host_group: str = option(str, "", "an availability zone of the launcher")
-    id_base: int = option(vol.All(int, vol.Range(min=65536, max=4_000_000_000)), 2_000_000, "first user id of slivers")
-    host_reserve: int = option(vol.All(int, vol.Range(min=0, max=900)), 50, "per mille of the CPU that no guarantee may take")
-    max_slivers: int = option(vol.All(int, vol.Range(min=1, max=30_000)), 1000, "maximum number of slivers")
-    create_concurrency: int = option(_AT_ONCE, PROCESSORS, "slivers that are created at the same time")
-    delete_concurrency: int = option(_AT_ONCE, PROCESSORS, "slivers that are deleted at the same time")
+    id_base: int = option(
+        vol.All(int, vol.Range(min=65536, max=4_000_000_000)), 2_000_000, "first user id of slivers"
+    )
+    host_reserve: int = option(
+        vol.All(int, vol.Range(min=0, max=900)),
+        50,
+        "per mille of the CPU that no guarantee may take",
+    )
+    max_slivers: int = option(
+        vol.All(int, vol.Range(min=1, max=30_000)), 1000, "maximum number of slivers"
+    )
+    create_concurrency: int = option(
+        _AT_ONCE, PROCESSORS, "slivers that are created at the same time"
+    )
+    delete_concurrency: int = option(
+        _AT_ONCE, PROCESSORS, "slivers that are deleted at the same time"
+    )
     default_rspec: dict[str, int] = option(
         {str: vol.Any(int, str)}, {}, "resources of slivers whose record does not say otherwise"
     )
-    overcommit: Overcommit = option(Overcommit, cast(Any, {}), "overcommit factors", convert=Overcommit)
+    overcommit: Overcommit = option(
+        Overcommit, cast(Any, {}), "overcommit factors", convert=Overcommit
+    )
     ssh: Ssh = option(Ssh, cast(Any, {}), "logins", convert=Ssh)
     api: Api = option(Api, cast(Any, {}), "the API", stored=False)
-    network: NetworkConfig = option(NetworkConfig, cast(Any, {}), "networks of slivers", convert=NetworkConfig)
+    network: NetworkConfig = option(
+        NetworkConfig, cast(Any, {}), "networks of slivers", convert=NetworkConfig
+    )
     sources: tuple[Mapping[str, Any], ...] = option(
         [
             vol.Any(
@@ -208,12 +268,19 @@ class NodeManagerConfig(Section):
     )
     tickets: dict[str, Any] = option(_TICKETS, {}, "who may issue tickets")
     delegate_accounts: str = option(
-        vol.Any("shared", "unix"), "shared", "``unix``: each delegate has its own account; ``shared``: all log in as one"
+        vol.Any("shared", "unix"),
+        "shared",
+        "``unix``: each delegate has its own account; ``shared``: all log in as one",
     )
     node_id: str = option(vol.Any(int, str), "", "id of this node in slices.xml", convert=str)
-    delegates: tuple[Mapping[str, Any], ...] = option([_DELEGATE], (), "accounts that may only make API calls", convert=tuple)
+    delegates: tuple[Mapping[str, Any], ...] = option(
+        [_DELEGATE], (), "accounts that may only make API calls", convert=tuple
+    )
     sa_hostname: str | None = option(
-        str, None, "host of the authority, the only value that an operator of the original had to set", name="SA_HOSTNAME"
+        str,
+        None,
+        "host of the authority, the only value that an operator of the original had to set",
+        name="SA_HOSTNAME",
     )
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -223,7 +290,9 @@ class NodeManagerConfig(Section):
         self.api = Api({"unix": os.path.join(self.run_dir, "nodemanager.api"), **given})
         self.api.tls = Tls(given["tls"]) if "tls" in given else None
         if self.sa_hostname:
-            self.sources += ({"slices-xml": {"url": f"https://{self.sa_hostname}/xml/slices-0.5.xml"}},)
+            self.sources += (
+                {"slices-xml": {"url": f"https://{self.sa_hostname}/xml/slices-0.5.xml"}},
+            )
 
     @property
     def sliver_sockets(self) -> str | None:
@@ -263,7 +332,8 @@ def parse(content: object, path: str) -> NodeManagerConfig:
         given = _SCHEMA(content)
     except vol.MultipleInvalid as errors:
         texts = [
-            f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}{advice(_SCHEMA, error)}"
+            f"{'.'.join(str(part) for part in error.path) or 'top level'}: "
+            f"{error.msg}{advice(_SCHEMA, error)}"
             for error in errors.errors
         ]
         raise ConfigurationError(f"{path}: {'; '.join(texts)}") from None
@@ -303,12 +373,20 @@ def _check(config: NodeManagerConfig, path: str) -> None:
 
     network, tls = config.network, config.api.tls
     if config.host_name != socket.gethostname() and not _HOST.fullmatch(config.host_name):
-        raise ConfigurationError(f"{path}: host-name: {config.host_name!r} is not a valid host name")
+        raise ConfigurationError(
+            f"{path}: host-name: {config.host_name!r} is not a valid host name"
+        )
     if not records.NETWORK.fullmatch(network.default):
-        raise ConfigurationError(f"{path}: network.default: must be none, nat or bridge:INTERFACE, not {network.default!r}")
+        raise ConfigurationError(
+            f"{path}: network.default: must be none, nat or bridge:INTERFACE, not "
+            f"{network.default!r}"
+        )
     for name, addresses in (
-        ("exempt-ips", network.exempt_ips), ("subnet", (network.subnet,)), ("dns", network.dns), ("reach", network.reach),
-    ):  # fmt: skip
+        ("exempt-ips", network.exempt_ips),
+        ("subnet", (network.subnet,)),
+        ("dns", network.dns),
+        ("reach", network.reach),
+    ):
         for value in addresses:
             try:
                 if ipaddress.ip_network(value).version == 6 and name != "exempt-ips":
@@ -317,11 +395,13 @@ def _check(config: NodeManagerConfig, path: str) -> None:
                 raise ConfigurationError(f"{path}: network.{name}: {error}") from None
     if config.id_base + (config.max_slivers + 1) * 65536 > 2**32:
         raise ConfigurationError(
-            f"{path}: id-base: too high for {config.max_slivers} slivers of 65536 ids; lower id-base or max-slivers"
+            f"{path}: id-base: too high for {config.max_slivers} slivers of 65536 ids; lower "
+            "id-base or max-slivers"
         )
     if tls is not None and not tls.controllers:
         raise ConfigurationError(
-            f"{path}: api.tls.controllers: missing or empty; list the names in the certificates of the launchers, "
+            f"{path}: api.tls.controllers: missing or empty; list the names in the certificates of "
+            "the launchers, "
             "such as [launcher1.example.org]; no other certificate of that CA has their rights"
         )
     for number, entry in enumerate(config.delegates):
@@ -331,9 +411,12 @@ def _check(config: NodeManagerConfig, path: str) -> None:
             records.clean_keys("\n".join(keys) if isinstance(keys, list) else keys)
         except ValueError as error:
             raise ConfigurationError(f"{path}: delegates.{number}: {error}") from None
-        unknown = sorted(method for method in entry.get("methods", ()) if canonical(method) not in METHODS)
+        unknown = sorted(
+            method for method in entry.get("methods", ()) if canonical(method) not in METHODS
+        )
         if unknown:
             raise ConfigurationError(
-                f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there are "
+                f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there "
+                "are "
                 f"{', '.join(sorted(METHODS))}"
             )

@@ -28,9 +28,21 @@ SHUT_WAIT = 1.0
 BACKLOG = 4096
 #: Errors of accept(2) that concern one connection only.
 _PASSING = frozenset(
-    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
-     errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET)
-)  # fmt: skip
+    (
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ECONNABORTED,
+        errno.EPERM,
+        errno.EPROTO,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENONET,
+    )
+)
 #: Seconds between two log lines about the same problem.
 SILENCE = 60.0
 #: Threads that are started in advance.
@@ -144,7 +156,9 @@ class EventLoop:
     def _round(self) -> None:
         while self._times and self._times[0][2].due != self._times[0][0]:
             heapq.heappop(self._times)
-        events = self._poll.poll(max(0.0, self._times[0][0] - time.monotonic()) if self._times else None)
+        events = self._poll.poll(
+            max(0.0, self._times[0][0] - time.monotonic()) if self._times else None
+        )
         ready = [self._waiters[number] for number, _ in events if number in self._waiters]
         if len(ready) < len(events):
             with contextlib.suppress(BlockingIOError):
@@ -173,7 +187,9 @@ class EventLoop:
 class Watched(Waiter):
     """A descriptor or timer with these handlers."""
 
-    def __init__(self, number: int, ready: Callable[[], None], late: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, number: int, ready: Callable[[], None], late: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self.number = number
         self._steps = ready, late
@@ -187,7 +203,9 @@ class Watched(Waiter):
 
 def listen(address: str, port: int, backlog: int = BACKLOG) -> socket.socket:
     """Return a listening TCP socket. Raises OSError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+    )
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
@@ -266,7 +284,8 @@ class Acceptor(Waiter):
             # It stays ready: without a pause this would be a busy loop.
             self._pause(DESCRIPTOR_WAIT)
         elif error.errno not in _PASSING:
-            # A sliver's root with network rights can destroy the socket, which is then always ready.
+            # A sliver's root with network rights can destroy the socket, which is then always
+            # ready.
             self._shut = True
             self._pause(SHUT_WAIT)
 
@@ -290,15 +309,20 @@ class Acceptor(Waiter):
 class Workers:
     """Threads that are started on demand, as long as there can be more.
 
-    One separate thread starts them: without memory for the first step of a new thread, Python lets the caller of start() wait
-    forever (CPython issue 140746). In that case the existing threads do all the work.
+    One separate thread starts them: without memory for the first step of a new thread, Python lets
+    the caller of start() wait forever (CPython issue 140746). In that case the existing threads do
+    all the work.
     """
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
         lock = threading.Lock()
-        self._work, self._need, self._idle = threading.Condition(lock), threading.Condition(lock), threading.Condition(lock)
+        self._work, self._need, self._idle = (
+            threading.Condition(lock),
+            threading.Condition(lock),
+            threading.Condition(lock),
+        )
         self._jobs: deque[Callable[[], None]] = deque()
         self._threads = 0
         #: Threads without a job.
@@ -317,7 +341,9 @@ class Workers:
             threading.Thread(target=self._make, name=f"{self._name}_more", daemon=True).start()
 
     def _add(self) -> None:
-        threading.Thread(target=self._run, name=f"{self._name}_{self._threads}", daemon=True).start()
+        threading.Thread(
+            target=self._run, name=f"{self._name}_{self._threads}", daemon=True
+        ).start()
 
     def do(self, job: Callable[[], None]) -> None:
         with self._work:
@@ -333,14 +359,23 @@ class Workers:
     def _make(self) -> None:
         while True:
             with self._need:
-                self._need.wait_for(lambda: not self._running or (self._threads < self._most and len(self._jobs) > self._free))
+                self._need.wait_for(
+                    lambda: (
+                        not self._running
+                        or (self._threads < self._most and len(self._jobs) > self._free)
+                    )
+                )
                 if not self._running:
                     return
                 self._threads += 1
             try:
                 self._add()
             except RuntimeError as error:
-                log.error("Starting a thread for the API failed, continuing with %s threads: %s", self._threads - 1, error)
+                log.error(
+                    "Starting a thread for the API failed, continuing with %s threads: %s",
+                    self._threads - 1,
+                    error,
+                )
                 with self._need:
                     self._threads -= 1
                     self._need.wait(SHORTAGE_WAIT)

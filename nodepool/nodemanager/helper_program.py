@@ -1,12 +1,15 @@
 """The helper: a small single-threaded process that forks for the threaded daemon.
 
 The daemon itself must not fork, because it has many threads. The helper
-is a server of workers: each request gets a forked worker that reads the request from its own socket, does the work
-(namespaces, mounts, process 1, a process inside a sliver) and answers there. Requests therefore run concurrently, a crash in
-one does not affect others, and a worker that hangs is ended by SIGALRM at the deadline. The helper ends when the daemon's
-end of its socket closes; slivers keep running (NM-C.7).
+is a server of workers: each request gets a forked worker that reads the request from its own
+socket, does the work
+(namespaces, mounts, process 1, a process inside a sliver) and answers there. Requests therefore run
+concurrently, a crash in one does not affect others, and a worker that hangs is ended by SIGALRM at
+the deadline. The helper ends when the daemon's end of its socket closes; slivers keep running
+(NM-C.7).
 
-Processes of slivers are adopted by the helper, which reaps them and sends their exit status to their spawners.
+Processes of slivers are adopted by the helper, which reaps them and sends their exit status to
+their spawners.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ OPERATION_MODULES = (
     "nodepool.nodemanager.setup.rootless",
     "nodepool.nodemanager.setup.podman",
 )
-"""Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
+"""Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to
+send).
+"""
 
 
 class _Server:
@@ -55,7 +60,8 @@ class _Server:
         self.watched: dict[int, socket.socket] = {}
         self.ended: dict[int, int] = {}
         self.poller = select.poll()
-        #: A worker that waits for the next request: a fork takes some ms. It is forked while the helper is idle.
+        #: A worker that waits for the next request: a fork takes some ms. It is forked while the
+        #: helper is idle.
         self.spare: _Spare | None = None
         self.spare_due = True
 
@@ -98,7 +104,9 @@ class _Server:
                 report = self._fork(lambda: connection, connection)
             except OSError as error:
                 with contextlib.suppress(OSError), connection:
-                    send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
+                    send_frame(
+                        connection, {"error": f"the host cannot fork: {error}", "retry": True}
+                    )
                 return True
         self.reports[report] = connection
         self.poller.register(report, select.POLLIN)
@@ -205,7 +213,12 @@ class _Spare:
     report: int
 
 
-def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Operation], report: int, kept: socket.socket) -> None:
+def _worker(
+    wait: Callable[[], socket.socket | None],
+    operations: dict[str, Operation],
+    report: int,
+    kept: socket.socket,
+) -> None:
     """Run a worker; never returns."""
     code = 1
     try:
@@ -243,22 +256,33 @@ def _serve(connection: socket.socket, operations: dict[str, Operation], report: 
         except (StepError, OSError, MemoryError) as error:
             text = str(error) or "no memory left"
             if isinstance(error, OSError):
-                text = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-            send_frame(connection, {"error": f"{request['operation']}: {text}", "retry": is_shortage(error)})
+                text = f"{error.strerror or error}" + (
+                    f" ({error.filename})" if error.filename else ""
+                )
+            send_frame(
+                connection,
+                {"error": f"{request['operation']}: {text}", "retry": is_shortage(error)},
+            )
     except BrokenPipeError:
         pass  # the daemon has ended; its next start finds what was created
     except BaseException as error:
         with contextlib.suppress(OSError):
-            send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
+            send_frame(
+                connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"}
+            )
     return 1
 
 
 def _plain_victim() -> None:
     """Make this process an ordinary candidate when the kernel is short of memory.
 
-    The daemon may be protected. Written with CAP_SYS_RESOURCE, the value is also the minimum for the sliver's root.
+    The daemon may be protected. Written with CAP_SYS_RESOURCE, the value is also the minimum for
+    the sliver's root.
     """
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file,
+    ):
         file.write(str(max(0, int(file.read()))))
 
 
@@ -266,7 +290,9 @@ def seal() -> None:
     """Stop importing from files: after entering a sliver they would be the sliver's files."""
     for codec in ("ascii", "utf-8", "latin-1", "idna"):
         codecs.lookup(codec)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)
+    ]
     sys.path_hooks.clear()
     sys.path_importer_cache.clear()
     sys.path.clear()
@@ -275,11 +301,12 @@ def seal() -> None:
 def main(descriptor: int) -> None:
     """Run the helper."""
     if os.geteuid() == 0:
-        # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root; entering a sliver has
-        # the same effect later.
+        # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root;
+        # entering a sliver has the same effect later.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    # Terminal signals and the service manager's stop are for the daemon; we stop when the socket ends.
+    # Terminal signals and the service manager's stop are for the daemon; we stop when the socket
+    # ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)

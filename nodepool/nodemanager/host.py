@@ -49,7 +49,13 @@ def group_name(state_dir: str) -> str:
 class Host:
     """Capacity, admission, the node's bandwidth cap and delegates."""
 
-    def __init__(self, config: NodeManagerConfig, database: Database, services: Services, free_space: FreeSpace) -> None:
+    def __init__(
+        self,
+        config: NodeManagerConfig,
+        database: Database,
+        services: Services,
+        free_space: FreeSpace,
+    ) -> None:
         self._free_space = free_space
         self._config = config
         self._database = database
@@ -85,7 +91,9 @@ class Host:
         """Set the weights of existing slivers, which cannot be derived from the cgroups alone."""
         if self._services.cgroups is not None:
             there = set(self._services.cgroups.names())
-            self._services.cgroups.rebalance({name: spec for name, spec in effective.items() if name in there})
+            self._services.cgroups.rebalance(
+                {name: spec for name, spec in effective.items() if name in there}
+            )
 
     def tidy(self) -> None:
         """Retry removals that failed earlier; call it now and then."""
@@ -97,7 +105,9 @@ class Host:
     def problems(self) -> list[Problem]:
         """Return what this machine lacks for limits, disks and networks."""
         services = (self._services.cgroups, self._services.disks, self._services.net)
-        return [problem for service in services if service is not None for problem in service.problems()]
+        return [
+            problem for service in services if service is not None for problem in service.problems()
+        ]
 
     def stop(self) -> None:
         """End threads; each service removes what it created on the host when no sliver uses it."""
@@ -111,7 +121,10 @@ class Host:
                 self._services.net.node_cap(bits_per_second, list(exempt))
             except Exception as error:
                 log.error(
-                    "The cap of this node, %s bit/s with exempt %s, cannot be applied: %s", bits_per_second, list(exempt), error
+                    "The cap of this node, %s bit/s with exempt %s, cannot be applied: %s",
+                    bits_per_second,
+                    list(exempt),
+                    error,
                 )
 
     def account(self, effective: Mapping[str, Mapping[str, int]]) -> None:
@@ -124,14 +137,17 @@ class Host:
                 lambda: self._database.counters("bandwidth"),
                 lambda content: self._database.set_counters("bandwidth", content),
                 notify=lambda name, kind, used, limit: log.warning(
-                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: reducing its rate",
+                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: "
+                    "reducing its rate",
                     name,
                     used >> 20,
                     kind,
                     limit >> 20,
                 ),
             )
-        cut = self._accounts.update(net.counters(), effective, self._config.network.daily_limit or UNLIMITED)
+        cut = self._accounts.update(
+            net.counters(), effective, self._config.network.daily_limit or UNLIMITED
+        )
         for name in sorted(cut.keys() | self._cut.keys()):
             if name in effective and cut.get(name) != self._cut.get(name):
                 net.apply(name, {**effective[name], **cut.get(name, {})})
@@ -149,7 +165,9 @@ class Host:
 
     # -- what fits
 
-    def admit(self, name: str, rspec: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
+    def admit(
+        self, name: str, rspec: Mapping[str, int], others: Mapping[str, Mapping[str, int]]
+    ) -> None:
         """Check that a sliver of any source fits before it is created.
 
         :raises BackendError: it does not fit in addition to the existing ones; retry later.
@@ -159,7 +177,9 @@ class Host:
         except NodeError as error:
             raise BackendError(str(error), retry=True) from None
 
-    def check_fit(self, name: str, wanted: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
+    def check_fit(
+        self, name: str, wanted: Mapping[str, int], others: Mapping[str, Mapping[str, int]]
+    ) -> None:
         """Check whether a sliver fits in addition to the others.
 
         :raises NodeError: which resource is short, and by how much.
@@ -167,7 +187,10 @@ class Host:
         rest = [spec for other, spec in others.items() if other != name]
         if len(rest) >= self._config.max_slivers:
             raise NodeError(f"quota: all {self._config.max_slivers} slots for slivers are in use")
-        share = sum(spec["nm_cpu_guaranteed_share"] for spec in rest) + wanted["nm_cpu_guaranteed_share"]
+        share = (
+            sum(spec["nm_cpu_guaranteed_share"] for spec in rest)
+            + wanted["nm_cpu_guaranteed_share"]
+        )
         if share > 1000 - self._config.host_reserve:
             raise NodeError(
                 f"quota: guaranteed CPU of {share} per mille is more than "
@@ -177,12 +200,17 @@ class Host:
         if memory > self._memory:
             raise NodeError(
                 f"quota: memory of {memory} MiB is more than the host's {self._memory}"
-                + (" (nm_mem_limit 0, no limit, counts as all of it)" if not wanted["nm_mem_limit"] else "")
+                + (
+                    " (nm_mem_limit 0, no limit, counts as all of it)"
+                    if not wanted["nm_mem_limit"]
+                    else ""
+                )
             )
         disk, promised = self._disk({**others, name: wanted})
         if promised > disk:
             raise NodeError(
-                f"quota: disks of {promised} KiB are more than the {disk} KiB that this host can give to slivers (nm_disk_quota)"
+                f"quota: disks of {promised} KiB are more than the {disk} KiB that this host can "
+                "give to slivers (nm_disk_quota)"
             )
 
     def _memory_of(self, specs: Iterable[Mapping[str, int]]) -> int:
@@ -193,7 +221,10 @@ class Host:
         if self._services.disks is None:
             return self._free_space.total(0) // 1024, 0
         taken: dict[str, int] = self._services.disks.allocated()
-        promised = sum(max(spec["nm_disk_quota"], taken.get(name, 0) // 1024) for name, spec in effective.items())
+        promised = sum(
+            max(spec["nm_disk_quota"], taken.get(name, 0) // 1024)
+            for name, spec in effective.items()
+        )
         return self._free_space.total(sum(taken.values())) // 1024, promised
 
     def left(self, effective: Mapping[str, Mapping[str, int]]) -> int:

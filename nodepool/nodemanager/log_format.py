@@ -26,7 +26,11 @@ class PrivateFileHandler(logging.handlers.WatchedFileHandler):
     """A log file with access for its owner only, also after a rotation by logrotate."""
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            self.baseFilename,
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+            0o600,
+        )
         try:
             os.fchmod(descriptor, 0o600)
             return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")

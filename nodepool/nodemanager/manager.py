@@ -31,7 +31,17 @@ from nodepool.nodemanager.rootfs import uploaded
 from nodepool.nodemanager.rootfs.ssh_files import SSHD_ARGV
 from nodepool.nodemanager.rootfs.trees import Trees
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch
-from nodepool.nodemanager.slivers.reconciler import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
+from nodepool.nodemanager.slivers.reconciler import (
+    ABSENT,
+    CREATED,
+    DISABLED,
+    FAILED,
+    READY,
+    RUNNING,
+    STOPPED,
+    Slivers,
+    key_of,
+)
 from nodepool.nodemanager.slivers.startup import Startup
 from nodepool.nodemanager.sources import tickets
 from nodepool.nodemanager.ssh import sshd
@@ -63,13 +73,18 @@ class NodeManager:
         descriptors.raise_limit()
         for directory in (config.state_dir, config.run_dir):
             try:
-                os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)
+                os.makedirs(
+                    directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True
+                )
             except OSError as error:
-                raise ConfigurationError(f"cannot create directory {directory}: {error.strerror}") from error
+                raise ConfigurationError(
+                    f"cannot create directory {directory}: {error.strerror}"
+                ) from error
         self._zygote = Zygote()
         self._zygote.start()
         try:
-            # Locked after the helper was forked, which must not hold the lock when the daemon is killed.
+            # Locked after the helper was forked, which must not hold the lock when the daemon is
+            # killed.
             self._state_lock = self._lock_state()
             try:
                 self._make()
@@ -92,10 +107,13 @@ class NodeManager:
                 raise
         except BlockingIOError:
             raise ConfigurationError(
-                f"state-dir: another node manager uses {directory}; stop it, or give this one another state-dir"
+                f"state-dir: another node manager uses {directory}; stop it, or give this one "
+                "another state-dir"
             ) from None
         except OSError as error:
-            raise ConfigurationError(f"state-dir: cannot lock {directory}: {error.strerror}") from error
+            raise ConfigurationError(
+                f"state-dir: cannot lock {directory}: {error.strerror}"
+            ) from error
         return descriptor
 
     def _make(self) -> None:
@@ -103,7 +121,13 @@ class NodeManager:
         if (missing := tickets.missing(config.tickets)) is not None:
             raise ConfigurationError(missing)
         self.services: Services = make_services(config, self._zygote)
-        name = config.backend if config.backend != "auto" else "native" if os.geteuid() == 0 else "rootless"
+        name = (
+            config.backend
+            if config.backend != "auto"
+            else "native"
+            if os.geteuid() == 0
+            else "rootless"
+        )
         try:
             self.backend = backends.load(name)(config.state_dir, self.services)
         except BackendError as error:
@@ -112,15 +136,21 @@ class NodeManager:
         fatal = [p for p in self.problems if p.fatal]
         if fatal:
             raise ConfigurationError(
-                f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal)
+                f"backend {self.backend.name} cannot work here: "
+                + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal)
             )
         self.free_space = FreeSpace(config.state_dir, config.overcommit.disk)
-        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), free_ballast=self.free_space.ensure)
+        self.database = Database(
+            os.path.join(config.state_dir, "nodemanager.sqlite"),
+            free_ballast=self.free_space.ensure,
+        )
         self.host = Host(config, self.database, self.services, self.free_space)
         self.problems += self.host.problems()
         self.trees = Trees(self.backend, self._room_left, self._announce)
         self.images = uploaded.Images(
-            os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left
+            os.path.join(config.state_dir, "images"),
+            lambda name: self.trees.prepare(f"image:{name}"),
+            self._room_left,
         )
         self.gate = Gate(
             config.ssh.listen_address,
@@ -129,10 +159,14 @@ class NodeManager:
             config.ssh.connections,
         )
         self.watch = ProcessWatch()
-        self.netlink = None if self.services.cgroups is None else NetlinkLimit(self.services.cgroups.kill)
+        self.netlink = (
+            None if self.services.cgroups is None else NetlinkLimit(self.services.cgroups.kill)
+        )
         self.sshd = None
         if config.ssh.mode == "sshd":
-            self.sshd = SshServers(self.backend, self.watch, lambda name: self.slivers.look_at(name))
+            self.sshd = SshServers(
+                self.backend, self.watch, lambda name: self.slivers.look_at(name)
+            )
         self.slivers = Slivers(
             config,
             self.database,
@@ -173,7 +207,9 @@ class NodeManager:
         self.servers: Any = None
         self._listening = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-listen")
         self._sources: list[Any] = []
-        self._expiry = threading.Thread(target=self._run_expiry, name="Thread-nm-expiry", daemon=True)
+        self._expiry = threading.Thread(
+            target=self._run_expiry, name="Thread-nm-expiry", daemon=True
+        )
         self._wake_expiry = threading.Event()
         self._running = False
         self._delivery = threading.RLock()
@@ -193,7 +229,9 @@ class NodeManager:
             self.log.warning("%s: %s", problem.feature, problem.remedy)
         if os.geteuid() == 0:  # other backends give no privilege
             descriptors.raise_terminals()
-            self.log.info("All filter programs of slivers and of this host share %s", seccomp.shared_area())
+            self.log.info(
+                "All filter programs of slivers and of this host share %s", seccomp.shared_area()
+            )
         self._running = True
         self.free_space.keep()
         self.database.open()
@@ -206,10 +244,14 @@ class NodeManager:
         self.watch.start()
         if self.netlink is not None:
             self.netlink.start()
-        self.servers = server.Servers(self.api, self.config, self.backend, self.database, self.images, self.sliver_of_uid)
+        self.servers = server.Servers(
+            self.api, self.config, self.backend, self.database, self.images, self.sliver_of_uid
+        )
         self.slivers.recover()
         self.host.rebalance(self.slivers.effective())
-        threading.Thread(target=self.trees.prepare_host, name="Thread-nm-prepare", daemon=True).start()
+        threading.Thread(
+            target=self.trees.prepare_host, name="Thread-nm-prepare", daemon=True
+        ).start()
         self.slivers.start()
         self._expiry.start()
         self.servers.start()
@@ -259,7 +301,9 @@ class NodeManager:
             if self.servers is not None:
                 self.servers.cut_off(name)
         else:
-            self.watch.add(FIRST, name, int(handle["pid"]), handle.get("start_time"), self.slivers.look_at)
+            self.watch.add(
+                FIRST, name, int(handle["pid"]), handle.get("start_time"), self.slivers.look_at
+            )
             if self.netlink is not None:
                 self.netlink.add(name, int(handle["pid"]))
             if self.sshd is not None and handle.get("veth"):
@@ -296,7 +340,9 @@ class NodeManager:
 
     # -- records
 
-    def deliver(self, source: str, serial: float | None, given: Iterable[Any], complete: bool) -> merge.Changes:
+    def deliver(
+        self, source: str, serial: float | None, given: Iterable[Any], complete: bool
+    ) -> merge.Changes:
         """Merge an update of a source and reconcile the slivers it changes."""
         with self._delivery:
             before = self.slivers.effective()
@@ -308,8 +354,14 @@ class NodeManager:
 
     def _follow(self, changes: merge.Changes, before: Mapping[str, Mapping[str, int]]) -> None:
         after = self.slivers.effective()
-        names = {key.partition("_")[2] for key in changes.changed | changes.deleted if key.startswith("sliver_")}
-        names |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        names = {
+            key.partition("_")[2]
+            for key in changes.changed | changes.deleted
+            if key.startswith("sliver_")
+        }
+        names |= {
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        }
         for name in sorted(names):
             self.slivers.look_at(name, anew=key_of(name) in changes.changed)
         if changes.complete:
@@ -332,7 +384,9 @@ class NodeManager:
 
     def _delegate_records(self) -> dict[str, dict[str, Any]]:
         return {
-            r.content["name"]: r.content for r in self.database.records() if r.content.get("account_type") == records.DELEGATE
+            r.content["name"]: r.content
+            for r in self.database.records()
+            if r.content.get("account_type") == records.DELEGATE
         }
 
     def _run_expiry(self) -> None:
@@ -417,7 +471,9 @@ class NodeManager:
             self._follow(merge.Changes(), before)
 
     def _note(self, name: str, **values: object) -> None:
-        """Store values of a sliver as long as it has a record: a later one must not inherit them."""
+        """Store values of a sliver as long as it has a record: a later one must not inherit
+        them.
+        """
         with self.database.transaction():
             record = self._record(name)
             if CREATED in values and record.get("plc_instantiated"):
@@ -496,10 +552,16 @@ class NodeManager:
 
     def ticket(self, signed: str) -> list[str]:
         try:
-            contained, jti, expiry = tickets.verify(signed, self.config.tickets, self.config.host_name)
+            contained, jti, expiry = tickets.verify(
+                signed, self.config.tickets, self.config.host_name
+            )
         except tickets.TicketError as error:
             raise NodeError(f"ticket refused: {error}") from None
-        names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]
+        names = [
+            str(item.get("name"))
+            for item in contained
+            if item.get("account_type") == records.SLIVER
+        ]
         with self._delivery:
             before = self.slivers.effective()
             # All or nothing: a ticket that is refused for another reason may be submitted again.
@@ -519,23 +581,35 @@ class NodeManager:
 
     def reached(self, name: str, state: str) -> dict[str, Any] | None:
         """Return the sliver when it is in that state or can no longer reach it; else None."""
-        ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED), "gone": (ABSENT,)}[
-            state
-        ]
+        ends = {
+            "ready": (READY, FAILED, DISABLED, ABSENT),
+            "stopped": (STOPPED, FAILED, ABSENT, DISABLED),
+            "gone": (ABSENT,),
+        }[state]
         found = self.slivers.status(name).state
         # A record that was only just stored has not been reconciled yet.
-        return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
+        return (
+            self.describe(name)
+            if found in ends and (found != ABSENT or self.sliver_record(name) is None)
+            else None
+        )
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Return all slivers that have a record."""
         effective = self.slivers.effective()
         return [self.describe(name, effective) for name in self.sliver_names()]
 
-    def describe(self, name: str, effective: Mapping[str, dict[str, int]] | None = None) -> dict[str, Any]:
+    def describe(
+        self, name: str, effective: Mapping[str, dict[str, int]] | None = None
+    ) -> dict[str, Any]:
         stored = self.database.get(key_of(name))
         status = self.slivers.status(name)
         if stored is None:
-            return {"name": name, "state": status.state if status.state != READY else "deleting", "error": status.error}
+            return {
+                "name": name,
+                "state": status.state if status.state != READY else "deleting",
+                "error": status.error,
+            }
         record, local = stored.content, self.database.local(key_of(name))
         handle = local.get("handle") or {}
         index = local.get("index")
@@ -547,7 +621,9 @@ class NodeManager:
             "source": stored.source,
             "image": record.get("image", "host"),
             "rspec": self.slivers.granted(record),
-            "effective": (self.slivers.effective() if effective is None else effective).get(name, {}),
+            "effective": (self.slivers.effective() if effective is None else effective).get(
+                name, {}
+            ),
             "expiry": stored.expiry or 0,
             "metadata": record.get("metadata") or {},
             "username": self.slivers.username(record),
@@ -565,7 +641,9 @@ class NodeManager:
     def _sessions(self, name: str) -> int:
         """Return the number of logins and of programs of callers."""
         others = (self.sshd, self.servers.programs if self.servers is not None else None)
-        return self.gate.sessions(name) + sum(each.sessions(name) for each in others if each is not None)
+        return self.gate.sessions(name) + sum(
+            each.sessions(name) for each in others if each is not None
+        )
 
     def capacity(self) -> dict[str, Any]:
         return {
@@ -589,11 +667,19 @@ class NodeManager:
         return self.backend.console(spec).decode(errors="replace")
 
     def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program:
-        state, handle = self.slivers.status(name).state, self.database.local(key_of(name)).get("handle")
+        state, handle = (
+            self.slivers.status(name).state,
+            self.database.local(key_of(name)).get("handle"),
+        )
         if state != READY or handle is None:
             raise NodeError(f"sliver {name} is {state}; programs can be run when it is {READY}")
         account = user or self.slivers.username(self._record(name))
-        return Program(name, lambda stdin, stdout, stderr: self.backend.spawn(handle, argv, stdin, stdout, stderr, env, account))
+        return Program(
+            name,
+            lambda stdin, stdout, stderr: self.backend.spawn(
+                handle, argv, stdin, stdout, stderr, env, account
+            ),
+        )
 
     def xids(self) -> dict[str, int]:
         return {

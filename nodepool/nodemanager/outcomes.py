@@ -30,4 +30,6 @@ class Exit:
     """How a spawned process ended."""
 
     status: int | None
-    """Exit status, or minus the number of the signal; None: it ended, but the helper that would know how ended before it."""
+    """Exit status, or minus the number of the signal; None: it ended, but the helper that would
+    know how ended before it.
+    """

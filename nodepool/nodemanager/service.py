@@ -16,16 +16,22 @@ PID_FILE = "/var/run/nodepool/nodepool-nodemanager.pid"
 def create_parser() -> argparse.ArgumentParser:
     from nodepool.nodemanager.config import DEFAULT_PATH
 
-    parser = make_daemon_parser(PROG, "Carve this machine into isolated, resource-limited slivers.", PID_FILE)
+    parser = make_daemon_parser(
+        PROG, "Carve this machine into isolated, resource-limited slivers.", PID_FILE
+    )
     parser.set_defaults(config=None)
     parser.add_argument(
         "--startup",
         action="store_true",
-        help="start every enabled sliver once, also stopped ones, when its source was read completely",
+        help="start every enabled sliver once, also stopped ones, when its source was read "
+        "completely",
     )
     for action in parser._actions:
         if action.dest == "config":
-            action.help = f"configuration (default: {DEFAULT_PATH} if it exists, else defaults for everything)"
+            action.help = (
+                f"configuration (default: {DEFAULT_PATH} if it exists, else defaults for "
+                "everything)"
+            )
     return parser
 
 

@@ -59,8 +59,8 @@ class NodescanEvent:
 class NodescanRequest:
     """Waits for the port of ``node`` and collects its SSH host keys.
 
-    It ends within ``timeout`` seconds from its first step. ``advance`` belongs to one thread. ``on_complete(request)``
-    is called once, from that thread, and must be quick.
+    It ends within ``timeout`` seconds from its first step. ``advance`` belongs to one thread.
+    ``on_complete(request)`` is called once, from that thread, and must be quick.
     """
 
     FAKE = False
@@ -139,7 +139,8 @@ class NodescanRequest:
     def timeoutError(self) -> exceptions.ConnectionTimeoutException:
         reason = f", last error: {self.last_error}" if self.last_error else ""
         return exceptions.ConnectionTimeoutException(
-            f"Timeout scanning {self.ip} port {self.node.connection_port} after {self.timeout} seconds "
+            f"Timeout scanning {self.ip} port {self.node.connection_port} after {self.timeout} "
+            "seconds "
             f"(state: {self.state}{reason})"
         )
 
@@ -161,7 +162,11 @@ class NodescanRequest:
             self._start()
         elif self.state in (self.CONNECTING_INIT, self.CONNECTING_KEY):
             self._connect()
-        elif self.state in (self.NEGOTIATING_INIT, self.NEGOTIATING_KEY) and self._event and self._event.is_set():
+        elif (
+            self.state in (self.NEGOTIATING_INIT, self.NEGOTIATING_KEY)
+            and self._event
+            and self._event.is_set()
+        ):
             self._negotiated()
 
     def _fake(self) -> bool:
@@ -189,14 +194,18 @@ class NodescanRequest:
                 self._resolved = self._addresses(socket.AI_NUMERICHOST)
             except socket.gaierror:
                 self._resolving = True
-                threading.Thread(target=self._resolve_name, name=f"keyscan-resolve {self.ip}", daemon=True).start()
+                threading.Thread(
+                    target=self._resolve_name, name=f"keyscan-resolve {self.ip}", daemon=True
+                ).start()
                 return
         self._sockaddr = self._resolved[0]
         self.state = self.CONNECTING_INIT
         self._connect()
 
     def _addresses(self, flags: int = 0) -> list[tuple[int, Sockaddr]]:
-        found = socket.getaddrinfo(self.ip, int(self.node.connection_port), 0, socket.SOCK_STREAM, 0, flags)
+        found = socket.getaddrinfo(
+            self.ip, int(self.node.connection_port), 0, socket.SOCK_STREAM, 0, flags
+        )
         return [(family, sockaddr) for family, _type, _proto, _name, sockaddr in found]
 
     def _resolve_name(self) -> None:
@@ -232,11 +241,15 @@ class NodescanRequest:
         if not self.gather_keys:
             self._finish()
             return
-        self.state = self.NEGOTIATING_INIT if self.state == self.CONNECTING_INIT else self.NEGOTIATING_KEY
+        self.state = (
+            self.NEGOTIATING_INIT if self.state == self.CONNECTING_INIT else self.NEGOTIATING_KEY
+        )
         self._event = NodescanEvent(self.worker, self)
         algorithms = self._wanted[0] if self.state == self.NEGOTIATING_KEY else None
         try:
-            self._negotiation = ssh.Negotiation(self._sock, self._event, f"keyscan-ssh {self.ip}", algorithms)
+            self._negotiation = ssh.Negotiation(
+                self._sock, self._event, f"keyscan-ssh {self.ip}", algorithms
+            )
         except Exception as error:
             self._retry(error)
 
@@ -262,7 +275,8 @@ class NodescanRequest:
             self._wanted = [[]] + [
                 algorithms
                 for kind, algorithms in groups.items()
-                if kind not in self.keys and (offered is None or not set(algorithms).isdisjoint(offered))
+                if kind not in self.keys
+                and (offered is None or not set(algorithms).isdisjoint(offered))
             ]
         self._next_key()
 
@@ -284,7 +298,12 @@ class NodescanRequest:
         if self._wanted:
             self._key_failures += 1
             if self._key_failures >= KEY_ATTEMPTS:
-                self.log.warning("No key of type %s from %s: %s", ssh.key_type(self._wanted[0][0]), self.ip, error)
+                self.log.warning(
+                    "No key of type %s from %s: %s",
+                    ssh.key_type(self._wanted[0][0]),
+                    self.ip,
+                    error,
+                )
                 self._next_key()
                 return
             self.state = self.CONNECTING_KEY

@@ -81,7 +81,9 @@ class Negotiation:
     ``event.set()`` is called from its thread when it has ended.
     """
 
-    def __init__(self, sock: socket.socket, event: Any, name: str, algorithms: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, event: Any, name: str, algorithms: Sequence[str] | None = None
+    ) -> None:
         import paramiko
 
         self._sock = sock
@@ -97,7 +99,8 @@ class Negotiation:
         if algorithms is not None:
             options.key_types = list(algorithms)
         with contextlib.suppress(Exception):
-            # Post-quantum and large-prime exchanges protect secrets; there are none here, and they need ten times more CPU.
+            # Post-quantum and large-prime exchanges protect secrets; there are none here, and they
+            # need ten times more CPU.
             cheap = [kex for kex in options.kex if kex.startswith(("curve25519", "ecdh"))]
             options.kex = cheap + [kex for kex in options.kex if kex not in cheap]
         self.transport.start_client(event=event)
@@ -107,7 +110,11 @@ class Negotiation:
         if self.transport.is_active():
             return None
         error: BaseException | None = self.transport.get_exception()
-        return error if error is not None else ConnectionError("the connection was closed during negotiation")
+        return (
+            error
+            if error is not None
+            else ConnectionError("the connection was closed during negotiation")
+        )
 
     def key(self) -> tuple[str, str]:
         """Return (type, ``"<type> <base64>"``) of the host key."""
@@ -132,4 +139,6 @@ def is_no_common_algorithm(error: BaseException) -> bool:
     """Return True if the server has no host key of the requested type."""
     import paramiko
 
-    return isinstance(error, paramiko.ssh_exception.IncompatiblePeer) or "no acceptable host key" in str(error)
+    return isinstance(
+        error, paramiko.ssh_exception.IncompatiblePeer
+    ) or "no acceptable host key" in str(error)

@@ -30,7 +30,9 @@ class NodescanWorker:
     MAX_WAIT = 60.0
     TICK = 1.0
 
-    def __init__(self, name: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.log = logging.getLogger("nodepool.NodescanWorker")
         self.name = name
         self.clock = clock
@@ -115,7 +117,9 @@ class NodescanWorker:
             return
         self._descriptors[fd] = request
         # Once is enough: the request checks the result and continues.
-        self._poll.register(fd, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP | select.EPOLLONESHOT)
+        self._poll.register(
+            fd, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP | select.EPOLLONESHOT
+        )
 
     def unRegisterDescriptor(self, fd: int) -> None:
         if fd in self._descriptors:
@@ -205,7 +209,9 @@ class NodescanWorker:
         self._wait(active)
 
     def _wait(self, active: list[NodescanRequest]) -> None:
-        wake_at = min((min(r.deadline, r.wake_at) for r in active if not r.complete), default=math.inf)
+        wake_at = min(
+            (min(r.deadline, r.wake_at) for r in active if not r.complete), default=math.inf
+        )
         timeout = min(self.MAX_WAIT, max(0.0, wake_at - self.clock()))
         events = self._poll.poll(timeout=timeout)
         with self._lock:

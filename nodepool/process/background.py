@@ -47,7 +47,9 @@ class PidFile:
             try:
                 holder = self._try()
             except OSError as error:
-                raise PidFileError(f"cannot write pid file {self.path}: {error.strerror}") from error
+                raise PidFileError(
+                    f"cannot write pid file {self.path}: {error.strerror}"
+                ) from error
             if holder is None:
                 return
             if time.monotonic() >= deadline:

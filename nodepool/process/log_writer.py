@@ -1,8 +1,9 @@
 """LogWriter: writes log records on a separate thread.
 
-A write to a file waits for the disk and hands the interpreter to another thread. The threads of a launcher, above all the
-one of the ZooKeeper connection, must not do that for each line. They only hand records over; one thread writes what has
-arrived in a moment. If the process is killed, the records of that moment are lost.
+A write to a file waits for the disk and hands the interpreter to another thread. The threads of a
+launcher, above all the one of the ZooKeeper connection, must not do that for each line. They only
+hand records over; one thread writes what has arrived in a moment. If the process is killed, the
+records of that moment are lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 #: Seconds for which records are collected.
 MOMENT = 0.05
-#: If more records wait, the thread that logs writes them: whoever logs too much for the disk waits for it.
+#: If more records wait, the thread that logs writes them: whoever logs too much for the disk waits
+#: for it.
 MOST_WAITING = 10_000
 
 
@@ -24,7 +26,9 @@ class LogWriter:
     """The records that wait, and the thread that writes them."""
 
     def __init__(self) -> None:
-        self._waiting: collections.deque[tuple[logging.Handler, logging.LogRecord]] = collections.deque()
+        self._waiting: collections.deque[tuple[logging.Handler, logging.LogRecord]] = (
+            collections.deque()
+        )
         #: One item wakes the thread; unlike an event, a signal handler may interrupt it anywhere.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._woken = False
@@ -40,7 +44,8 @@ class LogWriter:
         for logger in [logging.root, *(each for each in known if isinstance(each, logging.Logger))]:
             self._replaced.append((logger, list(logger.handlers)))
             logger.handlers[:] = [
-                each if isinstance(each, logging.NullHandler) else _Later(each, self) for each in logger.handlers
+                each if isinstance(each, logging.NullHandler) else _Later(each, self)
+                for each in logger.handlers
             ]
         self._thread.start()
 
@@ -74,7 +79,9 @@ class LogWriter:
                     vars(handler)["flush"] = _nothing
                 try:
                     handler.handle(record)
-                except Exception:  # of a filter; errors while writing are reported by the handler itself
+                except (
+                    Exception
+                ):  # of a filter; errors while writing are reported by the handler itself
                     handler.handleError(record)
             for stream, last in streams.items():
                 del vars(stream)["flush"]

@@ -30,19 +30,38 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)\Z", message)
         close = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
-        super().error(f"{message[: wrong.start(0)]}{wrong[1]} is unknown{close}" if wrong and close else message)
+        super().error(
+            f"{message[: wrong.start(0)]}{wrong[1]} is unknown{close}"
+            if wrong and close
+            else message
+        )
 
 
 def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of all programs."""
     parser = _Parser(prog=prog, description=description)
-    parser.add_argument("-l", dest="logconfig", metavar="FILE", type=absolute_path, help="logging configuration")
-    parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
     parser.add_argument(
-        "-c", dest="config", metavar="FILE", type=absolute_path, default=CONFIG_FILE,
+        "-l", dest="logconfig", metavar="FILE", type=absolute_path, help="logging configuration"
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"Nodepool version: {get_version_string()}"
+    )
+    parser.add_argument(
+        "-c",
+        dest="config",
+        metavar="FILE",
+        type=absolute_path,
+        default=CONFIG_FILE,
         help="configuration file (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("-s", dest="secure", metavar="FILE", type=absolute_path, default=None, help="file with secrets")
+    )
+    parser.add_argument(
+        "-s",
+        dest="secure",
+        metavar="FILE",
+        type=absolute_path,
+        default=None,
+        help="file with secrets",
+    )
     return parser
 
 
@@ -51,7 +70,9 @@ def whole_number(least: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.strip().lstrip("+").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {least}, not {text!r}"
+            )
         return int(text)
 
     return parse
@@ -64,7 +85,9 @@ def seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds greater than 0, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds greater than 0, not {text!r}"
+        )
     return number
 
 
@@ -74,7 +97,9 @@ def duration(text: str) -> float:
     try:
         return seconds(text) if text[-1:] not in units else seconds(text[:-1]) * units[text[-1]]
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be a time such as 30s, 15m, 4h or 2d, not {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"must be a time such as 30s, 15m, 4h or 2d, not {text!r}"
+        ) from None
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -140,7 +165,8 @@ def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
 def load_config(config_file: str, secure_file: str | None, providers: bool = True) -> Any:
     """Load main and secure configuration.
 
-    :param providers: whether to load ``providers``, with their drivers and the descriptions of their clouds.
+    :param providers: whether to load ``providers``, with their drivers and the descriptions of
+        their clouds.
     :raises ConfigurationError: the configuration cannot be used.
     """
     from nodepool.config.loading import load_both

@@ -22,7 +22,8 @@ STOP_TIMEOUT = 5.0
 class _ThreadOutput:
     """Standard output; in threads that serve a console, the connection of that console.
 
-    Not an `io.TextIOBase`: those are flushed when they are collected, and the original may be closed by then.
+    Not an `io.TextIOBase`: those are flushed when they are collected, and the original may be
+    closed by then.
     """
 
     def __init__(self, original: TextIO) -> None:
@@ -58,7 +59,9 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         self.server.connections.add(self.connection)
         output = self.server.output
-        with io.TextIOWrapper(self.wfile, encoding="utf-8", errors="replace", write_through=True) as stream:  # type: ignore[type-var]
+        with io.TextIOWrapper(
+            self.wfile, encoding="utf-8", errors="replace", write_through=True
+        ) as stream:  # type: ignore[type-var]
             output.local.stream = stream
             try:
                 _Console(self).interact("Console:", exitmsg="")
@@ -81,7 +84,9 @@ class ReplServer(socketserver.ThreadingTCPServer):
         self.app = app
         self.connections: set[socket.socket] = set()
         self.output = _ThreadOutput(sys.stdout)
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="REPL", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(0.2,), name="REPL", daemon=True
+        )
 
     def start(self) -> None:
         sys.stdout = cast(TextIO, self.output)

@@ -25,7 +25,9 @@ from nodepool.version import get_version_string
 #: Seconds for an orderly stop; unfinished work continues after the restart.
 STOP_LIMIT = 9.5
 LEFT_BEHIND = 0.2
-"""Seconds for threads of executors to end after the stop: the results that they wait for are not needed any more."""
+"""Seconds for threads of executors to end after the stop: the results that they wait for are not
+needed any more.
+"""
 
 FAILED_STOP_LIMIT = 5.0
 """Seconds for a stop because a thread has ended: others may wait for it forever."""
@@ -63,17 +65,29 @@ def stop_all(*parts: Stoppable | None) -> None:
 def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.ArgumentParser:
     parser = make_parser(prog, description)
     parser.add_argument(
-        "-p", dest="pidfile", metavar="FILE", type=absolute_path, default=pid_file,
+        "-p",
+        dest="pidfile",
+        metavar="FILE",
+        type=absolute_path,
+        default=pid_file,
         help="pid file (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging")
+    )
+    parser.add_argument(
+        "-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging"
+    )
     parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
     parser.add_argument(
-        "--state-dir", metavar="DIRECTORY", type=absolute_path, default=None,
-        help="where the ZooKeeper session is stored, so that the next start can end it immediately after a kill (default: "
-             "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
-    )  # fmt: skip
-    parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
+        "--state-dir",
+        metavar="DIRECTORY",
+        type=absolute_path,
+        default=None,
+        help="where the ZooKeeper session is stored, so that the next start can end it immediately "
+        "after a kill (default: "
+        "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
+    )
+    parser.add_argument(
+        "--repl", action="store_true", help="serve a Python console on localhost, port 3000"
+    )
     return parser
 
 
@@ -82,14 +96,20 @@ def session_file(prog: str, args: argparse.Namespace) -> str:
 
     Every daemon with a separate configuration or pid file has its own.
     """
-    directory = args.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or os.path.dirname(args.pidfile)
+    directory = (
+        args.state_dir
+        or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+        or os.path.dirname(args.pidfile)
+    )
     if not args.state_dir and not os.access(directory, os.W_OK):
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         with contextlib.suppress(OSError):
             os.makedirs(base, 0o700, exist_ok=True)
         directory = os.path.join(base, "nodepool")
     which = "\0".join((args.config, args.secure or "", args.pidfile))
-    return os.path.join(directory, f"{prog}-{hashlib.sha256(which.encode()).hexdigest()[:16]}.session")
+    return os.path.join(
+        directory, f"{prog}-{hashlib.sha256(which.encode()).hexdigest()[:16]}.session"
+    )
 
 
 def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
@@ -148,13 +168,19 @@ def run_daemon(
 class Runner:
     """One run of a service, from start to stop.
 
-    A service with a method ``finish`` is asked by SIGUSR1 to stop when its running work is done, however long that
-    takes; the next signal (``hurry``) turns that into an ordinary stop. For a service with a method ``cancel_start``
-    this method cancels the start: ``start`` then raises, or ends as usual. A service with a ``watchdog`` is stopped,
-    with status 1, when a required thread has ended.
+    A service with a method ``finish`` is asked by SIGUSR1 to stop when its running work is done,
+    however long that takes; the next signal (``hurry``) turns that into an ordinary stop. For a
+    service with a method ``cancel_start`` this method cancels the start: ``start`` then raises, or
+    ends as usual. A service with a ``watchdog`` is stopped, with status 1, when a required thread
+    has ended.
     """
 
-    def __init__(self, pid_file: background.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
+    def __init__(
+        self,
+        pid_file: background.PidFile,
+        stop_limit: float = STOP_LIMIT,
+        finish_always: bool = False,
+    ) -> None:
         self._pid_file = pid_file
         self._stop_limit = stop_limit
         self._finish_always = finish_always
@@ -163,15 +189,17 @@ class Runner:
         self._impatience = 2
 
     def run(self, make_service: Callable[[], Service], report: background.StartReport) -> int:
-        # A pipe, because a lock or an event that a signal handler sets may be held by the code it interrupts, and
-        # because a signal just before the wait would be noticed only after it.
+        # A pipe, because a lock or an event that a signal handler sets may be held by the code it
+        # interrupts, and because a signal just before the wait would be noticed only after it.
         wakeup, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        # As early as possible: a signal during the start ends the daemon at the latest once it has started.
+        # As early as possible: a signal during the start ends the daemon at the latest once it has
+        # started.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
-        # On a terminal it means that the terminal is gone; elsewhere, other daemons reload, which we do without a signal.
+        # On a terminal it means that the terminal is gone; elsewhere, other daemons reload, which
+        # we do without a signal.
         signal.signal(signal.SIGHUP, self._signal if os.isatty(0) else self._hang_up)
         service = make_service()
         watchdog: Watchdog | None = getattr(service, "watchdog", None)
@@ -195,19 +223,28 @@ class Runner:
         background.notify("STOPPING=1")
         if not self._signals:
             assert watchdog is not None
-            log.critical("Stopping with status 1, so that the supervisor restarts the daemon: %s", "; ".join(watchdog.ended))
+            log.critical(
+                "Stopping with status 1, so that the supervisor restarts the daemon: %s",
+                "; ".join(watchdog.ended),
+            )
             self._stop_limit = min(self._stop_limit, FAILED_STOP_LIMIT)
             self._end(service.stop, wakeup)
             self._exit_now(1)
-        if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
+        if hasattr(service, "finish") and (
+            self._finish_always or self._signals[0] == signal.SIGUSR1
+        ):
             log.info("Stopping when running work is finished; the next signal ends it")
             finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
         else:
             log.info("Stopping")
             finished = self._end(service.stop, wakeup)
         if not finished:
-            names = sorted(t.name for t in threading.enumerate() if t is not threading.current_thread())
-            log.warning("These threads have not ended within %g s: %s", self._stop_limit, ", ".join(names))
+            names = sorted(
+                t.name for t in threading.enumerate() if t is not threading.current_thread()
+            )
+            log.warning(
+                "These threads have not ended within %g s: %s", self._stop_limit, ", ".join(names)
+            )
             self._exit_now()
         if left := _left_behind():
             log.info("Stopped; threads still blocked in calls: %s", ", ".join(left))
@@ -221,7 +258,10 @@ class Runner:
             os.read(wakeup, 512)
             if self._hung_up:
                 self._hung_up = False
-                log.info("Ignoring SIGHUP: changed configuration files are applied without a signal, or need a restart")
+                log.info(
+                    "Ignoring SIGHUP: changed configuration files are applied without a signal, or "
+                    "need a restart"
+                )
 
     def _start(self, service: Service, wakeup: int) -> None:
         """Start; a signal ends a start that may wait without limit (``cancel_start``).
@@ -272,7 +312,9 @@ class Runner:
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         self._hung_up = True
 
-    def _end(self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None) -> bool:
+    def _end(
+        self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None
+    ) -> bool:
         """Stop; return False if something still runs at the end of the limit.
 
         ``hurry`` can start the limit later.
@@ -301,7 +343,11 @@ class Runner:
         # The interpreter would wait for these without limit.
         waiting = [
             thread,
-            *(t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread() and t not in _pooled()),
+            *(
+                t
+                for t in threading.enumerate()
+                if not t.daemon and t is not threading.current_thread() and t not in _pooled()
+            ),
         ]
         for one in waiting:
             one.join(max(0.0, deadline - time.monotonic()))

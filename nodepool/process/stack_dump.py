@@ -46,7 +46,11 @@ class StackDumper:
     def dump(self) -> None:
         """Log everything; a failing part is logged, and the others follow."""
         _say("Beginning debug handler")
-        for part, title in ((self._threads, "Thread dump"), (self._yappi, "Yappi"), (self._objgraph, "Objgraph")):
+        for part, title in (
+            (self._threads, "Thread dump"),
+            (self._yappi, "Yappi"),
+            (self._objgraph, "Objgraph"),
+        ):
             try:
                 part()
             except Exception:

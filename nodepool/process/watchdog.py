@@ -1,8 +1,9 @@
 """Notices the end of a required thread, without which a daemon only looks alive.
 
-Errors of such threads end a pass, not the thread. If one ends in spite of that, the process is useless: the service
-(``nodepool.process.service``) ends it with status 1, so that its supervisor restarts it; work continues from the state
-in ZooKeeper.
+Errors of such threads end a pass, not the thread. If one ends in spite of that, the process is
+useless: the service
+(``nodepool.process.service``) ends it with status 1, so that its supervisor restarts it; work
+continues from the state in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ class Watchdog:
             return
         reason = "without an error" if error is None else f"{type(error).__name__}: {error}"
         self.ended.append(f"thread {name} has ended ({reason})")
-        log.critical("Thread %s has ended (%s); this process cannot continue without it", name, reason, exc_info=error)
+        log.critical(
+            "Thread %s has ended (%s); this process cannot continue without it",
+            name,
+            reason,
+            exc_info=error,
+        )
         self.on_end()
 
     def release(self) -> None:

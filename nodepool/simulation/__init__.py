@@ -1,8 +1,8 @@
 """Run the daemons in one operating system thread over virtual time.
 
-Threads become greenlets, and a seed decides which one runs next, so that a run can be repeated exactly.
-Nothing in the daemons knows about it: only the lowest layer of the standard library is replaced.
-Needs the extra ``simulate`` (greenlet).
+Threads become greenlets, and a seed decides which one runs next, so that a run can be repeated
+exactly. Nothing in the daemons knows about it: only the lowest layer of the standard library is
+replaced. Needs the extra ``simulate`` (greenlet).
 
 ====================  =====================================================================
 :mod:`.kernel`        tasks, simulated processes, the scheduler and the clock

@@ -55,7 +55,9 @@ def replace_standard_library() -> None:
         id(time.monotonic_ns): lambda: int(current().monotonic() * 1_000_000_000),
         id(time.sleep): lambda seconds: current().sleep(seconds),
         id(select.poll): lambda: Poll(network()),
-        id(socket.create_connection): lambda *args, **kwargs: network().create_connection(*args, **kwargs),
+        id(socket.create_connection): lambda *args, **kwargs: network().create_connection(
+            *args, **kwargs
+        ),
         id(socket.socketpair): lambda *args: network().socketpair(*args),
         id(socket.getaddrinfo): Network.getaddrinfo,
         id(socket.gethostname): lambda: current().running_process.name,
@@ -78,10 +80,16 @@ def replace_standard_library() -> None:
             replaced[id(getattr(_thread, name))] = function
     # Called as a function by code that must not shut down TLS on top of the socket.
     socket.socket.shutdown = _of_socket(socket.socket.shutdown)  # type: ignore[method-assign]
-    poll_selector = type("PollSelector", (selectors.PollSelector,), {"_selector_cls": staticmethod(lambda: Poll(network()))})
+    poll_selector = type(
+        "PollSelector",
+        (selectors.PollSelector,),
+        {"_selector_cls": staticmethod(lambda: Poll(network()))},
+    )
     vars(selectors)["DefaultSelector"] = poll_selector
     for name, module in list(sys.modules.items()):
-        if module is None or name.startswith(("nodepool.simulation", "greenlet", "importlib", "_frozen_importlib")):
+        if module is None or name.startswith(
+            ("nodepool.simulation", "greenlet", "importlib", "_frozen_importlib")
+        ):
             continue
         for attribute, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in replaced:
@@ -132,10 +140,26 @@ def _select(
     readers, writers = ({fileobj_to_fd(file): file for file in files} for files in (rlist, wlist))
     poll = Poll(network())
     for number in (*readers, *writers):
-        poll.register(number, (select.POLLIN if number in readers else 0) | (select.POLLOUT if number in writers else 0))
+        poll.register(
+            number,
+            (select.POLLIN if number in readers else 0)
+            | (select.POLLOUT if number in writers else 0),
+        )
     ready = poll.poll(None if timeout is None else math.ceil(timeout * 1000))
-    readable = [readers[number] for number, events in ready if number in readers and events & ~select.POLLOUT]
-    return readable, [writers[number] for number, _events in ready if number in writers and writers[number] not in readable], []
+    readable = [
+        readers[number]
+        for number, events in ready
+        if number in readers and events & ~select.POLLOUT
+    ]
+    return (
+        readable,
+        [
+            writers[number]
+            for number, _events in ready
+            if number in writers and writers[number] not in readable
+        ],
+        [],
+    )
 
 
 def _threads_of_process() -> threads.Threads:
@@ -167,7 +191,8 @@ def adapt_libraries() -> None:
     kazoo.handlers.utils.HAS_FNCTL = False
     kazoo.handlers.threading.selector_select = _select
     kazoo.client.set = _Ordered
-    # Messages about requests contain the addresses of watchers, and a filter of the product compares messages.
+    # Messages about requests contain the addresses of watchers, and a filter of the product
+    # compares messages.
     logging.getLogger("kazoo").setLevel(logging.INFO)
 
 

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import greenlet
 
-#: Readings of the clock by a task without a pause, after which it counts as a busy loop and has to wait.
+#: Readings of the clock by a task without a pause, after which it counts as a busy loop and has to
+#: wait.
 MOST_READINGS = 1000
 #: Switches without any progress of the clock, after which the run is given up.
 MOST_SWITCHES = 2_000_000
@@ -46,9 +47,22 @@ class Process:
 class Task:
     """One simulated thread."""
 
-    __slots__ = ("awaited", "foreign", "greenlet", "ident", "parked", "process", "readings", "sentinels", "ticket", "woken")
+    __slots__ = (
+        "awaited",
+        "foreign",
+        "greenlet",
+        "ident",
+        "parked",
+        "process",
+        "readings",
+        "sentinels",
+        "ticket",
+        "woken",
+    )
 
-    def __init__(self, ident: int, process: Process, run: Callable[[], None], hub: greenlet.greenlet) -> None:
+    def __init__(
+        self, ident: int, process: Process, run: Callable[[], None], hub: greenlet.greenlet
+    ) -> None:
         self.ident = ident
         self.process = process
         self.greenlet = greenlet.greenlet(run, parent=hub)
@@ -71,10 +85,13 @@ class Kernel:
     :param seed: decides every choice.
     :param preemption: probability that a task is preempted at a lock, a wait or a message.
     :param lines: mean number of statements between two preemptions; 0: none between statements.
-    :param delay: mean time in seconds that a preempted task loses now and then, as on a busy machine.
+    :param delay: mean time in seconds that a preempted task loses now and then, as on a busy
+        machine.
     """
 
-    def __init__(self, seed: int, preemption: float = 0.05, lines: int = 0, delay: float = 0.002) -> None:
+    def __init__(
+        self, seed: int, preemption: float = 0.05, lines: int = 0, delay: float = 0.002
+    ) -> None:
         self.random = random.Random(seed)
         self.preemption = preemption
         self.lines = lines
@@ -109,7 +126,13 @@ class Kernel:
     def running_process(self) -> Process:
         return self.outside if self.task is None else self.task.process
 
-    def spawn(self, function: Callable[..., Any], *args: object, process: Process | None = None, **kwargs: object) -> Task:
+    def spawn(
+        self,
+        function: Callable[..., Any],
+        *args: object,
+        process: Process | None = None,
+        **kwargs: object,
+    ) -> Task:
         """Start a task, in the process of the caller unless another is given."""
 
         def run() -> None:
@@ -141,7 +164,9 @@ class Kernel:
         task.ticket += 1
         task.parked, task.woken, task.readings = True, False, 0
         if deadline is not None:
-            heapq.heappush(self._timers, (max(deadline, self.now), next(self._sequence), task, task.ticket))
+            heapq.heappush(
+                self._timers, (max(deadline, self.now), next(self._sequence), task, task.ticket)
+            )
         self._leave()
         return task.woken
 

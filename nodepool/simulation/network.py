@@ -1,8 +1,8 @@
 """Sockets, pipes and ``poll`` on a simulated network.
 
-A connection has two ends. Bytes arrive in order after the latency of the network. Faults are applied to a
-connection: it can be cut, stalled (nothing arrives until it is resumed) and muted (one direction is silent
-for good).
+A connection has two ends. Bytes arrive in order after the latency of the network. Faults are
+applied to a connection: it can be cut, stalled (nothing arrives until it is resumed) and muted (one
+direction is silent for good).
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def wait_for(files: Iterable[tuple[File, int]], deadline: float | None) -> list[
     kernel.point()
     files = list(files)
     while True:
-        found = [(file.descriptor, file.events() & (mask | select.POLLERR | select.POLLHUP)) for file, mask in files]
+        found = [
+            (file.descriptor, file.events() & (mask | select.POLLERR | select.POLLHUP))
+            for file, mask in files
+        ]
         found = [(descriptor, events) for descriptor, events in found if events]
         if found or (deadline is not None and deadline <= kernel.now):
             return found
@@ -126,7 +129,9 @@ class Files:
 class Socket(File):
     """The client's end of a connection, or either end of a pair."""
 
-    def __init__(self, files: Files, send: Callable[[bytes], None], hang_up: Callable[[], None]) -> None:
+    def __init__(
+        self, files: Files, send: Callable[[bytes], None], hang_up: Callable[[], None]
+    ) -> None:
         super().__init__(files)
         self._send = send
         self._hang_up = hang_up
@@ -282,14 +287,18 @@ class Network:
         self.connections: dict[Connection, None] = {}
 
     def latency(self) -> float:
-        return self._shortest + (self.kernel.random.expovariate(1 / self._mean) if self._mean else 0.0)
+        return self._shortest + (
+            self.kernel.random.expovariate(1 / self._mean) if self._mean else 0.0
+        )
 
     def serve(self, address: Address, accept: Callable[[Connection], None]) -> None:
         self._services[address] = accept
 
     # -- the functions of the standard library
 
-    def create_connection(self, address: Address, timeout: float | None = None, *_more: object, **_named: object) -> Socket:
+    def create_connection(
+        self, address: Address, timeout: float | None = None, *_more: object, **_named: object
+    ) -> Socket:
         kernel, process = self.kernel, self.kernel.running_process
         kernel.sleep(2 * self.latency())
         accept = self._services.get((address[0], address[1]))
@@ -311,7 +320,9 @@ class Network:
         return reading.descriptor, writing.descriptor
 
     @staticmethod
-    def getaddrinfo(host: str, port: int, *_arguments: object, **_named: object) -> list[tuple[Any, ...]]:
+    def getaddrinfo(
+        host: str, port: int, *_arguments: object, **_named: object
+    ) -> list[tuple[Any, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
 
 
@@ -325,7 +336,9 @@ class Poll:
         self._network = network
         self._registered: dict[int, int] = {}
 
-    def register(self, file: Any, mask: int = select.POLLIN | select.POLLOUT | select.POLLPRI) -> None:
+    def register(
+        self, file: Any, mask: int = select.POLLIN | select.POLLOUT | select.POLLPRI
+    ) -> None:
         self._registered[file if isinstance(file, int) else file.fileno()] = mask
 
     def unregister(self, file: Any) -> None:
@@ -338,7 +351,18 @@ class Poll:
         """
         deadline = None if timeout is None or timeout < 0 else current().now + timeout / 1000
         opened = self._network.files.open
-        gone = [(number, select.POLLNVAL) for number in self._registered if number >= FIRST_DESCRIPTOR and number not in opened]
+        gone = [
+            (number, select.POLLNVAL)
+            for number in self._registered
+            if number >= FIRST_DESCRIPTOR and number not in opened
+        ]
         if gone:
             return gone
-        return wait_for([(opened[number], mask) for number, mask in self._registered.items() if number in opened], deadline)
+        return wait_for(
+            [
+                (opened[number], mask)
+                for number, mask in self._registered.items()
+                if number in opened
+            ],
+            deadline,
+        )

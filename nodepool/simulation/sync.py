@@ -1,7 +1,7 @@
 """Locks, threads and thread-local data of the standard library, on top of the kernel.
 
-Conditions, events, semaphores, timers, queues and executors of the standard library are built on these
-and run unchanged.
+Conditions, events, semaphores, timers, queues and executors of the standard library are built on
+these and run unchanged.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def get_ident() -> int:
     return _REAL_IDENT if task is None else task.ident
 
 
-def start_new_thread(function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> int:
+def start_new_thread(
+    function: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> int:
     return current().spawn(function, *args, **(kwargs or {})).ident
 
 
@@ -186,7 +188,9 @@ class ThreadHandle:
             self._ended.release()
 
 
-def start_joinable_thread(function: Callable[[], Any], handle: ThreadHandle | None = None, daemon: bool = True) -> ThreadHandle:
+def start_joinable_thread(
+    function: Callable[[], Any], handle: ThreadHandle | None = None, daemon: bool = True
+) -> ThreadHandle:
     handle = handle or ThreadHandle()
     handle.begin()
     task = current().spawn(function)

@@ -16,20 +16,29 @@ class ZooKeeper:
     :param observe: called with the changes of each transaction as the journal gets them.
     """
 
-    def __init__(self, kernel: Kernel, network: Network, observe: Keep = lambda _zxid, _time, _changes: None) -> None:
+    def __init__(
+        self, kernel: Kernel, network: Network, observe: Keep = lambda _zxid, _time, _changes: None
+    ) -> None:
         self._kernel = kernel
         self._timer = 0.0
         #: Session and process of the request that is being served.
         self.session = 0
         self.writer = ""
-        self.server = StandaloneServer(observe, lambda: kernel.now, lambda: EPOCH + kernel.now, kernel.random.randbytes)
+        self.server = StandaloneServer(
+            observe, lambda: kernel.now, lambda: EPOCH + kernel.now, kernel.random.randbytes
+        )
         network.serve(ADDRESS, self._accept)
 
     def _accept(self, connection: Connection) -> None:
-        client = self.server.connect(connection.write, connection.hang_up, {("ip", "127.0.0.1")}, connection.client.name)
+        client = self.server.connect(
+            connection.write, connection.hang_up, {("ip", "127.0.0.1")}, connection.client.name
+        )
 
         def receive(data: bytes) -> None:
-            self.session, self.writer = client.session.id if client.session else 0, connection.client.name
+            self.session, self.writer = (
+                client.session.id if client.session else 0,
+                connection.client.name,
+            )
             self.server.receive(client, data)
             self._schedule()
 

@@ -27,7 +27,14 @@ from nodepool.status.images import (
 )
 from nodepool.status.known import told_problems
 from nodepool.status.once import Facade, remembered
-from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
+from nodepool.status.results import (
+    FORMATS,
+    Results,
+    format_age,
+    format_bytes,
+    output,
+    to_int_or_none,
+)
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -59,7 +66,12 @@ NODE_DETAIL_COLUMNS = {
     "user_data": "User Data",
     "driver_data": "Driver Data",
 }
-WAITING_COLUMNS = {"id": "Request ID", "node_types": "Node Types", "state": "State", "reason": "Waits Because"}
+WAITING_COLUMNS = {
+    "id": "Request ID",
+    "node_types": "Node Types",
+    "state": "State",
+    "reason": "Waits Because",
+}
 REQUEST_COLUMNS = {
     "id": "Request ID",
     "relative_priority": "Priority",
@@ -72,7 +84,12 @@ REQUEST_COLUMNS = {
 }
 REQUEST_DETAIL_COLUMNS = {**REQUEST_COLUMNS, "reasons": "Declined Because"}
 LABEL_COLUMNS = {"label": "Label"}
-PROBLEM_COLUMNS = {"launcher": "Launcher", "provider": "Provider", "label": "Label", "problem": "Problem"}
+PROBLEM_COLUMNS = {
+    "launcher": "Launcher",
+    "provider": "Provider",
+    "label": "Label",
+    "problem": "Problem",
+}
 ALIEN_COLUMNS = {"provider": "Provider", "name": "Name", "image_id": "Image ID"}
 PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload_ids": "Upload IDs"}
 PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
@@ -98,7 +115,9 @@ def _node_row(node: Node, now: float) -> dict[str, Any]:
         "public_ipv4": node.public_ipv4,
         "ipv6": node.public_ipv6,
         "state": node.state,
-        "age": None if to_int_or_none(node.state_time) is None else format_age(now - (node.state_time or 0)),
+        "age": None
+        if to_int_or_none(node.state_time) is None
+        else format_age(now - (node.state_time or 0)),
         "locked": "locked" if node.lock_contenders else "unlocked",
         "pool": node.pool,
         "hostname": node.hostname,
@@ -115,7 +134,12 @@ def _node_row(node: Node, now: float) -> dict[str, Any]:
     }
 
 
-def node_list(zk: Facade, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
+def node_list(
+    zk: Facade,
+    node_id: str | None = None,
+    detail: bool = True,
+    clock: Callable[[], float] = time.time,
+) -> Results:
     """Return all nodes by id, or the requested one (no row if it does not exist)."""
     now = clock()
     nodes = zk.readNodes()
@@ -181,7 +205,10 @@ def problem_rows(zk: Facade) -> list[dict[str, Any]]:
 
     def read() -> list[dict[str, Any]]:
         found = (*image_problems(zk.readProgress()), *derived_problems(zk))
-        return [*told_problems(zk), *({"launcher": each.host, "since": None, **each.record()} for each in found)]
+        return [
+            *told_problems(zk),
+            *({"launcher": each.host, "since": None, **each.record()} for each in found),
+        ]
 
     return remembered(zk, "problems", read)
 
@@ -202,8 +229,13 @@ def provider_images(zk: Facade, provider: str) -> Results:
     }
     for upload in images.uploads:
         if upload.provider_name == provider:
-            upload_ids.setdefault((upload.image_name or "", upload.build_id or ""), []).append(upload.id or "")
-    rows = [{"image": image, "build_id": build, "upload_ids": sorted(ids)} for (image, build), ids in sorted(upload_ids.items())]
+            upload_ids.setdefault((upload.image_name or "", upload.build_id or ""), []).append(
+                upload.id or ""
+            )
+    rows = [
+        {"image": image, "build_id": build, "upload_ids": sorted(ids)}
+        for (image, build), ids in sorted(upload_ids.items())
+    ]
     return Results(rows, PROVIDER_IMAGE_COLUMNS)
 
 

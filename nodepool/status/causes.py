@@ -1,7 +1,7 @@
 """The one cause and suggestion for a request, label, image or node with a problem.
 
-``explain``, ``request create --wait``, ``status``, ``problem-list``, ``/ready`` and the pages all show what this module
-returns. It reads the mirror and never waits for a cloud or a host.
+``explain``, ``request create --wait``, ``status``, ``problem-list``, ``/ready`` and the pages all
+show what this module returns. It reads the mirror and never waits for a cloud or a host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nodepool.status.known import (
     of_node,
     stuck_nodes,
     told_problems,
-)  # fmt: skip
+)
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk.components import RegisteredPool
@@ -43,35 +43,76 @@ from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTE
 ORDER = [
     code.word
     for code in (
-        Code.LAUNCHING, Code.TENANT_LIMIT, Code.REFUSED_BY_CLOUD, Code.PROVIDER_QUOTA, Code.POOL_LIMIT, Code.NO_FREE_NODE,
-        Code.NOTHING_FREE, Code.NOTHING_FREE_NO_EVENT, Code.NO_ROOM, Code.PAUSED, Code.BEING_TAKEN, Code.MAX_CONCURRENCY,
-        Code.POOL_PAUSED, Code.LIMITS_UNKNOWN, Code.ERROR, Code.SWITCHED_OFF, Code.PROVIDER_NOT_RUNNING, Code.NOT_RUNNING,
-        Code.BUSY, Code.AFTER_SESSION_LOSS, Code.REGISTERING, Code.OTHERS_DECLINE, Code.BETTER_PRIORITY, Code.NOT_LOOKED_AT,
+        Code.LAUNCHING,
+        Code.TENANT_LIMIT,
+        Code.REFUSED_BY_CLOUD,
+        Code.PROVIDER_QUOTA,
+        Code.POOL_LIMIT,
+        Code.NO_FREE_NODE,
+        Code.NOTHING_FREE,
+        Code.NOTHING_FREE_NO_EVENT,
+        Code.NO_ROOM,
+        Code.PAUSED,
+        Code.BEING_TAKEN,
+        Code.MAX_CONCURRENCY,
+        Code.POOL_PAUSED,
+        Code.LIMITS_UNKNOWN,
+        Code.ERROR,
+        Code.SWITCHED_OFF,
+        Code.PROVIDER_NOT_RUNNING,
+        Code.NOT_RUNNING,
+        Code.BUSY,
+        Code.AFTER_SESSION_LOSS,
+        Code.REGISTERING,
+        Code.OTHERS_DECLINE,
+        Code.BETTER_PRIORITY,
+        Code.NOT_LOOKED_AT,
         Code.OTHER_LAUNCHER,
     )
-]  # fmt: skip
+]
 RANK = {word: number for number, word in enumerate(ORDER)}
 #: Causes that end without intervention when nodes are returned: a wait can be estimated.
 FLOWING = frozenset(
     code.word
     for code in (
-        Code.LAUNCHING, Code.PROVIDER_QUOTA, Code.POOL_LIMIT, Code.NO_FREE_NODE, Code.NOTHING_FREE, Code.NOTHING_FREE_NO_EVENT,
-        Code.NO_ROOM, Code.PAUSED, Code.BEING_TAKEN, Code.MAX_CONCURRENCY, Code.POOL_PAUSED, Code.BUSY, Code.NOT_LOOKED_AT,
-        Code.BETTER_PRIORITY, Code.OTHER_LAUNCHER,
+        Code.LAUNCHING,
+        Code.PROVIDER_QUOTA,
+        Code.POOL_LIMIT,
+        Code.NO_FREE_NODE,
+        Code.NOTHING_FREE,
+        Code.NOTHING_FREE_NO_EVENT,
+        Code.NO_ROOM,
+        Code.PAUSED,
+        Code.BEING_TAKEN,
+        Code.MAX_CONCURRENCY,
+        Code.POOL_PAUSED,
+        Code.BUSY,
+        Code.NOT_LOOKED_AT,
+        Code.BETTER_PRIORITY,
+        Code.OTHER_LAUNCHER,
     )
-)  # fmt: skip
+)
 #: Causes whose text is extended by the nodes that use the capacity.
 _IN_USE = frozenset(
     code.word
     for code in (
-        Code.PROVIDER_QUOTA, Code.POOL_LIMIT, Code.NO_FREE_NODE, Code.NOTHING_FREE, Code.NOTHING_FREE_NO_EVENT, Code.NO_ROOM,
-        Code.PAUSED, Code.REFUSED_BY_CLOUD,
+        Code.PROVIDER_QUOTA,
+        Code.POOL_LIMIT,
+        Code.NO_FREE_NODE,
+        Code.NOTHING_FREE,
+        Code.NOTHING_FREE_NO_EVENT,
+        Code.NO_ROOM,
+        Code.PAUSED,
+        Code.REFUSED_BY_CLOUD,
     )
-)  # fmt: skip
+)
 #: Causes that end when a cloud answers.
 _ASKING = frozenset((Code.LIMITS_UNKNOWN.word, Code.NOT_LOOKED_AT.word))
 #: Causes that are part of normal work and not a problem.
-_NORMAL = frozenset(code.word for code in (Code.LAUNCHING, Code.BUSY, Code.NOT_LOOKED_AT, Code.BEING_TAKEN, Code.REGISTERING))
+_NORMAL = frozenset(
+    code.word
+    for code in (Code.LAUNCHING, Code.BUSY, Code.NOT_LOOKED_AT, Code.BEING_TAKEN, Code.REGISTERING)
+)
 NOT_OFFERED = Declined.NOT_OFFERED.value.partition("{")[0]
 OVERDUE = 60.0
 """Seconds after which a launch may need the attention of an operator."""
@@ -81,9 +122,16 @@ MOST_NAMED = 3
 """Maximum number of held nodes and tenants that a text names."""
 
 
-def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def groups_of(
+    reports: Iterable[dict[str, Any]], request_id: str
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return (report, group of waiting requests) of each launcher that processes it."""
-    return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
+    return [
+        (report, group)
+        for report in reports
+        for group in report["waiting"]
+        if request_id in group["ids"]
+    ]
 
 
 def groups_by_request(zk: Facade) -> Mapping[str, list[dict[str, Any]]]:
@@ -126,7 +174,11 @@ def of_published(reason: dict[str, Any]) -> Cause:
 
 def needs_help(cause: Cause) -> bool:
     """Return whether the wait ends only if somebody does something."""
-    return bool(cause.remedy) and cause.code not in FLOWING | _NORMAL and ", or wait until" not in cause.remedy
+    return (
+        bool(cause.remedy)
+        and cause.code not in FLOWING | _NORMAL
+        and ", or wait until" not in cause.remedy
+    )
 
 
 def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth: int = 1) -> Cause:
@@ -137,16 +189,26 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
     if request.state == FAILED:
         return _failed(zk, request, missing, clock)
     if not pools and not zk.getLaunchers():
-        return Cause("no launcher is running; requests wait until one starts", "start nodepool-launcher")
+        return Cause(
+            "no launcher is running; requests wait until one starts", "start nodepool-launcher"
+        )
     if missing is not None:
         return _not_offered(zk, labels, missing)
-    offering = [pool for pool in pools if set(labels) <= pool.labels and pool.id not in request.declined_by]
+    offering = [
+        pool for pool in pools if set(labels) <= pool.labels and pool.id not in request.declined_by
+    ]
     if not offering:
         return _failed(zk, request, None, clock)
-    reasons = [reason for group in groups_by_request(zk).get(request.id or "", ()) for reason in group["reasons"]]
+    reasons = [
+        reason
+        for group in groups_by_request(zk).get(request.id or "", ())
+        for reason in group["reasons"]
+    ]
     if not nodes_of_request(zk, request.id or ""):
         # A launcher that has just passed the request on: its report is up to a few seconds old.
-        reasons = [reason for reason in reasons if root_code(reason) != Code.LAUNCHING.word] or reasons
+        reasons = [
+            reason for reason in reasons if root_code(reason) != Code.LAUNCHING.word
+        ] or reasons
     reason = main_reason(reasons)
     if reason is None:
         paused = all(pool.paused for pool in offering)
@@ -154,17 +216,34 @@ def of_request(zk: Facade, request: NodeRequest, clock: Clock = time.time, depth
         text = f"offered by {names}"
         for report in zk.readReports():
             if not report["ready"] and report["details"]:
-                return Cause(f"launcher {report['name']} is not ready: {report['details'][0]}", "see /ready of that launcher")
+                return Cause(
+                    f"launcher {report['name']} is not ready: {report['details'][0]}",
+                    "see /ready of that launcher",
+                )
         if request.state == PENDING:
             text = f"accepted by a pool that launches its nodes or waits for capacity: {names}"
         elif paused:
             text = f"every pool that offers it is full: {names}"
         return _with_hosts(zk, Cause(text), {str(pool.provider_name) for pool in offering}, labels)
-    return _of_reason(zk, reason, request.id or "", labels, {str(pool.provider_name) for pool in offering}, clock, depth)
+    return _of_reason(
+        zk,
+        reason,
+        request.id or "",
+        labels,
+        {str(pool.provider_name) for pool in offering},
+        clock,
+        depth,
+    )
 
 
 def _of_reason(
-    zk: Facade, reason: dict[str, Any], request_id: str, labels: list[str], providers: set[str], clock: Clock, depth: int = 1
+    zk: Facade,
+    reason: dict[str, Any],
+    request_id: str,
+    labels: list[str],
+    providers: set[str],
+    clock: Clock,
+    depth: int = 1,
 ) -> Cause:
     published = of_published(reason)
     code, remedy, text = published.code, published.remedy, published.text
@@ -173,18 +252,28 @@ def _of_reason(
         for node in nodes:
             if node.state != READY and (cause := of_building(zk, node, clock, depth)) is not None:
                 return cause
-        return _launching(zk, nodes, clock) if nodes else Cause(text, remedy, code, code, "Nodes are being launched")
+        return (
+            _launching(zk, nodes, clock)
+            if nodes
+            else Cause(text, remedy, code, code, "Nodes are being launched")
+        )
     blocker = str(reason.get("request") or "")
     if not blocker and code == Code.POOL_PAUSED.word:
         blocker = pending_at(zk, str(reason["pool"]))
     if blocker:
         other = zk.getNodeRequest(blocker, cached=True) if depth else None
-        why = of_request(zk, other, clock=clock, depth=depth - 1) if other is not None and blocker != request_id else None
+        why = (
+            of_request(zk, other, clock=clock, depth=depth - 1)
+            if other is not None and blocker != request_id
+            else None
+        )
         if blocker not in text:
             text = f"{text}; blocked by request {blocker}"
         if why is not None:
             waits = f"{text}, which waits: {why.text}"
-            return Cause(waits, why.remedy or remedy, code, why.blocker or why.text, why.headline or why.text)
+            return Cause(
+                waits, why.remedy or remedy, code, why.blocker or why.text, why.headline or why.text
+            )
         return published
     pool = str(reason["pool"])
     own = {name for name in providers if pool.startswith(f"{name}-")} or providers
@@ -194,13 +283,17 @@ def _of_reason(
         mine = labels if code == Code.NO_FREE_NODE.word else ()
         name = f"users of {pool or sorted(providers)} {mine}"
         users, other = remembered(zk, name, lambda: _users(zk, pool, providers, mine, clock))
-        return _with_hosts(zk, replace(published, text=text + users, remedy=other or remedy), own, labels)
+        return _with_hosts(
+            zk, replace(published, text=text + users, remedy=other or remedy), own, labels
+        )
     return published
 
 
 def _launching(zk: Facade, nodes: list[Node], clock: Clock) -> Cause:
     """Return which nodes are being launched, for how long, and the usual duration."""
-    ids = sorted(str(node.id) for node in nodes if node.state != READY) or sorted(str(node.id) for node in nodes)
+    ids = sorted(str(node.id) for node in nodes if node.state != READY) or sorted(
+        str(node.id) for node in nodes
+    )
     age = clock() - min(node.created_time or clock() for node in nodes)
     text = f"launching node{'s' * (len(ids) > 1)} {', '.join(ids)} for {format_duration(age)}"
     took = [
@@ -229,7 +322,9 @@ def pending_at(zk: Facade, pool: str) -> str:
     return str(next(first, ""))
 
 
-def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:
+def _users(
+    zk: Facade, pool: str, providers: set[str], labels: Collection[str], clock: Clock
+) -> tuple[str, str]:
     """Return which nodes use the capacity of a pool, and how to free one of them.
 
     Both are empty if nothing is known.
@@ -243,14 +338,23 @@ def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], 
     ]
     if not nodes:
         return "", ""
-    states = Counter("assigned" if node.state == READY and node.allocated_to else str(node.state) for node in nodes)
-    text = f" ({count_of(len(nodes), 'node')}: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+    states = Counter(
+        "assigned" if node.state == READY and node.allocated_to else str(node.state)
+        for node in nodes
+    )
+    text = f" ({count_of(len(nodes), 'node')}: " + ", ".join(
+        f"{count} {state}" for state, count in states.most_common()
+    )
     tenants = Counter(str(node.tenant) for node in nodes if node.tenant)
     if tenants:
-        text += "; " + ", ".join(f"tenant {name} has {count}" for name, count in tenants.most_common(MOST_NAMED))
+        text += "; " + ", ".join(
+            f"tenant {name} has {count}" for name, count in tenants.most_common(MOST_NAMED)
+        )
     held = [node for node in nodes if node.state == HOLD]
     if held:
-        text += f"; {len(held)} of {len(nodes)} are held: " + ", ".join(hold_text(node, clock) for node in held[:MOST_NAMED])
+        text += f"; {len(held)} of {len(nodes)} are held: " + ", ".join(
+            hold_text(node, clock) for node in held[:MOST_NAMED]
+        )
         text += f" and {len(held) - MOST_NAMED} more" if len(held) > MOST_NAMED else ""
     known = stuck_nodes(zk, clock)
     stuck = [known[node.id] for node in nodes if node.id in known]
@@ -259,25 +363,42 @@ def _users(zk: Facade, pool: str, providers: set[str], labels: Collection[str], 
     return text + ")", stuck[0].remedy if stuck else ""
 
 
-def _with_hosts(zk: Facade, cause: Cause, providers: Collection[str], labels: Collection[str]) -> Cause:
+def _with_hosts(
+    zk: Facade, cause: Cause, providers: Collection[str], labels: Collection[str]
+) -> Cause:
     """Return the cause, or the unusable hosts if they explain the lack of capacity."""
-    down = [row["problem"] for row in told_problems(zk) if row["provider"] in providers and is_of_host(row["problem"])]
+    down = [
+        row["problem"]
+        for row in told_problems(zk)
+        if row["provider"] in providers and is_of_host(row["problem"])
+    ]
     if not down:
         return cause
     text = "; ".join(dict.fromkeys(down))
     remedy = "repair the host, or remove it from the configuration"
-    usable = any(set(labels) & set(node.type) for node in zk.readNodes() if node.provider in providers)
-    return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down", f"host-down {text}", text)
+    usable = any(
+        set(labels) & set(node.type) for node in zk.readNodes() if node.provider in providers
+    )
+    return Cause(
+        f"{cause.text}; {text}" if usable else text, remedy, "host-down", f"host-down {text}", text
+    )
 
 
 def _of_backing(zk: Facade, node: Node, clock: Clock, depth: int) -> Cause | None:
     """Return why no backing node for this node has been launched; None: nothing is awaited."""
     for request in zk.readRequests() if depth else ():
         owner = str(request.requestor)
-        if owner.startswith("NodePool:") and owner.endswith(f":{node.provider}") and request.state in (REQUESTED, PENDING):
+        if (
+            owner.startswith("NodePool:")
+            and owner.endswith(f":{node.provider}")
+            and request.state in (REQUESTED, PENDING)
+        ):
             cause = of_request(zk, request, clock=clock, depth=depth - 1)
             if cause.code not in _NORMAL:
-                text = f"waiting for a backing node of {', '.join(request.node_types)} (request {request.id}): {cause.text}"
+                text = (
+                    f"waiting for a backing node of {', '.join(request.node_types)} (request "
+                    f"{request.id}): {cause.text}"
+                )
                 return Cause(text, cause.remedy, cause.code)
     return None
 
@@ -289,7 +410,9 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
     if hosts and not any(host["usable"] for host in hosts):
         texts = "; ".join(dict.fromkeys(host["problem"] or host["name"] for host in hosts))
         return Cause(
-            f"no host of provider {node.provider} can be used: {texts}", "start the node manager on one of its hosts", "host-down"
+            f"no host of provider {node.provider} can be used: {texts}",
+            "start the node manager on one of its hosts",
+            "host-down",
         )
     if node.state != DELETING and (cause := _of_backing(zk, node, clock, depth)) is not None:
         return cause
@@ -298,7 +421,9 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
     return _told_of(zk, {str(node.provider)}, node.type, hosts=False)
 
 
-def _told_of(zk: Facade, providers: Collection[str], labels: Collection[str], hosts: bool) -> Cause | None:
+def _told_of(
+    zk: Facade, providers: Collection[str], labels: Collection[str], hosts: bool
+) -> Cause | None:
     """Return the first published problem of these providers, or of labels there, or None.
 
     :param hosts: whether a problem of a single host counts.
@@ -321,21 +446,32 @@ def _not_offered(zk: Facade, labels: Collection[str], missing: str, again: bool 
         for name, offered in sorted(down.items()):
             if common := set(labels).intersection(offered):
                 why = report["not_running"].get(name)
-                text = f"provider {name}, which offers {joined(common)}, does not run" + (f": {why}" if why else "")
+                text = f"provider {name}, which offers {joined(common)}, does not run" + (
+                    f": {why}" if why else ""
+                )
                 remedy = "repair what the message names" if why else LOG
                 return Cause(text, f"{remedy}{then}", "not-running")
         for name, why in sorted(report["not_running"].items()):
             if name not in down:  # the labels that it offers are unknown
                 return Cause(
-                    f"{missing}; provider {name} does not run: {why}", f"repair what the message names{then}", "not-running"
+                    f"{missing}; provider {name} does not run: {why}",
+                    f"repair what the message names{then}",
+                    "not-running",
                 )
     for report in zk.readReports():
         if report["config"]["stale_since"] is not None:
-            text = f"{missing}; launcher {report['name']} uses an older configuration: {report['config']['error']}"
+            text = (
+                f"{missing}; launcher {report['name']} uses an older configuration: "
+                f"{report['config']['error']}"
+            )
             return Cause(text, f"correct the configuration file{then}", "stale")
     if unknown_labels(labels, zk.getRegisteredPools()):
-        return Cause(missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered")
-    return Cause(missing, "request these labels one by one, or let one pool offer all of them", "not-offered")
+        return Cause(
+            missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered"
+        )
+    return Cause(
+        missing, "request these labels one by one, or let one pool offer all of them", "not-offered"
+    )
 
 
 def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock) -> Cause:
@@ -347,15 +483,23 @@ def _failed(zk: Facade, request: NodeRequest, missing: str | None, clock: Clock)
     telling = list(dict.fromkeys(decline for decline in said if NOT_OFFERED not in decline.text))
     texts = [decline.text for decline in telling]
     others = sum(NOT_OFFERED in decline.text for decline in said)
-    rest = f" ({count_of(others, 'other pool')} {'do' if others > 1 else 'does'} not offer it)" if others else ""
+    rest = (
+        f" ({count_of(others, 'other pool')} {'do' if others > 1 else 'does'} not offer it)"
+        if others
+        else ""
+    )
     for label in labels:
         lack = _of_parts(zk, label, clock, depth=1)
-        if lack is not None and (not telling or lack.code == "backing" or "image" in " ".join(texts)):
+        if lack is not None and (
+            not telling or lack.code == "backing" or "image" in " ".join(texts)
+        ):
             return Cause(f"{lack.text}{rest}", lack.remedy, lack.code)
     if not telling:
         return Cause(f"all pools that offered it have declined it{rest}", LOG)
     remedy = next((decline.help for decline in telling if decline.help), LOG)
-    return Cause("; ".join(texts[:MOST_NAMED]) + rest, f"{remedy}, then submit the request again", "declined")
+    return Cause(
+        "; ".join(texts[:MOST_NAMED]) + rest, f"{remedy}, then submit the request again", "declined"
+    )
 
 
 # -- images
@@ -374,24 +518,38 @@ def min_ready_of(zk: Facade) -> dict[str, int]:
     return found
 
 
-def of_min_ready(zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time) -> Cause | None:
+def of_min_ready(
+    zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time
+) -> Cause | None:
     """Return why fewer than min-ready nodes are ready; None: they are, or are being launched."""
     ready = zk.countNodes().free[label]
     if ready >= wanted:
         return None
-    mine = [r for r in requests if r.requestor == MIN_READY and label in r.node_types and r.state in (REQUESTED, PENDING)]
+    mine = [
+        r
+        for r in requests
+        if r.requestor == MIN_READY and label in r.node_types and r.state in (REQUESTED, PENDING)
+    ]
     found: list[Cause | None] = [of_request(zk, request, clock=clock) for request in mine]
     found = [cause for cause in found if cause is not None and cause.code not in _NORMAL]
     if mine and not found:
         return None
     cause = found[0] if found else of_label(zk, label, clock)
     if cause is None:
-        reason = main_reason(one for report in zk.readReports() for one in report["labels"].get(label, {}).get("declined", ()))
+        reason = main_reason(
+            one
+            for report in zk.readReports()
+            for one in report["labels"].get(label, {}).get("declined", ())
+        )
         if reason is None:
             return None
-        offering = {str(pool.provider_name) for pool in zk.getRegisteredPools() if label in pool.labels}
+        offering = {
+            str(pool.provider_name) for pool in zk.getRegisteredPools() if label in pool.labels
+        }
         cause = _of_reason(zk, reason, "", [label], offering, clock)
-    return Cause(f"{ready} of {wanted} ready (min-ready), because {cause.text}", cause.remedy, cause.code)
+    return Cause(
+        f"{ready} of {wanted} ready (min-ready), because {cause.text}", cause.remedy, cause.code
+    )
 
 
 def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
@@ -417,19 +575,27 @@ def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
             return lack
     for backing in backing_of(zk, label) if depth else ():
         if (lack := of_label(zk, backing, clock, depth - 1)) is not None:
-            return Cause(f"no backing node of {backing} can be launched: {lack.text}", lack.remedy, "backing")
+            return Cause(
+                f"no backing node of {backing} can be launched: {lack.text}", lack.remedy, "backing"
+            )
     return None
 
 
 def backing_of(zk: Facade, label: str) -> list[str]:
     """Return the labels of backing nodes for this label."""
-    found = {name for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing", ())}
+    found = {
+        name
+        for report in zk.readReports()
+        for name in report["labels"].get(label, {}).get("backing", ())
+    }
     return sorted(found - {label})
 
 
 def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Cause | None:
     """Return a cause if options disable every pool that offers the label, else None."""
-    entries = {name: entry for report in zk.readReports() for name, entry in report["providers"].items()}
+    entries = {
+        name: entry for report in zk.readReports() for name, entry in report["providers"].items()
+    }
     said = []
     for pool in pools:
         if label in pool.labels:
@@ -451,7 +617,9 @@ def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None
     rows = [row for row in told_problems(zk) if row["provider"] == name]
     if not rows:
         return None
-    cause = (of_label(zk, str(rows[0]["label"]), clock) if rows[0]["label"] else None) or cause_of_row(rows[0])
+    cause = (
+        of_label(zk, str(rows[0]["label"]), clock) if rows[0]["label"] else None
+    ) or cause_of_row(rows[0])
     more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
     return Cause(f"{cause.text}{more}", cause.remedy, cause.code)
 
@@ -480,10 +648,21 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         if cause is None:
             cause = _switched_off(zk, label, zk.getRegisteredPools())
         if cause is not None:
-            found.append(Problem(one_line(cause.text), label=label, help=cause.remedy or "see `nodepool explain label`"))
+            found.append(
+                Problem(
+                    one_line(cause.text),
+                    label=label,
+                    help=cause.remedy or "see `nodepool explain label`",
+                )
+            )
     nodes = {node.id: node for node in zk.readNodes()}
     stuck = [
-        Problem(one_line(cause.text), str(nodes[node_id].provider), help=cause.remedy, since=nodes[node_id].state_time)
+        Problem(
+            one_line(cause.text),
+            str(nodes[node_id].provider),
+            help=cause.remedy,
+            since=nodes[node_id].state_time,
+        )
         for node_id, cause in sorted(stuck_nodes(zk, clock).items())
         if nodes[node_id].state != DELETING  # the launchers publish these
     ]

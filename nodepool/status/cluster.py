@@ -19,21 +19,54 @@ from nodepool.status.results import Results, format_duration
 from nodepool.zk.records import LARGEST, PENDING, READY, REQUESTED, Node, NodeRequest
 
 DAEMON_COLUMNS = {
-    "kind": "Kind", "host": "Host", "state": "State", "version": "Version", "running": "Running", "config": "Configuration",
-}  # fmt: skip
+    "kind": "Kind",
+    "host": "Host",
+    "state": "State",
+    "version": "Version",
+    "running": "Running",
+    "config": "Configuration",
+}
 PROVIDER_COLUMNS = {
-    "provider": "Provider", "launcher": "Launcher", "driver": "Driver", "nodes": "Nodes", "limits": "Used of Limits",
-    "launching": "Launching", "problems": "Problems",
-}  # fmt: skip
-POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "full": "Full",
-                "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
-HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
-                "nodes": "Nodes", "problem": "Problem"}  # fmt: skip
+    "provider": "Provider",
+    "launcher": "Launcher",
+    "driver": "Driver",
+    "nodes": "Nodes",
+    "limits": "Used of Limits",
+    "launching": "Launching",
+    "problems": "Problems",
+}
+POOL_COLUMNS = {
+    "provider": "Provider",
+    "pool": "Pool",
+    "launcher": "Launcher",
+    "labels": "Labels",
+    "full": "Full",
+    "nodes": "Nodes",
+    "max_servers": "Max Servers",
+    "priority": "Priority",
+}
+HOST_COLUMNS = {
+    "host": "Host",
+    "provider": "Provider",
+    "launcher": "Launcher",
+    "state": "State",
+    "used": "Used",
+    "nodes": "Nodes",
+    "problem": "Problem",
+}
 TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
-WAITING_COLUMNS = {"cause": "Cause", "count": "Requests", "since": "Longest", "labels": "Labels", "suggestion": "Suggestion"}
+WAITING_COLUMNS = {
+    "cause": "Cause",
+    "count": "Requests",
+    "since": "Longest",
+    "labels": "Labels",
+    "suggestion": "Suggestion",
+}
 Clock = Callable[[], float]
 MOST_EXPLAINED = 200
-"""Groups of equal requests whose cause is looked for in the whole cluster; the others have the published reason."""
+"""Groups of equal requests whose cause is looked for in the whole cluster; the others have the
+published reason.
+"""
 
 
 def daemons(zk: Facade, clock: Clock = time.time) -> Results:
@@ -53,15 +86,18 @@ def daemons(zk: Facade, clock: Clock = time.time) -> Results:
             {
                 "kind": kind,
                 "host": host if found is None else found["name"],
-                "state": "not ready" if found is not None and not found["ready"] else content.get("state"),
+                "state": "not ready"
+                if found is not None and not found["ready"]
+                else content.get("state"),
                 "version": content.get("version"),
                 "running": format_duration(now - started) if started is not None else None,
-                "config": f"stale for {format_duration(now - stale)}: {config['error']}" if stale is not None else
-                          ("in force" if found else None),
+                "config": f"stale for {format_duration(now - stale)}: {config['error']}"
+                if stale is not None
+                else ("in force" if found else None),
                 "details": list(found["details"]) if found else [],
                 "file": config.get("file"),
             }
-        )  # fmt: skip
+        )
     return Results(rows, DAEMON_COLUMNS)
 
 
@@ -70,21 +106,34 @@ def providers(zk: Facade) -> Results:
 
     Providers that only occur in node records have no launcher.
     """
-    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_rows(zk))
-    down = {(provider, host["name"]) for _launcher, provider, host in _hosts(zk) if not host["usable"]}
+    counts, problems = (
+        zk.countNodes().providers,
+        Counter(str(row["provider"]) for row in status.problem_rows(zk)),
+    )
+    down = {
+        (provider, host["name"]) for _launcher, provider, host in _hosts(zk) if not host["usable"]
+    }
     hosts_down = Counter(provider for provider, _host in down)
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
         for name, entry in sorted(report["providers"].items()):
-            rows.append(_provider_row(name, report["name"], entry, counts.get(name, Counter()), problems[name]))
+            rows.append(
+                _provider_row(
+                    name, report["name"], entry, counts.get(name, Counter()), problems[name]
+                )
+            )
         for name, why in sorted(report["not_running"].items()):
-            row = _provider_row(name, report["name"], None, counts.get(name, Counter()), problems[name])
+            row = _provider_row(
+                name, report["name"], None, counts.get(name, Counter()), problems[name]
+            )
             rows.append({**row, "driver": f"not running: {why}"})
     listed = {row["provider"] for row in rows}
     registered = {str(pool.provider_name) for pool in zk.getRegisteredPools()}
     for name in sorted((counts.keys() | registered) - listed):
         launcher = "(publishes no report)" if name in registered else None
-        rows.append(_provider_row(name, launcher, None, counts.get(name, Counter()), problems[name]))
+        rows.append(
+            _provider_row(name, launcher, None, counts.get(name, Counter()), problems[name])
+        )
     rows = [{**row, "hosts_down": hosts_down[row["provider"]]} for row in rows]
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
 
@@ -96,7 +145,14 @@ def _provider_row(
 
     :param entry: of it in the report of the launcher; None: no report has one.
     """
-    entry = entry or {"driver": None, "limits": {}, "used": {}, "hosts": [], "launching": None, "calls": None}
+    entry = entry or {
+        "driver": None,
+        "limits": {},
+        "used": {},
+        "hosts": [],
+        "launching": None,
+        "calls": None,
+    }
     return {
         "provider": name,
         "launcher": launcher,
@@ -121,10 +177,16 @@ def calls_of(calls: dict[str, Any] | None) -> dict[str, Any]:
     """
     paces, error = (calls["paces"], calls["last_error"]) if calls is not None else ({}, None)
     alike = len(set(paces.values())) == 1
-    pace = next(iter(paces.values())) if alike else ", ".join(f"{lane} {text}" for lane, text in sorted(paces.items()))
+    pace = (
+        next(iter(paces.values()))
+        if alike
+        else ", ".join(f"{lane} {text}" for lane, text in sorted(paces.items()))
+    )
     return {
         "pace": pace or None,
-        "error": one_line(f"{error['operation']} ({error['kind']}): {error['message']}") if error is not None else None,
+        "error": one_line(f"{error['operation']} ({error['kind']}): {error['message']}")
+        if error is not None
+        else None,
         "error_time": error["time"] if error is not None else None,
     }
 
@@ -160,7 +222,11 @@ def pools(zk: Facade) -> Results:
     ]
     for row in rows:
         pool_name = f"{row['provider']}-{row['pool']}"
-        row["full"] = full.get((row["launcher"], pool_name), "waiting for capacity") if row["paused"] else None
+        row["full"] = (
+            full.get((row["launcher"], pool_name), "waiting for capacity")
+            if row["paused"]
+            else None
+        )
     return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
 
 
@@ -173,7 +239,9 @@ def hosts(zk: Facade) -> Results:
     there: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node in zk.readNodes() if told else ():
         static = (node.hostname, f"{node.username}@{node.hostname} port {node.connection_port}")
-        for name in (node.external_id.get("host"),) if isinstance(node.external_id, dict) else static:
+        for name in (
+            (node.external_id.get("host"),) if isinstance(node.external_id, dict) else static
+        ):
             there[str(node.provider), str(name)].append(node)
     rows = [
         {
@@ -181,7 +249,9 @@ def hosts(zk: Facade) -> Results:
             "provider": name,
             "launcher": launcher,
             "state": "usable" if host["usable"] else "not usable",
-            "used": _use({"slots": _in_use(there[name, host["name"]]), **host["used"]}, host["limits"]),
+            "used": _use(
+                {"slots": _in_use(there[name, host["name"]]), **host["used"]}, host["limits"]
+            ),
             "nodes": sorted(str(node.id) for node in there[name, host["name"]]),
             "problem": host["problem"],
         }
@@ -221,13 +291,17 @@ def tenants(zk: Facade) -> Results:
 
 
 def _use(used: Mapping[str, float], limits: Mapping[str, float]) -> str | None:
-    return ", ".join(f"{key} {used.get(key, 0):g}/{limit:g}" for key, limit in sorted(limits.items())) or None
+    return (
+        ", ".join(f"{key} {used.get(key, 0):g}/{limit:g}" for key, limit in sorted(limits.items()))
+        or None
+    )
 
 
 def by_cause(zk: Facade, clock: Clock = time.time) -> Results:
     """Return waiting requests grouped by cause across launchers, labels and tenants.
 
-    Each request counts once. Causes that end only with somebody's help come first, then the largest groups.
+    Each request counts once. Causes that end only with somebody's help come first, then the largest
+    groups.
     """
     zk = zk if isinstance(zk, Once) else Once(zk)
     named = causes.groups_by_request(zk)
@@ -259,10 +333,15 @@ def by_cause(zk: Facade, clock: Clock = time.time) -> Results:
     now = clock()
     for row in rows.values():
         row["ids"].sort()
-        row["labels"], row["state"] = list(row["label_counts"]), ", ".join(sorted(row.pop("states")))
+        row["labels"], row["state"] = (
+            list(row["label_counts"]),
+            ", ".join(sorted(row.pop("states"))),
+        )
         row["oldest"] = min(row["oldest"], now)
         row["since"] = format_duration(now - row["oldest"])
-    return Results(sorted(rows.values(), key=lambda row: (not row["problem"], -row["count"])), WAITING_COLUMNS)
+    return Results(
+        sorted(rows.values(), key=lambda row: (not row["problem"], -row["count"])), WAITING_COLUMNS
+    )
 
 
 def waiting_by_cause(zk: Facade) -> Counter[str]:
@@ -273,25 +352,48 @@ def waiting_by_cause(zk: Facade) -> Counter[str]:
     return found
 
 
-def _add(rows: dict[str, dict[str, Any]], cause: known.Cause, requests: list[NodeRequest], groups: list[dict[str, Any]]) -> None:
+def _add(
+    rows: dict[str, dict[str, Any]],
+    cause: known.Cause,
+    requests: list[NodeRequest],
+    groups: list[dict[str, Any]],
+) -> None:
     key = cause.blocker or cause.text
     row = rows.get(key)
     if row is None:
         row = rows[key] = {
-            "key": key, "cause": cause.headline or cause.text, "count": 0, "label_counts": Counter(), "tenants": Counter(),
-            "ids": [], "oldest": LARGEST, "reason": cause.text, "suggestion": cause.remedy, "code": cause.code, "codes": [],
-            "states": set(), "problem": causes.needs_help(cause),
-        }  # fmt: skip
+            "key": key,
+            "cause": cause.headline or cause.text,
+            "count": 0,
+            "label_counts": Counter(),
+            "tenants": Counter(),
+            "ids": [],
+            "oldest": LARGEST,
+            "reason": cause.text,
+            "suggestion": cause.remedy,
+            "code": cause.code,
+            "codes": [],
+            "states": set(),
+            "problem": causes.needs_help(cause),
+        }
     row["count"] += len(requests)
-    row["codes"] = sorted({*row["codes"], *(one["code"] for group in groups for one in group["reasons"])})
+    row["codes"] = sorted(
+        {*row["codes"], *(one["code"] for group in groups for one in group["reasons"])}
+    )
     for request in requests:
         row["ids"].append(request.id)
         row["states"].add(str(request.state))
         row["label_counts"].update(set(request.node_types))
         if request.tenant_name:
             row["tenants"][request.tenant_name] += 1
-        times = (value for value in (request.created_time, request.state_time) if isinstance(value, (int, float)))
-        row["oldest"] = min((value for value in times if 0 < value < row["oldest"]), default=row["oldest"])
+        times = (
+            value
+            for value in (request.created_time, request.state_time)
+            if isinstance(value, (int, float))
+        )
+        row["oldest"] = min(
+            (value for value in times if 0 < value < row["oldest"]), default=row["oldest"]
+        )
 
 
 def states(zk: Facade) -> Counter[str]:

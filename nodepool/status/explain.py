@@ -27,7 +27,17 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader, unique
 from nodepool.zk.mirror.feed import USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, REQUESTED, NodeRequest, RecordError
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    INIT,
+    PENDING,
+    REQUESTED,
+    NodeRequest,
+    RecordError,
+)
 
 KINDS = ("request", "label", "node", "image", "provider", "fleet")
 MOST_NODES = 3
@@ -57,7 +67,8 @@ class Explanation:
     name: str
     #: One sentence; includes the cause if something is wrong.
     answer: str = ""
-    #: The cause alone, and what an operator can do; empty: nothing is wrong, or nothing can be done.
+    #: The cause alone, and what an operator can do; empty: nothing is wrong, or nothing can be
+    #: done.
     cause: str = ""
     suggestion: str = ""
     facts: list[tuple[str, str]] = field(default_factory=list)
@@ -109,7 +120,10 @@ class Explanation:
                 lines.append(f"    {_moment(event['time'])}  {describe(event)}")
                 lines += [f"      | {line}" for line in str(event.get("tail", "")).splitlines()]
         if self.history_is_late:
-            lines.append("  (the last seconds may not be in the history yet; the pages of a launcher have it)")
+            lines.append(
+                "  (the last seconds may not be in the history yet; the pages of a launcher have "
+                "it)"
+            )
         # Fields with values from others must not start new lines.
         return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
@@ -119,11 +133,19 @@ LATE = " (deleted ones appear in the history after up to 5 s)"
 
 def _moment(seconds: float) -> str:
     moment = time.localtime(seconds)
-    return time.strftime("%Y-%m-%d %H:%M:%S", moment) + f".{int(seconds % 1 * 1000):03} {moment.tm_zone}"
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", moment)
+        + f".{int(seconds % 1 * 1000):03} {moment.tm_zone}"
+    )
 
 
 def explain(
-    zk: Facade, kind: str, name: str, history: HistoryReader, recent: Sequence[Event] = (), clock: Clock = time.time
+    zk: Facade,
+    kind: str,
+    name: str,
+    history: HistoryReader,
+    recent: Sequence[Event] = (),
+    clock: Clock = time.time,
 ) -> Explanation:
     """Return the explanation of an object.
 
@@ -135,16 +157,32 @@ def explain(
     if kind in ("request", "node"):
         found.history = _history(zk, history, recent, kind, name)
         if kind == "request":
-            nodes = {str(node) for event in found.history for node in (event.get("node"), *event.get("nodes", ())) if node}
-            of_nodes = [_history(zk, history, recent, "node", node) for node in sorted(nodes)[:MOST_NODES]]
+            nodes = {
+                str(node)
+                for event in found.history
+                for node in (event.get("node"), *event.get("nodes", ()))
+                if node
+            }
+            of_nodes = [
+                _history(zk, history, recent, "node", node) for node in sorted(nodes)[:MOST_NODES]
+            ]
             found.timeline = steps_of(itertools.chain(found.history, *of_nodes))
         if found.history and not found.answer:
-            _set_past(found, _history(zk, history, recent, "request", _request_of(found.history)), clock())
+            _set_past(
+                found, _history(zk, history, recent, "request", _request_of(found.history)), clock()
+            )
         found.history = _folded(zk, found.history)
     if not found.answer:
-        missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
+        missing = (
+            why_not_offered([name], zk.getRegisteredPools(), "launcher")
+            if kind == "label"
+            else None
+        )
         missing = fleets.UNKNOWN if kind == "fleet" else missing
-        raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
+        raise Unknown(
+            f"{kind} {name} is not known"
+            + (f": {missing}" if missing else LATE * (kind in ("request", "node")))
+        )
     return found
 
 
@@ -159,10 +197,19 @@ def _set_past(found: Explanation, of_request: Sequence[Event], now: float) -> No
     for event in (*of_request, *found.history):
         fields |= event
     found.gone = True
-    found.facts = [(key, counted(fields[key]) if isinstance(fields[key], list) else str(fields[key]))
-                   for key in _PAST if key in fields and key.removesuffix("s") != found.kind]  # fmt: skip
-    removed = next((event for event in reversed(found.history) if event["type"] == f"{found.kind}-removed"), None)
-    ends = {FULFILLED: "served: its requestor accepted the nodes", FAILED: "failed, and was removed by its requestor"}
+    found.facts = [
+        (key, counted(fields[key]) if isinstance(fields[key], list) else str(fields[key]))
+        for key in _PAST
+        if key in fields and key.removesuffix("s") != found.kind
+    ]
+    removed = next(
+        (event for event in reversed(found.history) if event["type"] == f"{found.kind}-removed"),
+        None,
+    )
+    ends = {
+        FULFILLED: "served: its requestor accepted the nodes",
+        FAILED: "failed, and was removed by its requestor",
+    }
     found.answer = "no longer exists"
     if removed is not None:
         before = str(removed.get("before"))
@@ -174,8 +221,15 @@ _PAST = ("labels", "requestor", "nodes", "provider", "pool", "request", *USER.va
 """Fields of events that are facts of what no longer exists."""
 
 
-def _history(zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str) -> list[Event]:
-    return unique([*history.read(zk.kazoo_client, kind, name), *(event for event in recent if event.get(kind) == name)])
+def _history(
+    zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str
+) -> list[Event]:
+    return unique(
+        [
+            *history.read(zk.kazoo_client, kind, name),
+            *(event for event in recent if event.get(kind) == name),
+        ]
+    )
 
 
 def _folded(zk: Facade, events: list[Event]) -> list[Event]:
@@ -185,15 +239,27 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
         return events
     name, others = known.place_of(zk, str(declined[0].get("launcher"))), len(declined) - 1
     name += f" and {known.count_of(others, 'other pool')}" if others else ""
-    return [{**event, "launcher": name} if event is declined[-1] else event for event in events if event not in declined[:-1]]
+    return [
+        {**event, "launcher": name} if event is declined[-1] else event
+        for event in events
+        if event not in declined[:-1]
+    ]
 
 
 def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
     """Return the published problems whose label and provider concern the caller."""
     rows = [row for row in known.told_problems(zk) if concerns(row["label"], row["provider"])]
-    places = ["".join(f", {key} {row[key]}" for key in ("provider", "label") if row[key]).removeprefix(", ") for row in rows]
+    places = [
+        "".join(f", {key} {row[key]}" for key in ("provider", "label") if row[key]).removeprefix(
+            ", "
+        )
+        for row in rows
+    ]
     return sorted(
-        {f"{place}: {row['problem']}" if place else str(row["problem"]) for place, row in zip(places, rows, strict=True)}
+        {
+            f"{place}: {row['problem']}" if place else str(row["problem"])
+            for place, row in zip(places, rows, strict=True)
+        }
     )
 
 
@@ -216,7 +282,9 @@ def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
     having: dict[str, set[frozenset[str]]] = {}
     found = {}
     for _priority, labels, request_id in ordered:
-        found[request_id] = 1 + sum(count[each] for each in set().union(*(having.get(label, ()) for label in labels)))
+        found[request_id] = 1 + sum(
+            count[each] for each in set().union(*(having.get(label, ()) for label in labels))
+        )
         count[labels] += 1
         for label in labels:
             having.setdefault(label, set()).add(labels)
@@ -234,7 +302,11 @@ def _request(zk: Facade, name: str, clock: Clock) -> Explanation:
         ("labels", counted(request.node_types)),
         ("state", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
     ]
-    for title, value in (("requestor", request.requestor), ("tenant", request.tenant_name), ("nodes", ", ".join(request.nodes))):
+    for title, value in (
+        ("requestor", request.requestor),
+        ("tenant", request.tenant_name),
+        ("nodes", ", ".join(request.nodes)),
+    ):
         if value:
             found.facts.append((title, str(value)))
     found.facts += node_facts.data_of(request.requestor_data, "requestor data")
@@ -268,7 +340,9 @@ def _declined(zk: Facade, request: NodeRequest) -> list[Candidate]:
     others: list[Candidate] = []
     for place, said in known.declines_of(zk, request):
         why = said.text.partition(": ")[2]
-        (others if why.startswith(causes.NOT_OFFERED) else found).append(Candidate(place, f"declined: {why}", help=said.help))
+        (others if why.startswith(causes.NOT_OFFERED) else found).append(
+            Candidate(place, f"declined: {why}", help=said.help)
+        )
     if len(others) > 1:
         name = f"{len(others)}{' other' if found else ''} pools"
         return [*found, Candidate(name, f"do not offer {joined(set(request.node_types))}")]
@@ -276,7 +350,12 @@ def _declined(zk: Facade, request: NodeRequest) -> list[Candidate]:
 
 
 def _open_request(
-    zk: Facade, request: NodeRequest, found: Explanation, pools: list[RegisteredPool], now: float, cause: Cause
+    zk: Facade,
+    request: NodeRequest,
+    found: Explanation,
+    pools: list[RegisteredPool],
+    now: float,
+    cause: Cause,
 ) -> None:
     reports = zk.readReports()
     groups = groups_of(reports, request.id or "")
@@ -284,14 +363,26 @@ def _open_request(
     if place is not None:
         if place > 1 or cause.code != POOL_PAUSED:  # otherwise a request for other labels is first
             found.facts.append(("queue position", f"{place}"))
-        expected = expected_wait(rates(reports), request.node_types, place) if cause.code in FLOWING else None
+        expected = (
+            expected_wait(rates(reports), request.node_types, place)
+            if cause.code in FLOWING
+            else None
+        )
         if expected is not None:
             found.facts.append(
-                ("estimated wait", f"about {known.seconds_text(_rounded(expected))} (from recently served requests)")
+                (
+                    "estimated wait",
+                    f"about {known.seconds_text(_rounded(expected))} (from recently served "
+                    "requests)",
+                )
             )
     age = now - (request.created_time or request.state_time or now)
     told = _reasons(groups, found, now, max(0.0, age))
-    offering = [pool for pool in pools if set(request.node_types) <= pool.labels and pool.id not in request.declined_by]
+    offering = [
+        pool
+        for pool in pools
+        if set(request.node_types) <= pool.labels and pool.id not in request.declined_by
+    ]
     launching = cause.code == LAUNCHING
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         label = f"{pool.provider_name}-{pool.name}"
@@ -307,10 +398,21 @@ def _open_request(
 
 def _rounded(seconds: float) -> float:
     """Round an estimate to its precision."""
-    return seconds if seconds < 10 else round(seconds / 10) * 10 if seconds < 120 else round(seconds / 60) * 60
+    return (
+        seconds
+        if seconds < 10
+        else round(seconds / 10) * 10
+        if seconds < 120
+        else round(seconds / 60) * 60
+    )
 
 
-def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explanation, now: float, longest: float) -> set[str]:
+def _reasons(
+    groups: list[tuple[dict[str, Any], dict[str, Any]]],
+    found: Explanation,
+    now: float,
+    longest: float,
+) -> set[str]:
     """Add what launchers report of their pools; return these pools.
 
     :param longest: the age of the request, which limits the age of a reason.
@@ -320,7 +422,11 @@ def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explana
         age = min(longest, now - group["since"])
         for reason in group["reasons"]:
             pools.add(reason["pool"])
-            where = f"{reason['pool']} on {report['name']}" if reason["pool"] else f"launcher {report['name']}"
+            where = (
+                f"{reason['pool']} on {report['name']}"
+                if reason["pool"]
+                else f"launcher {report['name']}"
+            )
             found.candidates.append(Candidate(where, reason["text"], age, reason["help"]))
     return pools
 
@@ -355,12 +461,25 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     now = clock()
     place = f"{node.provider}-{node.pool}"
     age = format_duration(now - (node.state_time or now))
-    found.facts = [("labels", ", ".join(node.type)), ("state", f"{node.state} for {age}"), ("pool", place)]
+    found.facts = [
+        ("labels", ", ".join(node.type)),
+        ("state", f"{node.state} for {age}"),
+        ("pool", place),
+    ]
     found.facts += node_facts.facts_of(zk, node, now)
     holders = zk.getNodeLockContenders(node)
-    found.facts.append(("lock", f"held by {holders[0] or 'a client without a name, such as Zuul'}" if holders else "free"))
+    found.facts.append(
+        (
+            "lock",
+            f"held by {holders[0] or 'a client without a name, such as Zuul'}"
+            if holders
+            else "free",
+        )
+    )
     if node.state not in ("ready", "in-use", "hold"):
-        found.problems = _problems(zk, lambda label, provider: label in node.type and provider == node.provider)
+        found.problems = _problems(
+            zk, lambda label, provider: label in node.type and provider == node.provider
+        )
     found.answer = {
         "init": "queued for launch",
         "building": "the machine is being launched",
@@ -374,30 +493,41 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     }.get(str(node.state), str(node.state))
     if node.state in (INIT, BUILDING, DELETING):
         # A failed deletion is a problem of the provider, not of a label.
-        stalled = "the deletion has not succeeded" if node.state == DELETING else "the launch is stalled"
+        stalled = (
+            "the deletion has not succeeded" if node.state == DELETING else "the launch is stalled"
+        )
         _set(found, causes.of_building(zk, node, clock), stalled)
     elif (stuck := known.of_node(zk, node, clock)) is not None:
         _set(found, stuck)
     launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
     if node.provider not in launchers:
-        found.answer += f"; no launcher has provider {node.provider}: nothing is done with it until one has"
+        found.answer += (
+            f"; no launcher has provider {node.provider}: nothing is done with it until one has"
+        )
     return found
 
 
 def _pools(zk: Facade, pools: list[RegisteredPool], does: str) -> Iterator[Candidate]:
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
-        yield Candidate(known.place_of(zk, pool.id), "full" if pool.paused else f"{does}, priority {pool.priority:g}")
+        yield Candidate(
+            known.place_of(zk, pool.id),
+            "full" if pool.paused else f"{does}, priority {pool.priority:g}",
+        )
 
 
 def _counts(states: Counter[str] | None) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted((states or {}).items())) or "none"
+    return (
+        ", ".join(f"{count} {state}" for state, count in sorted((states or {}).items())) or "none"
+    )
 
 
 def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("label", name)
     reports, pools = zk.readReports(), zk.getRegisteredPools()
     nodes = zk.countNodes().labels.get(name)
-    waiting = [r for r in zk.readRequests() if name in r.node_types and r.state in (REQUESTED, PENDING)]
+    waiting = [
+        r for r in zk.readRequests() if name in r.node_types and r.state in (REQUESTED, PENDING)
+    ]
     configured = [report for report in reports if name in report["labels"]]
     offering = [pool for pool in pools if name in pool.labels]
     providers = {pool.provider_name for pool in offering}
@@ -409,15 +539,23 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
         found.facts.append(("min-ready", f"{zk.countNodes().free[name]} of {wanted} ready"))
     for report in configured:
         lately = report["lately"].get(name, {})
-        times = ", ".join(f"{key} {known.seconds_text(lately[key])}" for key in ("launch", "wait") if key in lately)
+        times = ", ".join(
+            f"{key} {known.seconds_text(lately[key])}"
+            for key in ("launch", "wait")
+            if key in lately
+        )
         found.facts.append((f"launcher {report['name']}", times or "not launched recently"))
     found.candidates += _pools(zk, offering, "offers it")
-    found.problems = _problems(zk, lambda label, provider: label == name or (not label and provider in providers))
+    found.problems = _problems(
+        zk, lambda label, provider: label == name or (not label and provider in providers)
+    )
     user_requests = [request for request in waiting if request.requestor != MIN_READY]
     number = len(user_requests)
     cause = causes.of_label(zk, name, clock)
     if cause is None and user_requests:
-        cause = causes.of_request(zk, min(user_requests, key=lambda request: str(request.id)), clock=clock)
+        cause = causes.of_request(
+            zk, min(user_requests, key=lambda request: str(request.id)), clock=clock
+        )
     if cause is None and wanted:
         cause = causes.of_min_ready(zk, name, wanted, waiting, clock)
     found.answer = "offered; no request waits for it"
@@ -436,19 +574,32 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     now = clock()
     found.facts += image_facts(zk, name, now)
     found.facts += [
-        (f"build {build.id}", f"{build.state} for {format_duration(now - (build.state_time or now))}")
+        (
+            f"build {build.id}",
+            f"{build.state} for {format_duration(now - (build.state_time or now))}",
+        )
         for build in sorted(builds, key=lambda build: build.state_time or 0)
     ]
     running = [each for each in progress.builds.values() if each.image == name and each.running]
     if name in data.requests:
         waits = "" if zk.getBuilders() else "; no builder is running"
         found.facts.append(("build request", f"{build_request_state(name, data)}{waits}"))
-    found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
-    failed = [each for each in progress.builds.values() if each.image == name and each.state == FAILED and found.problems]
+    found.problems = [
+        problem.text
+        for problem in image_problems(progress, clock)
+        if f"image {name}:" in problem.text
+    ]
+    failed = [
+        each
+        for each in progress.builds.values()
+        if each.image == name and each.state == FAILED and found.problems
+    ]
     # The logs of earlier failures add nothing.
     for each in [*running, *sorted(failed, key=lambda each: each.ended or 0)[-1:]]:
         if each.tail:
-            title = f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
+            title = (
+                f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
+            )
             found.logs[title] = "\n".join(each.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
@@ -469,7 +620,9 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
     reports = zk.readReports()
     nodes = zk.countNodes().providers.get(name)
     pools = [pool for pool in zk.getRegisteredPools() if pool.provider_name == name]
-    having = [report for report in reports if name in {**report["providers"], **report["not_running"]}]
+    having = [
+        report for report in reports if name in {**report["providers"], **report["not_running"]}
+    ]
     if not (nodes or pools or having):
         return found
     found.facts.append(("nodes", _counts(nodes)))
@@ -483,17 +636,29 @@ def _provider(zk: Facade, name: str, clock: Clock) -> Explanation:
             continue
         running = True
         entry = report["providers"][name]
-        found.facts.append((host, f"driver {entry['driver']}, launching {known.count_of(entry['launching'] or 0, 'node')}"))
+        found.facts.append(
+            (
+                host,
+                f"driver {entry['driver']}, launching "
+                f"{known.count_of(entry['launching'] or 0, 'node')}",
+            )
+        )
         calls = cluster.calls_of(entry["calls"])
         if calls["pace"]:
             found.facts.append(("call rate", calls["pace"]))
         if calls["error"]:
-            age = format_duration(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
+            age = (
+                format_duration(clock() - calls["error_time"])
+                if calls["error_time"] is not None
+                else "some time"
+            )
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         for resource, limit in sorted(entry["limits"].items()):
             used = entry["used"].get(resource, 0)
             if limit or used:
-                found.facts.append((f"limit of {resource}", f"{use_text(resource, used, limit)} used by our nodes"))
+                found.facts.append(
+                    (f"limit of {resource}", f"{use_text(resource, used, limit)} used by our nodes")
+                )
     found.candidates += _pools(zk, pools, "takes requests")
     found.problems = _problems(zk, lambda _label, provider: provider == name)
     found.answer = "runs" if running or pools else refused
@@ -507,7 +672,11 @@ def _fleet(zk: Facade, name: str, clock: Clock) -> Explanation:
     found.facts = list(fleets.facts_of(waiting, working))
     if waiting:
         oldest = min(waiting, key=lambda request: str(request.id))
-        _set(found, causes.of_request(zk, oldest, clock=clock), f"{known.count_of(len(waiting), 'runner')} waiting for a node")
+        _set(
+            found,
+            causes.of_request(zk, oldest, clock=clock),
+            f"{known.count_of(len(waiting), 'runner')} waiting for a node",
+        )
     elif working:
         found.answer = f"no runner waits for a node; {fleets.ELSEWHERE}"
     return found

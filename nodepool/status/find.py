@@ -20,11 +20,19 @@ ALL_KINDS = (*KINDS, "host", "tenant")
 def names(zk: Facade) -> dict[str, set[str]]:
     """Return kind -> known names, for kinds whose objects are known by name."""
     reports, pools, counts = zk.readReports(), zk.getRegisteredPools(), zk.countNodes()
-    labels = {label for request in cluster.open_requests(zk.readRequests()) for label in request.node_types}
-    labels |= {
-        label for found in (*(pool.labels for pool in pools), *(report["labels"] for report in reports)) for label in found
+    labels = {
+        label
+        for request in cluster.open_requests(zk.readRequests())
+        for label in request.node_types
     }
-    providers = {name for report in reports for name in (*report["providers"], *report["not_running"])}
+    labels |= {
+        label
+        for found in (*(pool.labels for pool in pools), *(report["labels"] for report in reports))
+        for label in found
+    }
+    providers = {
+        name for report in reports for name in (*report["providers"], *report["not_running"])
+    }
     return {
         "label": labels | set(counts.labels),
         "image": {*known.configured_images(zk), *zk.readImages().names},
@@ -49,7 +57,8 @@ def kinds_of(zk: Facade, name: str) -> list[str]:
     if not kinds:
         hint = did_you_mean(name, set().union(*found.values()))
         raise Unknown(
-            f"{name} is not known: it is neither the id of a node or request nor the name of a {_either(list(found))}{hint}"
+            f"{name} is not known: it is neither the id of a node or request nor the name of a "
+            f"{_either(list(found))}{hint}"
         )
     return kinds
 
@@ -71,16 +80,27 @@ def explain_any(zk: Facade, kind: str, name: str, history: HistoryReader) -> Exp
         raise Unknown(f"{kind} {name} is not known")
     found = Explanation(kind, name)
     for row in rows:
-        place = f"provider {row['provider']} on {row['launcher']}" if kind == "host" else f"launcher {row['launcher']}"
+        place = (
+            f"provider {row['provider']} on {row['launcher']}"
+            if kind == "host"
+            else f"launcher {row['launcher']}"
+        )
         found.facts.append(
-            (f"used of limits, {place}", format_use(row["used" if kind == "host" else "limits"] or "none reported"))
+            (
+                f"used of limits, {place}",
+                format_use(row["used" if kind == "host" else "limits"] or "none reported"),
+            )
         )
     if kind == "tenant":
         found.answer = "limited by tenant-resource-limits"
         return found
-    found.facts.append(("nodes", ", ".join(sorted({node for row in rows for node in row["nodes"]})) or "none"))
+    found.facts.append(
+        ("nodes", ", ".join(sorted({node for row in rows for node in row["nodes"]})) or "none")
+    )
     found.cause = next((one_line(str(row["problem"])) for row in rows if row["problem"]), "")
     usable = any(row["state"] == "usable" for row in rows)
-    found.answer = f"{'usable' if usable else 'not usable'}{f': {found.cause}' if found.cause else ''}"
+    found.answer = (
+        f"{'usable' if usable else 'not usable'}{f': {found.cause}' if found.cause else ''}"
+    )
     found.suggestion = "" if usable else "repair the host, or remove it from the configuration"
     return found

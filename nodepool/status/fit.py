@@ -7,11 +7,34 @@ from typing import Any
 
 #: Columns in the order in which they are dropped.
 SPARED = (
-    "driver_data", "user_data", "event_id", "ipv6", "declined_by", "server_id", "external_id", "launcher", "hold_job",
-    "private_ipv4", "hostname", "AZ", "username", "connection_port", "comment", "builder", "formats", "locked", "pool",
+    "driver_data",
+    "user_data",
+    "event_id",
+    "ipv6",
+    "declined_by",
+    "server_id",
+    "external_id",
+    "launcher",
+    "hold_job",
+    "private_ipv4",
+    "hostname",
+    "AZ",
+    "username",
+    "connection_port",
+    "comment",
+    "builder",
+    "formats",
+    "locked",
+    "pool",
     "since",
-    "external_name", "requestor", "relative_priority", "allocated_to", "public_ipv4", "nodes", "build_request_age",
-)  # fmt: skip
+    "external_name",
+    "requestor",
+    "relative_priority",
+    "allocated_to",
+    "public_ipv4",
+    "nodes",
+    "build_request_age",
+)
 #: Columns with sentences, which are never dropped.
 SENTENCES = frozenset({"reason", "suggestion", "problem", "reasons", "cause"})
 NARROWEST = 12
@@ -19,14 +42,20 @@ NARROWEST = 12
 
 
 def fitted(
-    rows: list[dict[str, Any]], columns: Mapping[str, str], cell: Callable[[str, Any], str], width: int
+    rows: list[dict[str, Any]],
+    columns: Mapping[str, str],
+    cell: Callable[[str, Any], str],
+    width: int,
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Return the columns that fit, and the widths of those whose cells have to be wrapped.
 
     :param cell: the text of a value.
     :param width: characters of the terminal.
     """
-    sizes = {key: max([len(title), *(len(cell(key, row[key])) for row in rows)]) for key, title in columns.items()}
+    sizes = {
+        key: max([len(title), *(len(cell(key, row[key])) for row in rows)])
+        for key, title in columns.items()
+    }
 
     def excess() -> int:
         return 1 + sum(size + 3 for size in sizes.values()) - width
@@ -41,7 +70,9 @@ def fitted(
         key = max(sizes, key=lambda key: sizes[key])
         if sizes[key] > NARROWEST:
             second = max([NARROWEST, *(size for other, size in sizes.items() if other != key)])
-            sizes[key] = wrapped[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
+            sizes[key] = wrapped[key] = max(
+                NARROWEST, sizes[key] - over, min(second, sizes[key] - 1)
+            )
         elif len(sizes) > 2:
             sizes.pop(next((key for key in reversed(sizes) if key not in SENTENCES), key))
         else:

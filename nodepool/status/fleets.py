@@ -29,7 +29,10 @@ def _fleet_of(stored: object) -> str:
 
 def names(zk: Facade) -> set[str]:
     """Return the fleets whose runners have leases or wait for one."""
-    stored = (*(request.requestor_data for request in zk.readRequests()), *(n.user_data for n in zk.readNodes()))
+    stored = (
+        *(request.requestor_data for request in zk.readRequests()),
+        *(n.user_data for n in zk.readNodes()),
+    )
     return {_fleet_of(each) for each in stored} - {""}
 
 

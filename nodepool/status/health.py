@@ -49,11 +49,18 @@ class Health:
     def record(self) -> dict[str, Any]:
         """Return the level, its word, the worst problems and the number of others."""
         worst = [vars(trouble) for trouble in self.troubles[:MOST]]
-        return {"level": self.level, "word": WORDS[self.level], "problems": worst, "more": len(self.troubles) - len(worst)}
+        return {
+            "level": self.level,
+            "word": WORDS[self.level],
+            "problems": worst,
+            "more": len(self.troubles) - len(worst),
+        }
 
     def __str__(self) -> str:
         more = len(self.troubles) - MOST
-        texts = [trouble.text for trouble in self.troubles[:MOST]] + ([f"{more} more"] if more > 0 else [])
+        texts = [trouble.text for trouble in self.troubles[:MOST]] + (
+            [f"{more} more"] if more > 0 else []
+        )
         return WORDS[self.level] + (f": {'; '.join(texts)}" if texts else "")
 
 
@@ -65,7 +72,11 @@ def health(zk: Facade, clock: Callable[[], float] = time.time) -> Health:
     if len(nodes) > 1:  # a stuck Zuul keeps hundreds
         for trouble in nodes:
             del found[trouble]
-        found[Trouble(AMBER, f"{nodes[0].text} (and {count_of(len(nodes) - 1, 'more node')})", "problems")] = None
+        found[
+            Trouble(
+                AMBER, f"{nodes[0].text} (and {count_of(len(nodes) - 1, 'more node')})", "problems"
+            )
+        ] = None
     return Health(tuple(sorted(found, key=lambda trouble: -LEVELS.index(trouble.level))))
 
 
@@ -74,15 +85,25 @@ def _of_launchers(zk: Facade) -> Iterator[Trouble]:
         if not report["ready"]:
             why = f": {report['details'][0]}" if report["details"] else ""
             level = AMBER if why.startswith(": starting") else RED
-            yield Trouble(level, one_line(f"launcher {report['name']} is not ready{why}"), "daemons")
+            yield Trouble(
+                level, one_line(f"launcher {report['name']} is not ready{why}"), "daemons"
+            )
         if report["config"]["stale_since"] is not None:
-            text = f"launcher {report['name']} uses an older configuration: {report['config']['error']}"
+            text = (
+                f"launcher {report['name']} uses an older configuration: "
+                f"{report['config']['error']}"
+            )
             yield Trouble(AMBER, one_line(text), "config")
 
 
 def of_problems(zk: Facade) -> Iterator[Trouble]:
     """Yield the level of each problem of :func:`.status.problem_rows`, in their order."""
-    wanted = {label for request in zk.readRequests() if request.state in (REQUESTED, PENDING) for label in request.node_types}
+    wanted = {
+        label
+        for request in zk.readRequests()
+        if request.state in (REQUESTED, PENDING)
+        for label in request.node_types
+    }
     usable = {upload.image_name for upload in zk.readImages().uploads if upload.state == READY}
     alive = {
         name
@@ -100,8 +121,18 @@ def of_problems(zk: Facade) -> Iterator[Trouble]:
         elif (image := _IMAGE.match(text)) is not None:
             yield Trouble(AMBER if image[1] in usable else RED, place + text, "image", image[1])
         elif label:
-            yield Trouble(RED if label in wanted and provider else AMBER, f"{place}label {label}: {text}", "label", str(label))
+            yield Trouble(
+                RED if label in wanted and provider else AMBER,
+                f"{place}label {label}: {text}",
+                "label",
+                str(label),
+            )
         elif provider:
-            yield Trouble(RED if text.startswith("not running") else AMBER, place + text, "provider", str(provider))
+            yield Trouble(
+                RED if text.startswith("not running") else AMBER,
+                place + text,
+                "provider",
+                str(provider),
+            )
         else:
             yield Trouble(RED if text.startswith("no launcher") else AMBER, text, "problems")

@@ -19,7 +19,8 @@ BUILDING, NEVER_BUILT, PAUSED = "building", "never built", "paused"
 def image_details(zk: Facade, clock: Callable[[], float] = time.time) -> list[dict[str, Any]]:
     """Return one row for each image that is configured or exists in ZooKeeper.
 
-    ``age``, ``next_build`` and ``started`` are UNIX times, ``rebuild_age`` and ``expected`` seconds, ``size`` bytes.
+    ``age``, ``next_build`` and ``started`` are UNIX times, ``rebuild_age`` and ``expected``
+    seconds, ``size`` bytes.
     """
     known = {row["image"]: row for row in image_status(zk).rows}
     configured = configured_images(zk)
@@ -28,9 +29,19 @@ def image_details(zk: Facade, clock: Callable[[], float] = time.time) -> list[di
     for each in zk.readProgress().builds.values():
         progress.setdefault(each.image, []).append(each)
     ready = [build for build in zk.readImages().builds if build.state == READY]
-    newest = {str(build.image_name): build for build in sorted(ready, key=lambda build: build.state_time or 0)}
+    newest = {
+        str(build.image_name): build
+        for build in sorted(ready, key=lambda build: build.state_time or 0)
+    }
     return [
-        _row(name, {**empty, **known.get(name, {})}, configured.get(name, {}), progress.get(name, []), newest.get(name), clock())
+        _row(
+            name,
+            {**empty, **known.get(name, {})},
+            configured.get(name, {}),
+            progress.get(name, []),
+            newest.get(name),
+            clock(),
+        )
         for name in sorted(known.keys() | configured.keys())
     ]
 
@@ -42,19 +53,36 @@ def _row(
     progress: list[BuildProgress],
     newest: ImageBuild | None,
     now: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     paused = bool(status["paused"] or configured.get("paused"))
     running = next((each for each in progress if each.running), None)
-    last = max((each for each in progress if not each.running), key=lambda each: each.started or 0, default=None)
+    last = max(
+        (each for each in progress if not each.running),
+        key=lambda each: each.started or 0,
+        default=None,
+    )
     failed = last if last is not None and last.state == FAILED else None
     built = None if newest is None else newest.state_time
     made = next((each for each in progress if newest is not None and each.build == newest.id), None)
     rebuild_age = configured.get("rebuild_age")
-    next_build = None if paused else failed.next_try if failed is not None else built and rebuild_age and built + rebuild_age
+    next_build = (
+        None
+        if paused
+        else failed.next_try
+        if failed is not None
+        else built and rebuild_age and built + rebuild_age
+    )
     return {
         "image": name,
-        "state": BUILDING if running is not None else PAUSED if paused else FAILED if failed is not None else
-                 READY if newest is not None else NEVER_BUILT,
+        "state": BUILDING
+        if running is not None
+        else PAUSED
+        if paused
+        else FAILED
+        if failed is not None
+        else READY
+        if newest is not None
+        else NEVER_BUILT,
         "labels": sorted(configured.get("labels", ())),
         "providers": sorted(configured.get("providers", ())),
         "age": built,
@@ -69,7 +97,7 @@ def _row(
         "builder": running.builder if running is not None else None,
         **status,
         "paused": paused,
-    }  # fmt: skip
+    }
 
 
 def facts_of(zk: Facade, name: str, now: float) -> Iterator[tuple[str, str]]:
@@ -92,8 +120,15 @@ def facts_of(zk: Facade, name: str, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _progress(row: dict[str, Any], now: float) -> str:
-    text = f"phase {row['phase']} on {row['builder']} for {format_duration(now - (row['started'] or now))}"
-    share = f", {row['progress']:.0%} of the usual {seconds_text(row['expected'])}" if row["progress"] is not None else ""
+    text = (
+        f"phase {row['phase']} on {row['builder']} for "
+        f"{format_duration(now - (row['started'] or now))}"
+    )
+    share = (
+        f", {row['progress']:.0%} of the usual {seconds_text(row['expected'])}"
+        if row["progress"] is not None
+        else ""
+    )
     return text + share
 
 
@@ -103,15 +138,26 @@ def _next(row: dict[str, Any], now: float) -> str:
     if row["build_request"]:
         return f"requested ({row['build_request']})"
     if row["next_build"] is None:
-        return "as soon as a builder has this image" if row["age"] is None else "unknown: no launcher reports its rebuild-age"
+        return (
+            "as soon as a builder has this image"
+            if row["age"] is None
+            else "unknown: no launcher reports its rebuild-age"
+        )
     return f"in {format_duration(row['next_build'] - now)}" if row["next_build"] > now else "due"
 
 
 def _uploads(zk: Facade, row: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """Yield the newest upload of each provider."""
     uploads = [each for each in zk.readImages().uploads if each.image_name == row["image"]]
-    found = {str(each.provider_name): each for each in sorted(uploads, key=lambda each: each.state_time or 0)}
+    found = {
+        str(each.provider_name): each
+        for each in sorted(uploads, key=lambda each: each.state_time or 0)
+    }
     for provider in sorted({*found, *row["providers"]}):
         last = found.get(provider)
-        text = "none yet" if last is None else f"{last.state} for {format_duration(now - (last.state_time or now))}"
+        text = (
+            "none yet"
+            if last is None
+            else f"{last.state} for {format_duration(now - (last.state_time or now))}"
+        )
         yield f"upload to {provider}", text

@@ -24,7 +24,14 @@ UPLOAD_COLUMNS = {
     "state": "State",
     "age": "Age",
 }
-BUILD_COLUMNS = {"id": "ID", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age"}
+BUILD_COLUMNS = {
+    "id": "ID",
+    "image": "Image",
+    "builder": "Builder",
+    "formats": "Formats",
+    "state": "State",
+    "age": "Age",
+}
 UPLOAD_DETAIL_COLUMNS = {**UPLOAD_COLUMNS, "bytes_total": "Bytes Total", "reason": "Reason"}
 BUILD_DETAIL_COLUMNS = {
     **BUILD_COLUMNS,
@@ -74,17 +81,25 @@ def _upload_row(upload: ImageUpload) -> dict[str, Any]:
     }
 
 
-def _upload_progress(running: UploadProgress | None, failure: UploadFailure | None) -> dict[str, Any]:
-    return {"bytes_total": running.bytes_total if running else None, "reason": failure.reason if failure else None}
+def _upload_progress(
+    running: UploadProgress | None, failure: UploadFailure | None
+) -> dict[str, Any]:
+    return {
+        "bytes_total": running.bytes_total if running else None,
+        "reason": failure.reason if failure else None,
+    }
 
 
 def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
     """Return image uploads; ``age`` is the UNIX time of the state change.
 
     :param detail: include the size of running uploads and the reason of failed ones.
-    :param ended: with ``detail``: include the last failed upload to a provider whose record was deleted.
+    :param ended: with ``detail``: include the last failed upload to a provider whose record was
+        deleted.
     """
-    uploads = sorted(zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
+    uploads = sorted(
+        zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id)
+    )
     if not detail:
         return Results([_upload_row(upload) for upload in uploads], UPLOAD_COLUMNS)
     progress = zk.readProgress()
@@ -99,11 +114,19 @@ def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
         rows.append({**_upload_row(upload), **_upload_progress(running, failure)})
     if ended:
         rows += [
-            {"id": failure.build, "upload_id": failure.upload, "provider": failure.provider, "image": failure.image,
-             "external_name": None, "external_id": None, "state": FAILED, "age": to_int_or_none(failure.time),
-             **_upload_progress(None, failure)}
+            {
+                "id": failure.build,
+                "upload_id": failure.upload,
+                "provider": failure.provider,
+                "image": failure.image,
+                "external_name": None,
+                "external_id": None,
+                "state": FAILED,
+                "age": to_int_or_none(failure.time),
+                **_upload_progress(None, failure),
+            }
             for failure in failures.values()
-        ]  # fmt: skip
+        ]
         rows.sort(key=lambda row: (row["image"], row["id"], row["provider"], row["upload_id"]))
     return Results(rows, UPLOAD_DETAIL_COLUMNS)
 
@@ -126,7 +149,16 @@ def _fraction(progress: BuildProgress, now: float) -> float | None:
 
 def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any]:
     if progress is None:
-        keys = ("phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress")
+        keys = (
+            "phase",
+            "elapsed",
+            "expected",
+            "exit_code",
+            "reason",
+            "log",
+            "last_line",
+            "progress",
+        )
         return dict.fromkeys(keys)
     return {
         "phase": progress.phase or None,
@@ -140,7 +172,9 @@ def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any
     }
 
 
-def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time) -> Results:
+def dib_image_list(
+    zk: Facade, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time
+) -> Results:
     """Return image builds; those of an image paused in ZooKeeper have the state ``paused``.
 
     :param detail: include the progress of running builds, and the reason of failed ones.
@@ -149,7 +183,10 @@ def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: 
     images = zk.readImages()
     builds = sorted(images.builds, key=lambda b: (b.image_name, b.id))
     if not detail:
-        return Results([_build_row(build, build.image_name in images.paused) for build in builds], BUILD_COLUMNS)
+        return Results(
+            [_build_row(build, build.image_name in images.paused) for build in builds],
+            BUILD_COLUMNS,
+        )
     now = clock()
     known: dict[str, BuildProgress] = dict(zk.readProgress().builds)
     rows = []
@@ -160,10 +197,18 @@ def dib_image_list(zk: Facade, detail: bool = False, ended: bool = True, clock: 
         rows.append({**_build_row(build, build.image_name in images.paused), **extra})
     if ended:
         rows += [
-            {"id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None, "formats": list(p.formats),
-             "state": FAILED, "age": to_int_or_none(p.ended or p.updated or p.started), **_build_progress(p, now)}
-            for p in known.values() if p.state == FAILED
-        ]  # fmt: skip
+            {
+                "id": f"{p.image}-{p.build}",
+                "image": p.image,
+                "builder": p.builder or None,
+                "formats": list(p.formats),
+                "state": FAILED,
+                "age": to_int_or_none(p.ended or p.updated or p.started),
+                **_build_progress(p, now),
+            }
+            for p in known.values()
+            if p.state == FAILED
+        ]
         rows.sort(key=lambda row: (row["image"], row["id"]))
     return Results(rows, BUILD_DETAIL_COLUMNS)
 
@@ -177,21 +222,45 @@ def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Res
     progress = zk.readProgress()
     empty: dict[str, Any] = dict.fromkeys([*PROGRESS_COLUMNS, "log"])
     rows = [
-        {**empty, "kind": "build", "id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None,
-         "state": p.state, **_build_progress(p, now), "next_try": to_int_or_none(p.next_try)}
+        {
+            **empty,
+            "kind": "build",
+            "id": f"{p.image}-{p.build}",
+            "image": p.image,
+            "builder": p.builder or None,
+            "state": p.state,
+            **_build_progress(p, now),
+            "next_try": to_int_or_none(p.next_try),
+        }
         for p in progress.builds.values()
-    ]  # fmt: skip
+    ]
     rows += [
-        {**empty, "kind": "upload", "id": f"{u.build}-{u.upload}", "image": u.image, "provider": u.provider,
-         "builder": u.builder or None, "state": UPLOADING, **_upload_progress(u, None),
-         "elapsed": None if u.started is None else max(0, int(now - u.started))}
+        {
+            **empty,
+            "kind": "upload",
+            "id": f"{u.build}-{u.upload}",
+            "image": u.image,
+            "provider": u.provider,
+            "builder": u.builder or None,
+            "state": UPLOADING,
+            **_upload_progress(u, None),
+            "elapsed": None if u.started is None else max(0, int(now - u.started)),
+        }
         for u in progress.uploads.values()
-    ]  # fmt: skip
+    ]
     rows += [
-        {**empty, "kind": "upload", "id": f"{f.build}-{f.upload}", "image": f.image, "provider": f.provider,
-         "state": FAILED, "reason": f.reason, "next_try": to_int_or_none(f.next_try)}
+        {
+            **empty,
+            "kind": "upload",
+            "id": f"{f.build}-{f.upload}",
+            "image": f.image,
+            "provider": f.provider,
+            "state": FAILED,
+            "reason": f.reason,
+            "next_try": to_int_or_none(f.next_try),
+        }
         for f in progress.failures.values()
-    ]  # fmt: skip
+    ]
     rows.sort(key=lambda row: (row["image"], row["kind"], row["id"], row["provider"] or ""))
     return Results(rows, PROGRESS_COLUMNS)
 

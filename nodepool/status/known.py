@@ -72,17 +72,33 @@ def cause_of_row(row: dict[str, Any]) -> Cause:
     """Return the cause for a published problem."""
     where = f"provider {row['provider']}: " if row["provider"] else ""
     if is_of_host(row["problem"]):
-        return Cause(f"{where}{row['problem']}", "repair the host, or remove it from the configuration", "host-down")
-    return Cause(f"{where}{row['problem']}", str(row.get("help") or "repair what the message names; it is retried"), "label")
+        return Cause(
+            f"{where}{row['problem']}",
+            "repair the host, or remove it from the configuration",
+            "host-down",
+        )
+    return Cause(
+        f"{where}{row['problem']}",
+        str(row.get("help") or "repair what the message names; it is retried"),
+        "label",
+    )
 
 
 def declines_of(zk: Facade, request: NodeRequest) -> list[tuple[str, declines.Decline]]:
     """Return declining pools, named as by :func:`place_of`, with their reasons."""
-    said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
+    said = declines.read(
+        zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by)
+    )
     found = []
     for launcher_id in request.declined_by:
         place = place_of(zk, launcher_id)
-        found.append((place, said.get((request.id or "", launcher_id)) or declines.Decline(f"{place}: {UNKNOWN}", "")))
+        found.append(
+            (
+                place,
+                said.get((request.id or "", launcher_id))
+                or declines.Decline(f"{place}: {UNKNOWN}", ""),
+            )
+        )
     return found
 
 
@@ -114,12 +130,20 @@ def hold_text(node: Node, clock: Clock) -> str:
     left = _hold_left(node, clock)
     if left is None:
         return f"{text} until it is deleted"
-    return f"{text} for another {format_duration(left)}" if left > 0 else f"{text}, expired {format_duration(-left)} ago"
+    return (
+        f"{text} for another {format_duration(left)}"
+        if left > 0
+        else f"{text}, expired {format_duration(-left)} ago"
+    )
 
 
 def _hold_left(node: Node, clock: Clock) -> float | None:
     """Return the seconds until the hold expires, negative afterwards; None: it does not."""
-    if isinstance(node.hold_expiration, (int, float)) and node.hold_expiration > 0 and node.state_time:
+    if (
+        isinstance(node.hold_expiration, (int, float))
+        and node.hold_expiration > 0
+        and node.state_time
+    ):
         return float(node.state_time + node.hold_expiration - clock())
     return None
 
@@ -157,7 +181,11 @@ def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
 
     def stuck() -> dict[str, Cause]:
         candidates = (node for node in zk.readNodes() if node.state in _MAY_BE_STUCK)
-        return {str(node.id): cause for node in candidates if (cause := of_node(zk, node, clock)) is not None}
+        return {
+            str(node.id): cause
+            for node in candidates
+            if (cause := of_node(zk, node, clock)) is not None
+        }
 
     return remembered(zk, "stuck nodes", stuck)
 
@@ -169,35 +197,71 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
     """Return why an unused node keeps its capacity; None: it is used, or being deleted."""
     age = clock() - (node.state_time or clock())
     if node.state == DELETING:
-        return next((cause_of_row(row) for row in told_problems(zk) if f"{DELETION}{node.id} " in str(row["problem"])), None)
-    if node.state == USED and age > PATIENCE and node.provider in {pool.provider_name for pool in zk.getRegisteredPools()}:
-        text = f"node {node.id} has been used for {format_duration(age)}, but its owner has not released its lock"
-        return Cause(text, "restart the process that holds the lock (Zuul's executor or scheduler)", "owner")
+        return next(
+            (
+                cause_of_row(row)
+                for row in told_problems(zk)
+                if f"{DELETION}{node.id} " in str(row["problem"])
+            ),
+            None,
+        )
+    if (
+        node.state == USED
+        and age > PATIENCE
+        and node.provider in {pool.provider_name for pool in zk.getRegisteredPools()}
+    ):
+        text = (
+            f"node {node.id} has been used for {format_duration(age)}, but its owner has not "
+            "released its lock"
+        )
+        return Cause(
+            text, "restart the process that holds the lock (Zuul's executor or scheduler)", "owner"
+        )
     if node.state == HOLD and (left := _hold_left(node, clock)) is not None and left < -PATIENCE:
-        text = f"the hold of node {node.id} expired {format_duration(-left)} ago, but it is still locked or not deleted"
+        text = (
+            f"the hold of node {node.id} expired {format_duration(-left)} ago, but it is still "
+            "locked or not deleted"
+        )
         return Cause(text, f"delete it with `nodepool delete {node.id}`", "owner")
-    if node.state == HOLD and node.stat is not None and (node.state_time or 0) - node.stat.mtime / 1000 > MOST_SKEW:
+    if (
+        node.state == HOLD
+        and node.stat is not None
+        and (node.state_time or 0) - node.stat.mtime / 1000 > MOST_SKEW
+    ):
         ahead = format_duration((node.state_time or 0) - node.stat.mtime / 1000)
-        text = f"node {node.id} was leased by a client whose clock is {ahead} ahead of that of ZooKeeper: it ends that much later"
+        text = (
+            f"node {node.id} was leased by a client whose clock is {ahead} ahead of that of "
+            "ZooKeeper: it ends that much later"
+        )
         return Cause(text, "synchronize the clocks (NTP)", "owner")
     if node.state == READY and node.allocated_to and age > PATIENCE:
         request = zk.getNodeRequest(node.allocated_to, cached=True)
         if request is not None and request.state == FULFILLED:
             waited = format_duration(clock() - (request.state_time or clock()))
-            text = f"node {node.id} is ready, but {request.requestor} has not accepted request {request.id} for {waited}"
-            return Cause(text, "check that the requestor (Zuul's scheduler) runs, or cancel the request", "owner")
+            text = (
+                f"node {node.id} is ready, but {request.requestor} has not accepted request "
+                f"{request.id} for {waited}"
+            )
+            return Cause(
+                text,
+                "check that the requestor (Zuul's scheduler) runs, or cancel the request",
+                "owner",
+            )
     return None
 
 
 def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     """Return the disk images in the configurations of all launchers.
 
-    Includes whether one is paused there, its rebuild-age in seconds if known, its labels and providers.
+    Includes whether one is paused there, its rebuild-age in seconds if known, its labels and
+    providers.
     """
     found: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
         for name, entry in report["images"].items():
-            row = found.setdefault(name, {"paused": False, "rebuild_age": None, "labels": set(), "providers": set()})
+            row = found.setdefault(
+                name, {"paused": False, "rebuild_age": None, "labels": set(), "providers": set()}
+            )
             row["paused"] |= entry["paused"]
             row["rebuild_age"] = entry["rebuild_age"] or row["rebuild_age"]
             for key in ("labels", "providers"):
@@ -206,40 +270,72 @@ def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
 
 
 def images_of(zk: Facade, label: str) -> dict[str, dict[str, Any]]:
-    return {name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]}
+    return {
+        name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]
+    }
 
 
-def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
+def of_image(
+    zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time
+) -> Cause | None:
     """Return why nodes of an image cannot be launched; None: all its providers have uploads."""
-    entry = entry or configured_images(zk).get(name) or {"paused": False, "labels": set(), "providers": set()}
+    entry = (
+        entry
+        or configured_images(zk).get(name)
+        or {"paused": False, "labels": set(), "providers": set()}
+    )
     data, progress = zk.readImages(), zk.readProgress()
-    ready = {upload.provider_name for upload in data.uploads if upload.image_name == name and upload.state == READY}
+    ready = {
+        upload.provider_name
+        for upload in data.uploads
+        if upload.image_name == name and upload.state == READY
+    }
     if ready and entry["providers"] <= ready:
         return None
     lacking = ", ".join(sorted(entry["providers"] - ready))
     where = f" in provider {lacking}" if lacking else ""
     if name in data.paused:
-        return Cause(f"image {name} is paused and has no usable upload{where}", f"run `nodepool image-unpause {name}`", "image")
+        return Cause(
+            f"image {name} is paused and has no usable upload{where}",
+            f"run `nodepool image-unpause {name}`",
+            "image",
+        )
     if entry["paused"]:
         return Cause(
-            f"image {name} is paused by the option pause of its diskimage and has no usable upload{where}",
-            "set `pause: false`, or remove the option", "image",
-        )  # fmt: skip
+            f"image {name} is paused by the option pause of its diskimage and has no usable "
+            f"upload{where}",
+            "set `pause: false`, or remove the option",
+            "image",
+        )
     running = [build for build in progress.builds.values() if build.image == name and build.running]
     if running:
         age = format_duration(clock() - (running[0].started or clock()))
         return Cause(
-            f"image {name} is being built for {age} on {running[0].builder} ({running[0].phase or 'starting'})",
-            f"wait for the build; `nodepool image-log {name} --follow` shows it", "building",
-        )  # fmt: skip
-    failed = [problem for problem in image_problems(progress, clock) if problem.text.startswith(f"image {name}:")]
+            f"image {name} is being built for {age} on {running[0].builder} "
+            f"({running[0].phase or 'starting'})",
+            f"wait for the build; `nodepool image-log {name} --follow` shows it",
+            "building",
+        )
+    failed = [
+        problem
+        for problem in image_problems(progress, clock)
+        if problem.text.startswith(f"image {name}:")
+    ]
     if failed:
         return Cause(failed[0].text, failed[0].help, "image")
     builds = [build for build in data.builds if build.image_name == name]
     if not builds and not zk.getBuilders():
-        return Cause(f"image {name} has never been built: no builder is running", "start nodepool-builder", "image")
+        return Cause(
+            f"image {name} has never been built: no builder is running",
+            "start nodepool-builder",
+            "image",
+        )
     if not builds:
-        return Cause(f"image {name} has not been built yet", "check that the builder's configuration has this diskimage", "image")
+        return Cause(
+            f"image {name} has not been built yet",
+            "check that the builder's configuration has this diskimage",
+            "image",
+        )
     built = f"image {name} is built, but has no usable upload{where}"
     # Only the builder of a build has its files.
     holders = {str(build.builder) for build in builds if build.state == READY and build.builder}
@@ -248,9 +344,8 @@ def of_image(zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: 
         hosts = ", ".join(sorted(holders))
         return Cause(
             f"{built}: the builder on {hosts}, which has its files, is not running",
-            f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build on another builder", "image",
-        )  # fmt: skip
-    return Cause(
-        built,
-        "wait for the upload, or see `nodepool image-list --detail`", "uploading",
-    )  # fmt: skip
+            f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build "
+            "on another builder",
+            "image",
+        )
+    return Cause(built, "wait for the upload, or see `nodepool image-list --detail`", "uploading")

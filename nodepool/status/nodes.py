@@ -20,7 +20,12 @@ from nodepool.zk.records import HOLD, IN_USE, READY, Node
 
 LOGIN = "log in"
 """The fact whose value is a command."""
-WORDS = {**USER, "tenant_name": "Zuul tenant", "pipeline_name": "pipeline", "zuul_system": "Zuul system"}
+WORDS = {
+    **USER,
+    "tenant_name": "Zuul tenant",
+    "pipeline_name": "pipeline",
+    "zuul_system": "Zuul system",
+}
 """Key of Zuul's data -> title of the fact."""
 MOST_DATA = 12
 """Entries of user data that are shown."""
@@ -38,7 +43,9 @@ def facts_of(zk: Facade, node: Node, now: float) -> Iterator[tuple[str, str]]:
 def held_after(zk: Facade, request_id: str, now: float) -> str:
     """Return who has the nodes of a request that was accepted and deleted; empty: nobody."""
     nodes = sorted(nodes_of_request(zk, request_id), key=lambda node: str(node.id))
-    what = f"node{'s' * (len(nodes) > 1)} {', '.join(f'{node.id} ({node.state})' for node in nodes)}"
+    what = (
+        f"node{'s' * (len(nodes) > 1)} {', '.join(f'{node.id} ({node.state})' for node in nodes)}"
+    )
     leased = [node for node in nodes if node.state == HOLD and id_of(node) == request_id]
     if not leased:
         return f"served and deleted; its requestor has {what}" if nodes else ""
@@ -67,7 +74,11 @@ def _users(node: Node, now: float) -> Iterator[tuple[str, object]]:
 
 def moment(seconds: float, now: float) -> str:
     """Return a time with its distance from now."""
-    distance = f"in {format_duration(seconds - now)}" if seconds >= now else f"{format_duration(now - seconds)} ago"
+    distance = (
+        f"in {format_duration(seconds - now)}"
+        if seconds >= now
+        else f"{format_duration(now - seconds)} ago"
+    )
     return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z', time.localtime(seconds))} ({distance})"
 
 
@@ -95,7 +106,12 @@ def _login(node: Node) -> Iterator[tuple[str, object]]:
         yield LOGIN, f"ssh {port}{user}{node.interface_ip}"
     elif why is not None and node.interface_ip:
         yield "no login with ssh", why
-    yield "host keys", ", ".join(filter(None, (fingerprint(key) for key in node.host_keys if isinstance(key, str))))
+    yield (
+        "host keys",
+        ", ".join(
+            filter(None, (fingerprint(key) for key in node.host_keys if isinstance(key, str)))
+        ),
+    )
 
 
 def fingerprint(key: str) -> str:
@@ -119,4 +135,8 @@ def _place(zk: Facade, node: Node) -> Iterator[tuple[str, object]]:
     else:
         yield "server", server
     yield "nodes on it", ", ".join(sorted(str(each.id) for each in nodes_on(zk, str(node.id))))
-    yield from (("host name", node.hostname), ("availability zone", node.az), ("launcher", node.launcher))
+    yield from (
+        ("host name", node.hostname),
+        ("availability zone", node.az),
+        ("launcher", node.launcher),
+    )

@@ -44,7 +44,10 @@ class Once:
     def countNodes(self) -> NodeCounts:
         """Count nodes; without a mirror from the list that is read anyway."""
         tree = self._zk.node_tree
-        return self.remember("counts", lambda: self._zk.countNodes() if tree is not None else count_nodes(self.readNodes()))
+        return self.remember(
+            "counts",
+            lambda: self._zk.countNodes() if tree is not None else count_nodes(self.readNodes()),
+        )
 
     def readRequests(self) -> list[NodeRequest]:
         return self.remember("readRequests", self._zk.readRequests)

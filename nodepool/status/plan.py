@@ -33,8 +33,13 @@ def plan(zk: Facade, old: Config, new: Config) -> Results:
     :raises KazooException: ZooKeeper cannot be reached.
     """
     looks: list[Callable[[Facade, Config, Config], Iterator[Line]]] = [
-        _never, _stranded, _limits, _removed_images, _created, _built,
-    ]  # fmt: skip
+        _never,
+        _stranded,
+        _limits,
+        _removed_images,
+        _created,
+        _built,
+    ]
     rows = [dict(zip(COLUMNS, line, strict=True)) for look in looks for line in look(zk, old, new)]
     if text := changes(old, new):
         found = [{"effect": "changes", "subject": "configuration", "text": text}]
@@ -46,10 +51,16 @@ def plan(zk: Facade, old: Config, new: Config) -> Results:
 def _options(old: Config, new: Config) -> Iterator[Line]:
     """Yield options with changed values, by section and name, without possible secrets."""
     before, after = shown(old), shown(new)
-    for section, kind in (("labels", "label"), ("diskimages", "diskimage"), ("providers", "provider")):
+    for section, kind in (
+        ("labels", "label"),
+        ("diskimages", "diskimage"),
+        ("providers", "provider"),
+    ):
         for name in sorted(before[section].keys() & after[section].keys()):
             if found := list(differences(before[section][name], after[section][name])):
-                more = f"; and {len(found) - MOST_OPTIONS} more" if len(found) > MOST_OPTIONS else ""
+                more = (
+                    f"; and {len(found) - MOST_OPTIONS} more" if len(found) > MOST_OPTIONS else ""
+                )
                 yield "changes", f"{kind} {name}", "; ".join(found[:MOST_OPTIONS]) + more
 
 
@@ -58,7 +69,11 @@ def _some(ids: list[str]) -> str:
 
 
 def _offered(config: Config) -> list[frozenset[str]]:
-    return [frozenset(pool.labels) for provider in config.providers.values() for pool in provider.pools.values()]
+    return [
+        frozenset(pool.labels)
+        for provider in config.providers.values()
+        for pool in provider.pools.values()
+    ]
 
 
 def _elsewhere(zk: Facade, old: Config) -> list[Any]:
@@ -71,10 +86,16 @@ def _never(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     pools = [*_offered(new), *(pool.labels for pool in _elsewhere(zk, old))]
     lost: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for request in zk.readRequests():
-        if request.state in (REQUESTED, PENDING) and not any(set(request.node_types) <= labels for labels in pools):
+        if request.state in (REQUESTED, PENDING) and not any(
+            set(request.node_types) <= labels for labels in pools
+        ):
             lost[tuple(request.node_types)].append(str(request.id))
     for labels, ids in lost.items():
-        yield "never served", ", ".join(labels), f"no pool would offer it: requests {_some(ids)} would fail"
+        yield (
+            "never served",
+            ", ".join(labels),
+            f"no pool would offer it: requests {_some(ids)} would fail",
+        )
 
 
 def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
@@ -90,11 +111,17 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
             gone["provider", str(node.provider)].append(str(node.id))
         elif pool is None:
             gone["pool", f"{node.provider}-{node.pool}"].append(str(node.id))
-        elif node.state == READY and node.allocated_to is None and not set(node.type) & set(pool.labels):
+        elif (
+            node.state == READY
+            and node.allocated_to is None
+            and not set(node.type) & set(pool.labels)
+        ):
             gone["label", ",".join(node.type)].append(str(node.id))
     texts = {
-        "provider": "nodes {ids} would neither be managed nor deleted until a launcher has the provider again",
-        "pool": "no request would get nodes {ids}; they are deleted after use, or by `nodepool delete`",
+        "provider": "nodes {ids} would neither be managed nor deleted until a launcher has the "
+        "provider again",
+        "pool": "no request would get nodes {ids}; they are deleted after use, or by `nodepool "
+        "delete`",
         "label": "no request would get the ready nodes {ids}; `nodepool delete` removes them",
     }
     for (kind, name), ids in sorted(gone.items()):
@@ -107,23 +134,35 @@ def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     counts = Counter((node.provider, node.pool) for node in nodes)
     for provider in new.providers.values():
         if provider.max_concurrency == 0:
-            yield "limit", f"provider {provider.name}", "max-concurrency 0: it would accept no requests"
+            yield (
+                "limit",
+                f"provider {provider.name}",
+                "max-concurrency 0: it would accept no requests",
+            )
         for name, pool in provider.pools.items():
             there = counts[provider.name, name]
             if pool.max_servers < there:
                 text = (
-                    f"max-servers {pool.max_servers:g} is below its {there} nodes: no node would be created until there are fewer"
+                    f"max-servers {pool.max_servers:g} is below its {there} nodes: no node "
+                    "would be created until there are fewer"
                 )
                 yield "limit", f"pool {provider.name}-{name}", text
     used: dict[str, Counter[str]] = defaultdict(Counter)
     for node in nodes:
         if node.tenant:
-            amounts = {key: value for key, value in (node.resources or {}).items() if isinstance(value, (int, float))}
+            amounts = {
+                key: value
+                for key, value in (node.resources or {}).items()
+                if isinstance(value, (int, float))
+            }
             used[node.tenant].update({**amounts, "instances": 1})
     for tenant, limits in new.tenant_resource_limits.items():
         for name, limit in limits.items():
             if limit != math.inf and used[tenant][name] > limit:
-                text = f"{name} {limit:g} is below the {used[tenant][name]:g} in use: its requests would wait"
+                text = (
+                    f"{name} {limit:g} is below the {used[tenant][name]:g} in use: its requests "
+                    "would wait"
+                )
                 yield "limit", f"tenant {tenant}", text
 
 
@@ -138,9 +177,17 @@ def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
         if short <= 0:
             continue
         if not any(name in labels for labels in _offered(new)):
-            yield "never made", f"label {name}", f"min-ready {label.min_ready}, and no pool would offer it"
+            yield (
+                "never made",
+                f"label {name}",
+                f"min-ready {label.min_ready}, and no pool would offer it",
+            )
         else:
-            yield "creates nodes", f"label {name}", f"{short} for min-ready {label.min_ready}; {ready[name]} are ready"
+            yield (
+                "creates nodes",
+                f"label {name}",
+                f"{short} for min-ready {label.min_ready}; {ready[name]} are ready",
+            )
 
 
 def _managed(config: Config) -> dict[str, set[str]]:
@@ -150,20 +197,35 @@ def _managed(config: Config) -> dict[str, set[str]]:
 
 def _removed_images(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     data, managed, before = zk.readImages(), _managed(new), _managed(old)
-    uploads: Counter[tuple[str, str]] = Counter((str(u.image_name), str(u.provider_name)) for u in data.uploads)
+    uploads: Counter[tuple[str, str]] = Counter(
+        (str(u.image_name), str(u.provider_name)) for u in data.uploads
+    )
     builds: Counter[str] = Counter(str(build.image_name) for build in data.builds)
     for image in sorted(old.diskimages.keys() - new.diskimages.keys()):
         if builds[image]:
-            yield ("deletes images", f"image {image}", f"a builder would delete its {builds[image]} builds and their uploads")
+            yield (
+                "deletes images",
+                f"image {image}",
+                f"a builder would delete its {builds[image]} builds and their uploads",
+            )
     for (image, provider), count in sorted(uploads.items()):
         if provider in before and provider not in new.providers:
             yield (
                 "strands uploads",
                 f"image {image}",
-                f"{count} uploads would remain in provider {provider}, which no launcher would have",
+                f"{count} uploads would remain in provider {provider}, which no launcher would "
+                "have",
             )
-        elif image in before.get(provider, ()) and image in new.diskimages and image not in managed.get(provider, ()):
-            yield "deletes images", f"image {image}", f"its {count} uploads in provider {provider} would be deleted"
+        elif (
+            image in before.get(provider, ())
+            and image in new.diskimages
+            and image not in managed.get(provider, ())
+        ):
+            yield (
+                "deletes images",
+                f"image {image}",
+                f"its {count} uploads in provider {provider} would be deleted",
+            )
 
 
 def _built(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
@@ -175,7 +237,11 @@ def _built(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
             diskimage = new.diskimages.get(image)
             if diskimage is not None and diskimage.pause:
                 if (image, provider) not in uploaded:
-                    yield "never uploaded", f"image {image}", f"it is paused and has no upload in provider {provider}"
+                    yield (
+                        "never uploaded",
+                        f"image {image}",
+                        f"it is paused and has no upload in provider {provider}",
+                    )
             elif (image, provider) not in uploaded:
                 first = "" if image in built else "after its build, "
                 yield "uploads", f"image {image}", f"{first}to provider {provider}"

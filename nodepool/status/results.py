@@ -82,7 +82,9 @@ def use_text(resource: str, used: float, limit: float) -> str:
     """Return the use of a limit in the unit of the limit, such as ``160 of 977 GiB``."""
     size = RESOURCES.get(resource, ("", 0))[1]
     unit = format_bytes(limit * size).partition(" ")[2] if size else ""
-    amounts = [number * (size or 1) / (1 << 10 * UNITS.index(unit or "B")) for number in (used, limit)]
+    amounts = [
+        number * (size or 1) / (1 << 10 * UNITS.index(unit or "B")) for number in (used, limit)
+    ]
     texts = [f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}" for amount in amounts]
     return f"{texts[0]} of {texts[1]} {unit}".rstrip()
 
@@ -150,11 +152,18 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     columns = _selected(results, fields)
     widths: dict[str, int] = {}
     if width is not None:
-        columns, widths = fitted(results.rows, columns, lambda key, value: str(_cell(key, value, now)), width)
+        columns, widths = fitted(
+            results.rows, columns, lambda key, value: str(_cell(key, value, now)), width
+        )
     table = _Table(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([printable(_wrapped(key, str(_cell(key, row[key], now)), widths.get(key))) for key in columns])
+        table.add_row(
+            [
+                printable(_wrapped(key, str(_cell(key, row[key], now)), widths.get(key)))
+                for key in columns
+            ]
+        )
     return str(table)
 
 
@@ -166,7 +175,11 @@ def _wrapped(key: str, text: str, width: int | None) -> str:
     if len(text) > MOST_CHARACTERS and key not in SENTENCES:
         text = f"{text[: MOST_CHARACTERS - 3]}..."
     width = width or MOST_CHARACTERS
-    return text if len(text) <= width else "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+    return (
+        text
+        if len(text) <= width
+        else "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+    )
 
 
 def _csv(results: Results, now: float) -> str:
@@ -181,7 +194,11 @@ def _csv(results: Results, now: float) -> str:
 
 def harmless(value: object) -> Any:
     """Return the value so that a spreadsheet reads it as text, not as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
+        else value
+    )
 
 
 def plain(value: object) -> Any:
@@ -210,8 +227,8 @@ def output(
 
     ``width``: maximum width of a table in characters; None: unlimited.
 
-    ``pretty`` (or ``table``) honors ``fields`` in the table's order; ``json`` contains all keys; ``yaml`` and ``csv``
-    contain the table's columns.
+    ``pretty`` (or ``table``) honors ``fields`` in the table's order; ``json`` contains all keys;
+    ``yaml`` and ``csv`` contain the table's columns.
 
     :raises ValueError: unknown format.
     """

@@ -16,7 +16,8 @@ LOOPBACK, EVERYWHERE, OFF = WEB_PAGES
 HEADERS = (
     (
         "Content-Security-Policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+        "'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'",
     ),
     ("X-Content-Type-Options", "nosniff"),
@@ -49,7 +50,10 @@ class Callers:
         assert self._access is not None
         identity = self._access.identify(request)
         if identity.role is Role.READ and identity.via == "anonymous":
-            check(self._pages, dataclasses.replace(request, address=self.address(request), method="GET"))
+            check(
+                self._pages,
+                dataclasses.replace(request, address=self.address(request), method="GET"),
+            )
         return identity
 
     def check_reader(self, request: Request) -> None:
@@ -62,14 +66,17 @@ class Callers:
             check(self._pages, dataclasses.replace(request, address=self.address(request)))
             return
         if self.identify(request).lease is not None:
-            raise HttpError(http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only")
+            raise HttpError(
+                http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only"
+            )
         check(EVERYWHERE, request)
 
 
 def check(pages: str, request: Request) -> None:
     """Check the access of a client without a name.
 
-    :raises HttpError: the client (403) or the method (405) is not allowed, or the pages are disabled (404).
+    :raises HttpError: the client (403) or the method (405) is not allowed, or the pages are
+        disabled (404).
     """
     if pages == OFF:
         text = "Not found; the pages are disabled (webapp: pages)"
@@ -78,9 +85,13 @@ def check(pages: str, request: Request) -> None:
         raise HttpError(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD")
     if pages == EVERYWHERE:
         return
-    # A foreign page whose name resolves to this machine must not read it through the browser: so the name is checked.
+    # A foreign page whose name resolves to this machine must not read it through the browser: so
+    # the name is checked.
     if not _is_loopback(request.address) or not _names_us(request.headers.get("host", "")):
-        text = "The pages are available on this machine only; to change that, set webapp: pages: everywhere"
+        text = (
+            "The pages are available on this machine only; to change that, set webapp: pages: "
+            "everywhere"
+        )
         raise HttpError(http.HTTPStatus.FORBIDDEN, text, "not-allowed")
 
 
@@ -100,5 +111,7 @@ def _names_us(host: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name in ("", "localhost", hostnames.short().lower()) or name == hostnames.fqdn().lower()
+        return (
+            name in ("", "localhost", hostnames.short().lower()) or name == hostnames.fqdn().lower()
+        )
     return True

@@ -19,7 +19,16 @@ from nodepool.web.actions.actions import Actions
 from nodepool.web.actions.bodies import Problem
 from nodepool.web.actions.routes import PROBLEM
 from nodepool.web.cache import ResponseCache
-from nodepool.web.http import HttpError, Request, Response, Stream, as_answer, format_date, negotiate, parse_date
+from nodepool.web.http import (
+    HttpError,
+    Request,
+    Response,
+    Stream,
+    as_answer,
+    format_date,
+    negotiate,
+    parse_date,
+)
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
@@ -45,11 +54,15 @@ class Listing:
 
 def _uploads(zk: ZooKeeper) -> status.Results:
     """Return the table of 11.0.0; JSON has the keys of the detailed one."""
-    return status.Results(status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS)
+    return status.Results(
+        status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS
+    )
 
 
 def _builds(zk: ZooKeeper) -> status.Results:
-    return status.Results(status.dib_image_list(zk, detail=True, ended=False).rows, status.BUILD_COLUMNS)
+    return status.Results(
+        status.dib_image_list(zk, detail=True, ended=False).rows, status.BUILD_COLUMNS
+    )
 
 
 LISTINGS = {
@@ -115,7 +128,13 @@ class Application:
             body = error.text.encode("utf-8", "replace")
             return Response(body, status=error.status, headers=headers, cors=not Api.serves(path))
         problem = Problem(error.status.phrase, error.status.value, error.code, error.text)
-        return Response(msgspec.json.encode(problem), PROBLEM, error.status, (*access.HEADERS, *headers), cors=False)
+        return Response(
+            msgspec.json.encode(problem),
+            PROBLEM,
+            error.status,
+            (*access.HEADERS, *headers),
+            cors=False,
+        )
 
     def _read(self, request: Request) -> Response:
         """Return an answer that changes nothing."""
@@ -139,7 +158,12 @@ class Application:
             except (Denied, HttpError) as error:
                 log.debug("Not redirecting to the pages: %s", error)
             else:
-                return Response(b"", status=http.HTTPStatus.FOUND, headers=(("Location", PAGES), *NO_STORE), cors=False)
+                return Response(
+                    b"",
+                    status=http.HTTPStatus.FOUND,
+                    headers=(("Location", PAGES), *NO_STORE),
+                    cors=False,
+                )
         there = ", ".join(sorted([*LISTINGS, "/ready", "/metrics"]))
         raise HttpError(http.HTTPStatus.NOT_FOUND, f"Not found; there are {there}")
 
@@ -157,15 +181,24 @@ class Application:
     def _list(self, request: Request, parameters: Mapping[str, str], listing: Listing) -> Response:
         media = negotiate(request.headers.get("accept"), (HTML, TEXT, JSON))
         if media is None:
-            raise HttpError(http.HTTPStatus.NOT_ACCEPTABLE, "Available are text/plain and application/json")
+            raise HttpError(
+                http.HTTPStatus.NOT_ACCEPTABLE, "Available are text/plain and application/json"
+            )
         zk = self._nodepool.getZK()
         if zk is None:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
+            raise HttpError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet"
+            )
         if not zk.synced:
-            # A call to ZooKeeper would wait for the server and block the few threads that also answer /ready.
+            # A call to ZooKeeper would wait for the server and block the few threads that also
+            # answer /ready.
             raise HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
-                ("ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"),
+                (
+                    "ZooKeeper's content is being read, try again"
+                    if zk.connected
+                    else "ZooKeeper cannot be reached"
+                ),
             )
         arguments = {name: parameters[name] for name in listing.parameters if name in parameters}
         form = "json" if media == JSON else "pretty"

@@ -66,7 +66,8 @@ class ResponseCache(Generic[T]):
 
         Concurrent equal requests are computed once, without blocking others.
 
-        :raises HttpError: another thread has been generating it for longer than :data:`MAKE_TIMEOUT` (503).
+        :raises HttpError: another thread has been generating it for longer than
+            :data:`MAKE_TIMEOUT` (503).
         """
         with self._lock:
             entry = self.cache.get(key)

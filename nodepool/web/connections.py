@@ -41,7 +41,9 @@ class Connections:
             counts = Counter(each.address for each in self._open)
             idle = [each for each in self._open if not each.busy]
             # An answer that is being sent is cut off only if its client has the most connections.
-            victim = min(idle, key=lambda each: (-counts[each.address], each.unsent > 0), default=None)
+            victim = min(
+                idle, key=lambda each: (-counts[each.address], each.unsent > 0), default=None
+            )
             if victim is None and len(self._open) > 2 * CONNECTION_LIMIT:
                 victim = connection
             if victim is not None:
@@ -58,7 +60,9 @@ class Connections:
         now = time.monotonic()
         for connection in list(self._open):
             connection.check(now)
-        self._timer = asyncio.get_running_loop().call_later(CHECK, self._check) if self._open else None
+        self._timer = (
+            asyncio.get_running_loop().call_later(CHECK, self._check) if self._open else None
+        )
 
 
 class Connection(asyncio.Protocol):
@@ -100,10 +104,14 @@ class Connection(asyncio.Protocol):
     def check(self, now: float) -> None:
         """Disconnect a client that sends its request, or reads its answer, too slowly."""
         unsent = self.unsent
-        if unsent < self._unread or not (self._protocol.writing_paused or self._transport.is_closing()):
+        if unsent < self._unread or not (
+            self._protocol.writing_paused or self._transport.is_closing()
+        ):
             self._moved = now
         self._unread = unsent
-        if now - self._moved > IDLE_TIMEOUT or (self._begun is not None and now - self._begun > REQUEST_TIMEOUT):
+        if now - self._moved > IDLE_TIMEOUT or (
+            self._begun is not None and now - self._begun > REQUEST_TIMEOUT
+        ):
             self.abort()
 
     # -- asyncio.Protocol

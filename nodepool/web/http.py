@@ -24,7 +24,10 @@ RETRY = ("Retry-After", "1")
 CHALLENGE = ("WWW-Authenticate", 'Bearer realm="nodepool"')
 
 _MEDIA_RANGE = re.compile(r"([\w!#$&^.+-]+|\*)/([\w!#$&^.+-]+|\*)\Z")
-_OF_DENIED = {http.HTTPStatus.UNAUTHORIZED: (CHALLENGE,), http.HTTPStatus.SERVICE_UNAVAILABLE: (RETRY,)}
+_OF_DENIED = {
+    http.HTTPStatus.UNAUTHORIZED: (CHALLENGE,),
+    http.HTTPStatus.SERVICE_UNAVAILABLE: (RETRY,),
+}
 
 #: Sends a part of an answer; waits while the client reads too slowly.
 Write = Callable[[bytes], Awaitable[None]]
@@ -39,7 +42,11 @@ class HttpError(Exception):
     """
 
     def __init__(
-        self, status: http.HTTPStatus, text: str, code: str = "bad-request", headers: tuple[tuple[str, str], ...] = ()
+        self,
+        status: http.HTTPStatus,
+        text: str,
+        code: str = "bad-request",
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -88,7 +95,8 @@ class Stream(abc.ABC):
     async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
         """Produce the answer; canceled when the client disconnects.
 
-        :param begin: sends the head, and returns what sends parts; both may raise ``ConnectionError``.
+        :param begin: sends the head, and returns what sends parts; both may raise
+            ``ConnectionError``.
         """
 
 
@@ -124,13 +132,18 @@ def parse_parameters(query: str) -> dict[str, list[str]]:
     :raises HttpError: not UTF-8, too many or too long (400).
     """
     try:
-        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+        pairs = urllib.parse.parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+        )
     except ValueError as error:
         raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Bad query: {error}") from None
     result: dict[str, list[str]] = {}
     for name, value in pairs:
         if len(value) > MAX_PARAMETER_LENGTH:
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters")
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST,
+                f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters",
+            )
         result.setdefault(name, []).append(value)
     return result
 

@@ -51,12 +51,18 @@ _library.addFilter(_is_error)
 def _listen(address: str, port: int) -> socket.socket:
     """Return a listening socket; ``OSError`` with address and port in its text."""
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
         family, target = found[0], found[4]
-        return socket.create_server(target, family=family, backlog=BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
+        return socket.create_server(
+            target, family=family, backlog=BACKLOG, dualstack_ipv6=family == socket.AF_INET6
+        )
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]
-        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {reason}") from error
+        raise OSError(
+            error.errno, f"web server cannot listen on {address} port {port}: {reason}"
+        ) from error
 
 
 class Listener(NamedTuple):
@@ -107,7 +113,15 @@ class WebApp(threading.Thread):
         self.streams = Streams(nodepool.feed, check, api.renew)
         self.actions = actions
         self._application = Application(
-            nodepool, self.cache, exposition, cache_expiry, check, self.streams, api, actions, self._threads
+            nodepool,
+            self.cache,
+            exposition,
+            cache_expiry,
+            check,
+            self.streams,
+            api,
+            actions,
+            self._threads,
         )
 
     def run(self) -> None:
@@ -134,7 +148,10 @@ class WebApp(threading.Thread):
         if self.actions is not None:
             self.actions.waiting.start()
         listening = [
-            await loop.create_server(lambda: Connection(opened, server()), sock=each, backlog=BACKLOG) for each in self._sockets
+            await loop.create_server(
+                lambda: Connection(opened, server()), sock=each, backlog=BACKLOG
+            )
+            for each in self._sockets
         ]
         await asyncio.wrap_future(self._stopping)
         self.streams.stop()
@@ -180,7 +197,9 @@ class WebApp(threading.Thread):
 
 
 async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
-    response = web.StreamResponse(headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers])
+    response = web.StreamResponse(
+        headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers]
+    )
     response.force_close()
 
     async def begin() -> Write:
@@ -203,7 +222,9 @@ async def _read(given: web.BaseRequest, connection: Connection) -> Request:
     :raises web.HTTPException: it is too large, or malformed.
     """
     if sum(len(name) + len(value) for name, value in given.raw_headers) > connections.MOST_HEAD:
-        raise web.HTTPRequestHeaderFieldsTooLarge(text=f"The headers have more than {connections.MOST_HEAD} bytes")
+        raise web.HTTPRequestHeaderFieldsTooLarge(
+            text=f"The headers have more than {connections.MOST_HEAD} bytes"
+        )
     if given.headers.get("Expect", "").lower() == "100-continue":
         await given.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         given.writer.output_size = 0
@@ -212,7 +233,10 @@ async def _read(given: web.BaseRequest, connection: Connection) -> Request:
     except web.RequestPayloadError as error:
         raise web.HTTPBadRequest(text=f"The body is malformed: {error}") from None
     connection.arrived()
-    path, query = (part.encode("utf-8", "surrogateescape") for part in (given.rel_url.raw_path, given.rel_url.raw_query_string))
+    path, query = (
+        part.encode("utf-8", "surrogateescape")
+        for part in (given.rel_url.raw_path, given.rel_url.raw_query_string)
+    )
     return Request(
         address=connection.address,
         uid=connection.uid,
@@ -227,7 +251,8 @@ async def _read(given: web.BaseRequest, connection: Connection) -> Request:
 def joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return the headers by their names in lower case, several of a name joined in order.
 
-    The last part of ``X-Forwarded-For`` is what the nearest proxy has added, on its own line or not.
+    The last part of ``X-Forwarded-For`` is what the nearest proxy has added, on its own line or
+    not.
     """
     headers: dict[str, str] = {}
     for key, value in raw:

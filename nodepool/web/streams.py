@@ -16,7 +16,9 @@ MOST_STREAMS = 300
 HEARTBEAT = 15.0
 """Seconds after which something is sent in any case: this keeps connections open."""
 DIGEST, DIGEST_EACH = 0.4, 0.02
-"""Seconds between two messages to pages, at least and per client: each client then fetches its page again."""
+"""Seconds between two messages to pages, at least and per client: each client then fetches its
+page again.
+"""
 COST = 10
 """Factor of the seconds that the last answers took: pages cost at most a tenth of a core."""
 BEAT = ": \n\n"
@@ -24,7 +26,11 @@ SLOW = 1 << 18
 """Characters that may wait for a client; slower clients are disconnected, and reconnect."""
 MOST_WAITING, TOGETHER = 20000, 100
 """Maximum number of events that wait to be sent, and that are sent together."""
-_HEADERS = (("Content-Type", "text/event-stream; charset=UTF-8"), ("X-Accel-Buffering", "no"), *access.HEADERS)
+_HEADERS = (
+    ("Content-Type", "text/event-stream; charset=UTF-8"),
+    ("X-Accel-Buffering", "no"),
+    *access.HEADERS,
+)
 _NOT_FILTERS = frozenset({"digest", "since"})
 
 
@@ -37,7 +43,14 @@ class Follower(Stream):
 
     headers = _HEADERS
 
-    def __init__(self, streams: Streams, address: str, digest: bool, filters: Mapping[str, list[str]], last: int | None) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        address: str,
+        digest: bool,
+        filters: Mapping[str, list[str]],
+        last: int | None,
+    ) -> None:
         self.address = address
         self.digest = digest
         self.filters = filters
@@ -83,12 +96,14 @@ class Follower(Stream):
 class Streams:
     """All clients that follow events; used on the loop of the server unless stated otherwise."""
 
-    def __init__(self, feed: Feed | None, check: Callable[[Request], None], renew: Callable[[], float]) -> None:
+    def __init__(
+        self, feed: Feed | None, check: Callable[[Request], None], renew: Callable[[], float]
+    ) -> None:
         """Create the streams.
 
         :param check: raises an error if a client may not follow events.
-        :param renew: called before pages are notified to fetch again: no answer may be from before the change;
-            returns the seconds that answers took since the last call.
+        :param renew: called before pages are notified to fetch again: no answer may be from before
+            the change; returns the seconds that answers took since the last call.
         """
         self._feed = feed
         self._check = check
@@ -131,22 +146,38 @@ class Streams:
             if key not in _NOT_FILTERS
         }
         if unknown := set(filters.get("type", ())) - TYPES.keys():
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Unknown type {', '.join(sorted(unknown))[:80]}; see /api/v1")
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST,
+                f"Unknown type {', '.join(sorted(unknown))[:80]}; see /api/v1",
+            )
         last = request.headers.get("last-event-id") or request.parameters.get("since")
         if last is not None and not (last.isascii() and last.isdecimal() and len(last) < 16):
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID must be the number of an event")
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST,
+                "since and Last-Event-ID must be the number of an event",
+            )
         if len(self) >= MOST_STREAMS and self._in_the_way(request.address) is None:
             text = f"{MOST_STREAMS} clients already follow events; try again later"
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
         digest = "digest" in request.parameters
-        return Follower(self, request.address, digest, filters, None if last is None or digest else int(last))
+        return Follower(
+            self, request.address, digest, filters, None if last is None or digest else int(last)
+        )
 
     def add(self, follower: Follower) -> None:
         """Send the missed events, and from now on the new ones."""
         assert self._feed is not None
-        missed, complete = self._feed.since(follower.last) if follower.last is not None else ([], True)
-        parts = ["retry: 3000\n\n"] if complete else ["retry: 3000\n\n: some events before these are not kept any more\n\n"]
-        follower.add("".join([*parts, *(_message(event) for event in missed if follower.wants(event))]))
+        missed, complete = (
+            self._feed.since(follower.last) if follower.last is not None else ([], True)
+        )
+        parts = (
+            ["retry: 3000\n\n"]
+            if complete
+            else ["retry: 3000\n\n: some events before these are not kept any more\n\n"]
+        )
+        follower.add(
+            "".join([*parts, *(_message(event) for event in missed if follower.wants(event))])
+        )
         victim = self._in_the_way(follower.address) if len(self) >= MOST_STREAMS else None
         if victim is not None:
             victim.close()
@@ -165,14 +196,19 @@ class Streams:
         """
         counts = Counter(follower.address for follower in list(self._followers))
         most, count = max(counts.items(), key=lambda item: item[1])
-        return None if counts[address] >= count else next(each for each in self._followers if each.address == most)
+        return (
+            None
+            if counts[address] >= count
+            else next(each for each in self._followers if each.address == most)
+        )
 
     # -- events
 
     def _heard(self, event: Event) -> None:
         """Note an event; on the thread that brings it."""
         if not self._followers or len(self._arrived) >= MOST_WAITING:
-            return  # nobody has to be notified, and a new client fetches everything; or nobody can be
+            # nobody has to be notified, and a new client fetches everything; or nobody can be
+            return
         self._arrived.append(event)
         if not self._woken:
             self._woken = True
@@ -187,7 +223,9 @@ class Streams:
         for follower in [each for each in self._followers if not each.digest]:
             follower.add("".join(text for event, text in messages if follower.wants(event)))
         if self._counted and self._timer is None:
-            self._timer = self._loop.call_at(self._notified + pace(len(self), self._spent), self._notify)
+            self._timer = self._loop.call_at(
+                self._notified + pace(len(self), self._spent), self._notify
+            )
         if self._arrived:
             self._loop.call_soon(self._send)
 

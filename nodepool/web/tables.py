@@ -26,10 +26,12 @@ Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
 MOST_CHOICES = 200
 """Values of a key from which users can choose."""
-#: Key -> type of its numbers: UNIX time in the past or (``due``) the future, seconds, bytes, bytes per second, share of 1,
-#: and used/limit of resources.
+#: Key -> type of its numbers: UNIX time in the past or (``due``) the future, seconds, bytes, bytes
+#: per second, share of 1, and used/limit of resources.
 TYPES = {
-    **dict.fromkeys(("since", "created", "age", "build_request_age", "error_time", "started"), "time"),
+    **dict.fromkeys(
+        ("since", "created", "age", "build_request_age", "error_time", "started"), "time"
+    ),
     **dict.fromkeys(("next_try", "next_build"), "due"),
     **dict.fromkeys(("elapsed", "rebuild_age", "expected", "launch", "wait"), "seconds"),
     **dict.fromkeys(("bytes_sent", "bytes_total", "size"), "bytes"),
@@ -53,13 +55,21 @@ class Table:
     order: tuple[str, ...] = ()
 
     def shown(self) -> list[dict[str, str | None]]:
-        """Return the columns with the type of their numbers, which decides how pages format them."""
-        return [{"key": key, "title": title, "type": TYPES.get(key)} for key, title in self.columns.items()]
+        """Return the columns with the type of their numbers, which decides how pages format
+        them.
+        """
+        return [
+            {"key": key, "title": title, "type": TYPES.get(key)}
+            for key, title in self.columns.items()
+        ]
 
     def more(self, rows: Rows) -> list[dict[str, str | None]]:
         """Return the columns that users can add."""
         keys = [key for key in (rows[0] if rows else ()) if key not in self.columns]
-        return [{"key": key, "title": key.replace("_", " ").capitalize(), "type": TYPES.get(key)} for key in keys]
+        return [
+            {"key": key, "title": key.replace("_", " ").capitalize(), "type": TYPES.get(key)}
+            for key in keys
+        ]
 
 
 def ordered(rows: Rows, keys: Iterable[str]) -> Rows:
@@ -90,12 +100,20 @@ def grouped(rows: Rows, key: str) -> tuple[Rows, list[tuple[str, int]]]:
 def group_of(row: Mapping[str, Any], key: str) -> str:
     """Return the name of the group of a row; empty without a value."""
     value = row.get(key)
-    return ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else ""
+        if value is None
+        else str(value)
+    )
 
 
 def values_of(rows: Rows, key: str) -> list[str]:
     """Return the values of a key; those of lists separately."""
-    values = {value for row in rows for value in (row[key] if isinstance(row[key], list) else (row[key],))}
+    values = {
+        value for row in rows for value in (row[key] if isinstance(row[key], list) else (row[key],))
+    }
     return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
 
 
@@ -151,7 +169,11 @@ class NodeRows:
         for node in nodepool.getZK().readNodes():
             node_id = node.id or ""
             locked, known = bool(node.lock_contenders), self._kept.get(node_id)
-            row = known[2] if known is not None and known[0] is node and known[1] is locked else _node_row(node, locked)
+            row = (
+                known[2]
+                if known is not None and known[0] is node and known[1] is locked
+                else _node_row(node, locked)
+            )
             kept[node_id] = (node, locked, row)
         self._kept = kept
         return [row for _node, _locked, row in kept.values()]
@@ -198,7 +220,9 @@ class RequestRows:
             for group in report["waiting"]:
                 for request_id in group["ids"]:
                     known = reasons.get(request_id)
-                    reasons[request_id] = group["reasons"] if known is None else known + group["reasons"]
+                    reasons[request_id] = (
+                        group["reasons"] if known is None else known + group["reasons"]
+                    )
         #: Thousands of requests share one list of reasons.
         kept_waits: dict[int, Waits] = {}
         waits = {
@@ -212,8 +236,17 @@ class RequestRows:
             request_id = request.id or ""
             waits_for, declined = waits.get(request_id, NOTHING), declines.get(request_id, [])
             known_row = self._kept.get(request_id)
-            if known_row is None or known_row[0] is not request or known_row[1:3] != (waits_for, declined):
-                known_row = (request, waits_for, declined, _request_row(request, waits_for, declined))
+            if (
+                known_row is None
+                or known_row[0] is not request
+                or known_row[1:3] != (waits_for, declined)
+            ):
+                known_row = (
+                    request,
+                    waits_for,
+                    declined,
+                    _request_row(request, waits_for, declined),
+                )
             kept[request_id] = known_row
         self._kept = kept
         line, served = places(found), rates(zk.readReports())
@@ -257,7 +290,9 @@ def _request_row(request: NodeRequest, waits: Waits, declined: list[str]) -> dic
 
 def _main_decline(declined: list[str]) -> str | None:
     """Return why a pool that offers the labels declined it, or why any other did."""
-    found = next((text for text in declined if causes.NOT_OFFERED not in text), next(iter(declined), None))
+    found = next(
+        (text for text in declined if causes.NOT_OFFERED not in text), next(iter(declined), None)
+    )
     others = len(declined) - 1
     return f"{found} (and {known.count_of(others, 'other pool')})" if others > 0 else found
 
@@ -303,13 +338,19 @@ def images(nodepool: Source) -> Rows:
         builds.setdefault(str(build.image_name), Counter())[str(build.state)] += 1
     for upload in data.uploads:
         uploads.setdefault(str(upload.image_name), Counter())[str(upload.state)] += 1
-    problems = [row["problem"] for row in status.problem_list(zk).rows if str(row["problem"]).startswith("image ")]
+    problems = [
+        row["problem"]
+        for row in status.problem_list(zk).rows
+        if str(row["problem"]).startswith("image ")
+    ]
     return [
         {
             **row,
             "builds": dict(builds.get(row["image"], {})),
             "uploads": dict(uploads.get(row["image"], {})),
-            "problem": next((text for text in problems if text.startswith(f"image {row['image']}:")), None),
+            "problem": next(
+                (text for text in problems if text.startswith(f"image {row['image']}:")), None
+            ),
         }
         for row in image_details(zk)
     ]
@@ -329,38 +370,120 @@ def _of_zk(read: Callable[[Facade], status.Results]) -> Callable[[Source], Rows]
 
 
 TABLES = {
-    "nodes": Table(lambda nodepool: NodeRows().read(nodepool), {
-        "id": "Node", "labels": "Labels", "state": "State", "since": "Age", "provider": "Provider", "pool": "Pool",
-        "user": "Used by", "locked": "Locked", "address": "Address",
-    }, ("state", "provider", "pool", "labels"), ("-since",)),
-    "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
-        "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
-        "place": "Queue position", "expected": "Estimated wait", "reason": "Reason",
-    }, ("state", "labels", "requestor", "tenant"), ("place", "-since")),
-    "labels": Table(labels, {
-        "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch",
-        "wait": "Wait", "pools": "Pools", "problems": "Problems",
-    }),
-    "images": Table(images, {
-        "image": "Image", "state": "State", "phase": "Phase", "progress": "Progress", "labels": "Labels", "age": "Age",
-        "next_build": "Next build", "size": "Size", "formats": "Formats", "uploads": "Uploads", "problem": "Problem",
-    }, ("state", "labels")),
-    "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), {
-        "id": "Build", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age",
-        "phase": "Phase", "progress": "Progress", "elapsed": "Elapsed", "expected": "Expected", "reason": "Reason",
-    }, ("state", "image", "builder"), ("-age",)),
-    "uploads": Table(_of_zk(lambda zk: status.image_list(zk, detail=True)), {
-        "image": "Image", "provider": "Provider", "state": "State", "age": "Age", "external_name": "Name in provider",
-        "progress": "Progress", "bytes_total": "Size", "rate": "Rate", "reason": "Reason",
-    }, ("state", "image", "provider"), ("-age",)),
-    "providers": Table(_of_zk(cluster.providers), {
-        **cluster.PROVIDER_COLUMNS, "pace": "Call rate", "error": "Last failed call", "error_time": "Age of failure",
-    }),
+    "nodes": Table(
+        lambda nodepool: NodeRows().read(nodepool),
+        {
+            "id": "Node",
+            "labels": "Labels",
+            "state": "State",
+            "since": "Age",
+            "provider": "Provider",
+            "pool": "Pool",
+            "user": "Used by",
+            "locked": "Locked",
+            "address": "Address",
+        },
+        ("state", "provider", "pool", "labels"),
+        ("-since",),
+    ),
+    "requests": Table(
+        lambda nodepool: RequestRows().read(nodepool),
+        {
+            "id": "Request",
+            "state": "State",
+            "labels": "Labels",
+            "since": "Age",
+            "requestor": "Requestor",
+            "nodes": "Nodes",
+            "place": "Queue position",
+            "expected": "Estimated wait",
+            "reason": "Reason",
+        },
+        ("state", "labels", "requestor", "tenant"),
+        ("place", "-since"),
+    ),
+    "labels": Table(
+        labels,
+        {
+            "label": "Label",
+            "min_ready": "Min ready",
+            "ready": "Ready",
+            "waiting": "Requests waiting",
+            "launch": "Launch",
+            "wait": "Wait",
+            "pools": "Pools",
+            "problems": "Problems",
+        },
+    ),
+    "images": Table(
+        images,
+        {
+            "image": "Image",
+            "state": "State",
+            "phase": "Phase",
+            "progress": "Progress",
+            "labels": "Labels",
+            "age": "Age",
+            "next_build": "Next build",
+            "size": "Size",
+            "formats": "Formats",
+            "uploads": "Uploads",
+            "problem": "Problem",
+        },
+        ("state", "labels"),
+    ),
+    "builds": Table(
+        _of_zk(lambda zk: status.dib_image_list(zk, detail=True)),
+        {
+            "id": "Build",
+            "image": "Image",
+            "builder": "Builder",
+            "formats": "Formats",
+            "state": "State",
+            "age": "Age",
+            "phase": "Phase",
+            "progress": "Progress",
+            "elapsed": "Elapsed",
+            "expected": "Expected",
+            "reason": "Reason",
+        },
+        ("state", "image", "builder"),
+        ("-age",),
+    ),
+    "uploads": Table(
+        _of_zk(lambda zk: status.image_list(zk, detail=True)),
+        {
+            "image": "Image",
+            "provider": "Provider",
+            "state": "State",
+            "age": "Age",
+            "external_name": "Name in provider",
+            "progress": "Progress",
+            "bytes_total": "Size",
+            "rate": "Rate",
+            "reason": "Reason",
+        },
+        ("state", "image", "provider"),
+        ("-age",),
+    ),
+    "providers": Table(
+        _of_zk(cluster.providers),
+        {
+            **cluster.PROVIDER_COLUMNS,
+            "pace": "Call rate",
+            "error": "Last failed call",
+            "error_time": "Age of failure",
+        },
+    ),
     "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS, ("provider",)),
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS, ("provider", "state")),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
     "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS, (), ("-problem", "-count")),
-    "problems": Table(problems, {"severity": "Severity", "since": "Age", **status.PROBLEM_COLUMNS},
-                      ("severity", "provider", "label"), ("-severity",)),
-}  # fmt: skip
+    "problems": Table(
+        problems,
+        {"severity": "Severity", "since": "Age", **status.PROBLEM_COLUMNS},
+        ("severity", "provider", "label"),
+        ("-severity",),
+    ),
+}

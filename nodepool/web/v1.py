@@ -27,7 +27,16 @@ from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response
-from nodepool.web.tables import TABLES, Launcher, NodeRows, RequestRows, Rows, grouped, ordered, values_of
+from nodepool.web.tables import (
+    TABLES,
+    Launcher,
+    NodeRows,
+    RequestRows,
+    Rows,
+    grouped,
+    ordered,
+    values_of,
+)
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
@@ -47,7 +56,11 @@ LEAST_COMPRESSED = 1000
 """Bytes of an answer that is compressed for clients that accept it."""
 _GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 _COMPRESSED = b"\x1f\x8b"
-_CONTENT_TYPES = {".css": "text/css; charset=UTF-8", ".svg": "image/svg+xml", ".js": "text/javascript; charset=UTF-8"}
+_CONTENT_TYPES = {
+    ".css": "text/css; charset=UTF-8",
+    ".svg": "image/svg+xml",
+    ".js": "text/javascript; charset=UTF-8",
+}
 #: Name of a static file -> its content type.
 FILES = {
     entry.name: content_type
@@ -70,7 +83,9 @@ class Api:
         self._spent = 0.0
         self._history = HistoryReader()
         #: The rows and the choices of each table.
-        self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(ROWS_AGE, monotonic=monotonic)
+        self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(
+            ROWS_AGE, monotonic=monotonic
+        )
         self._answers: ResponseCache[bytes] = ResponseCache(ROWS_AGE, monotonic=monotonic)
         #: Tables with thousands of rows cache them.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
@@ -94,10 +109,20 @@ class Api:
             response = self._shared(request, compress)
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
         packed = (("Content-Encoding", "gzip"),) if response.body.startswith(_COMPRESSED) else ()
-        headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"), ("Vary", "Accept-Encoding"), *packed)
+        headers = (
+            *access.HEADERS,
+            ("ETag", tag),
+            ("Cache-Control", "no-cache"),
+            ("Vary", "Accept-Encoding"),
+            *packed,
+        )
         if request.headers.get("if-none-match") == tag:
-            return Response(b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False)
-        return Response(response.body, response.content_type, headers=(*headers, *response.headers), cors=False)
+            return Response(
+                b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False
+            )
+        return Response(
+            response.body, response.content_type, headers=(*headers, *response.headers), cors=False
+        )
 
     @staticmethod
     def _static(name: str, compress: bool) -> Response:
@@ -122,8 +147,9 @@ class Api:
     def _shared(self, request: Request, compress: bool) -> Response:
         """Return an answer shared for a second: notified pages all ask for the same.
 
-        Nothing here is secret from a reader, so lengths of compressed answers reveal nothing. Answers with tokens (those
-        of ``web/actions``) must not be compressed: they contain text of others, too (BREACH).
+        Nothing here is secret from a reader, so lengths of compressed answers reveal nothing.
+        Answers with tokens (those of ``web/actions``) must not be compressed: they contain text of
+        others, too (BREACH).
         """
         made: list[Response] = []
 
@@ -133,22 +159,37 @@ class Api:
             self._spent += self._monotonic() - began
             return made[0].body
 
-        key = (request.path, compress, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
+        key = (
+            request.path,
+            compress,
+            tuple((name, tuple(values)) for name, values in sorted(request.lists.items())),
+        )
         body = self._answers.get(key, make).body
         if made:
             return made[0]
         name = request.path.rsplit("/", 1)[1]
-        return Response(body, *_csv_head(name)) if request.parameters.get("format") == "csv" else Response(body, JSON)
+        return (
+            Response(body, *_csv_head(name))
+            if request.parameters.get("format") == "csv"
+            else Response(body, JSON)
+        )
 
     def _api(self, request: Request) -> Response:
         zk = self._nodepool.getZK()
         if zk is None or not zk.synced:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again")
+            raise HttpError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again"
+            )
         # The path is decoded already; only names have slashes in them.
         parts = request.path.removeprefix("/api/v1").strip("/").split("/", 2)
         if parts == [""]:
             return _json(
-                {"version": get_version_string(), "tables": sorted(TABLES), "event_types": TYPES, "explain": list(KINDS)}
+                {
+                    "version": get_version_string(),
+                    "tables": sorted(TABLES),
+                    "event_types": TYPES,
+                    "explain": list(KINDS),
+                }
             )
         if len(parts) == 1 and parts[0] in TABLES:
             return self._table(parts[0], request)
@@ -171,14 +212,19 @@ class Api:
             if key in _NOT_FILTERS:
                 continue
             if known is not None and key not in known:
-                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key}; known are {', '.join(sorted(known))}")
+                raise HttpError(
+                    http.HTTPStatus.BAD_REQUEST,
+                    f"{name} has no {key}; known are {', '.join(sorted(known))}",
+                )
             wanted[key] = [value for one in values for value in one.split(",")]
         test, text = test_of(wanted), (given.get("q") or "").lower()
         found = [row for row in rows if test(row) and (not text or _mentions(row, text))]
         sort, group = (given.get("sort") or "").split(","), given.get("group") or ""
         for key in filter(None, (*(each.lstrip("-") for each in sort), group)):
             if known is not None and key not in known:
-                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort or group by")
+                raise HttpError(
+                    http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort or group by"
+                )
         found = ordered(found, filter(None, sort))
         found, groups = grouped(found, group) if group else (found, [])
         offset, limit = _number(given, "offset", 0, 10**9), _number(given, "limit", LIMIT, MOST)
@@ -187,9 +233,13 @@ class Api:
         if form == "csv":
             return _csv(part, known or list(table.columns), name)
         if form != "json":
-            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}")
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}"
+            )
         shown = {"columns": table.shown(), "more": table.more(rows), "order": table.order}
-        return _json({**shown, "rows": part, "total": len(found), "choices": choices, "groups": groups})
+        return _json(
+            {**shown, "rows": part, "total": len(found), "choices": choices, "groups": groups}
+        )
 
     def _read(self, name: str) -> tuple[Rows, Choices]:
         """Return the rows and values to choose from, generated once a second for all clients."""
@@ -197,7 +247,9 @@ class Api:
         def make() -> tuple[Rows, Choices]:
             rows = self._readers.get(name, TABLES[name].read)(self._source)
             choices = {key: values_of(rows, key) for key in TABLES[name].choices}
-            return ordered(rows if name in self._readers else sorted(rows, key=_first), TABLES[name].order), choices
+            return ordered(
+                rows if name in self._readers else sorted(rows, key=_first), TABLES[name].order
+            ), choices
 
         return self._rows.get(name, make).body
 
@@ -214,7 +266,10 @@ class Api:
             "waiting": [{**row, "ids": row["ids"][:MOST_IDS]} for row in self._read("waiting")[0]],
             "problems": self._read("problems")[0],
             "daemons": self._read("daemons")[0],
-            "launches": {key: sum(row[key] for row in self._chart()[-LAST_HOUR:]) for key in ("ready", "failed")},
+            "launches": {
+                key: sum(row[key] for row in self._chart()[-LAST_HOUR:])
+                for key in ("ready", "failed")
+            },
         }
 
     def _chart(self) -> list[dict[str, Any]]:
@@ -224,14 +279,18 @@ class Api:
         """Return the points of the charts by series; null: nothing is known."""
         rows = self._chart()
         found: dict[str, Any] = {
-            key: [row[key] for row in rows] for key in ("time", "ready", "failed", "launch", "wait", "wait_p95")
+            key: [row[key] for row in rows]
+            for key in ("time", "ready", "failed", "launch", "wait", "wait_p95")
         }
         for key in ("nodes", "waiting"):
             totals: Counter[str] = Counter()
             for row in rows:
                 totals.update(row[key] or {})
             names = [name for name, _total in totals.most_common(MOST_SERIES)]
-            found[key] = {name: [None if row[key] is None else row[key].get(name, 0) for row in rows] for name in names}
+            found[key] = {
+                name: [None if row[key] is None else row[key].get(name, 0) for row in rows]
+                for name in names
+            }
         return {**found, "sampled": [row["nodes"] is not None for row in rows]}
 
     def _config(self) -> dict[str, Any]:
@@ -240,7 +299,10 @@ class Api:
         if own is None:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "No configuration is in force yet")
         zk = self._nodepool.getZK()
-        files = {_launcher(report): {**report["config"], "not_running": report["not_running"]} for report in zk.readReports()}
+        files = {
+            _launcher(report): {**report["config"], "not_running": report["not_running"]}
+            for report in zk.readReports()
+        }
         others = [
             {**content, **files.get(_launcher(content), {})}
             for content in reports.read_configs(zk.kazoo_client)
@@ -250,10 +312,18 @@ class Api:
 
     def _explain(self, kind: str, name: str) -> Response:
         if kind not in KINDS:
-            raise HttpError(http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}")
+            raise HttpError(
+                http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}"
+            )
         feed = self._nodepool.feed if kind in ("request", "node") else None
         try:
-            found = explain(self._nodepool.getZK(), kind, name, self._history, feed.since(0)[0] if feed is not None else ())
+            found = explain(
+                self._nodepool.getZK(),
+                kind,
+                name,
+                self._history,
+                feed.since(0)[0] if feed is not None else (),
+            )
         except Unknown as error:
             raise HttpError(http.HTTPStatus.NOT_FOUND, str(error)) from None
         return _json(found.record())
@@ -330,11 +400,17 @@ def _csv(rows: Rows, keys: list[str], name: str) -> Response:
     for row in rows:
         writer.writerow([_harmless(row.get(key)) for key in keys])
     content_type, code, headers = _csv_head(name)
-    return Response(stream.getvalue().encode("utf-8", "backslashreplace"), content_type, code, headers)
+    return Response(
+        stream.getvalue().encode("utf-8", "backslashreplace"), content_type, code, headers
+    )
 
 
 def _csv_head(name: str) -> tuple[str, http.HTTPStatus, tuple[tuple[str, str], ...]]:
-    return "text/csv; charset=UTF-8", http.HTTPStatus.OK, (("Content-Disposition", f'attachment; filename="{name}.csv"'),)
+    return (
+        "text/csv; charset=UTF-8",
+        http.HTTPStatus.OK,
+        (("Content-Disposition", f'attachment; filename="{name}.csv"'),),
+    )
 
 
 def _harmless(value: object) -> Any:
@@ -363,5 +439,7 @@ def _number(given: Mapping[str, str], name: str, default: int, most: int) -> int
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, not {text[:40]}")
+        raise HttpError(
+            http.HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, not {text[:40]}"
+        )
     return min(int(text), most)

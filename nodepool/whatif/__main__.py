@@ -18,6 +18,11 @@ if __name__ == "__main__":
 
     from nodepool.whatif.replay import replay
 
-    print(json.dumps(replay(json.load(sys.stdin), lambda text: print(text, file=sys.stderr, flush=True))), flush=True)
+    print(
+        json.dumps(
+            replay(json.load(sys.stdin), lambda text: print(text, file=sys.stderr, flush=True))
+        ),
+        flush=True,
+    )
     # The interpreter's own shutdown would wait for threads that are none.
     os._exit(0)

@@ -81,7 +81,9 @@ class Assumptions:
             if "launch-time" in label:
                 found.launch_times[name] = _list(label["launch-time"])
             found.resources[name] = label.get("resources", {})
-        found.quotas = {name: provider.get("quota", {}) for name, provider in data.get("providers", {}).items()}
+        found.quotas = {
+            name: provider.get("quota", {}) for name, provider in data.get("providers", {}).items()
+        }
         return found
 
     def learn(self, launch_times: Mapping[str, list[float]]) -> None:
@@ -102,7 +104,11 @@ class Assumptions:
         for resource, names in _SIZES.items():
             for name in names:
                 value = getattr(label, name, None)
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                if (
+                    isinstance(value, (int, float))
+                    and not isinstance(value, bool)
+                    and math.isfinite(value)
+                ):
                     found[resource] = value
         return found | self.resources.get(label.name, {})
 

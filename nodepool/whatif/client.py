@@ -46,7 +46,9 @@ class Session:
         self._kernel = kernel
         self.server = server
         self._received = bytearray()
-        self._connection = server.connect(self._received.extend, lambda: None, {("ip", "127.0.0.1")}, REQUESTOR)
+        self._connection = server.connect(
+            self._received.extend, lambda: None, {("ip", "127.0.0.1")}, REQUESTOR
+        )
         self._xid = 0
         self._send(Connect(0, 0, _TIMEOUT, 0, bytes(16), False).serialize())
         self._keep()
@@ -87,7 +89,9 @@ class Client:
     :param submitted: called with the id of a request and what it asks for.
     """
 
-    def __init__(self, kernel: Kernel, server: StandaloneServer, submitted: Callable[[str, Demand], None]) -> None:
+    def __init__(
+        self, kernel: Kernel, server: StandaloneServer, submitted: Callable[[str, Demand], None]
+    ) -> None:
         self._kernel = kernel
         self._session = Session(kernel, server)
         self._tree = server.tree.nodes
@@ -109,7 +113,12 @@ class Client:
             build = ImageBuild()
             build.state, build.builder, build.formats = READY, REQUESTOR, [FORMAT]
             upload = ImageUpload()
-            upload.state, upload.external_name, upload.external_id, upload.format = READY, image, image, FORMAT
+            upload.state, upload.external_name, upload.external_id, upload.format = (
+                READY,
+                image,
+                image,
+                FORMAT,
+            )
             name = "0000000001"
             if paths.build(image, name) not in self._tree:
                 self._session.create(paths.build(image, name), build.serialize())
@@ -133,7 +142,9 @@ class Client:
             "event_id": None,
             "tenant_name": demand.tenant,
         }
-        path = self._session.create(f"{paths.REQUESTS}/{demand.priority}-", json.dumps(record).encode(), _SEQUENCE)
+        path = self._session.create(
+            f"{paths.REQUESTS}/{demand.priority}-", json.dumps(record).encode(), _SEQUENCE
+        )
         name = path.rpartition("/")[2]
         self._demand[name] = demand
         self._submitted(name, demand)
@@ -145,11 +156,18 @@ class Client:
         """
         demand = self._demand.pop(request_id, None)
         if demand is not None:
-            self._kernel.call_at(self._kernel.now + ACCEPTS_AFTER, lambda: self._accept(request_id, nodes, demand.duration))
+            self._kernel.call_at(
+                self._kernel.now + ACCEPTS_AFTER,
+                lambda: self._accept(request_id, nodes, demand.duration),
+            )
 
     def _accept(self, request_id: str, nodes: list[str], duration: float) -> None:
         for node in nodes:
-            lock = self._session.create(f"{paths.node_lock(node)}/{REQUESTOR}__lock__", REQUESTOR.encode(), _EPHEMERAL_SEQUENCE)
+            lock = self._session.create(
+                f"{paths.node_lock(node)}/{REQUESTOR}__lock__",
+                REQUESTOR.encode(),
+                _EPHEMERAL_SEQUENCE,
+            )
             self._locks[node] = lock
             self._session.call(SetData(paths.node(node), self._changed(node, IN_USE), -1))
         self._session.call(Delete(paths.request(request_id), -1))
@@ -163,4 +181,6 @@ class Client:
 
     def _changed(self, node: str, state: str) -> bytes:
         record = json.loads(self._tree[paths.node(node)].data or b"{}")
-        return json.dumps({**record, "state": state, "state_time": EPOCH + self._kernel.now}).encode()
+        return json.dumps(
+            {**record, "state": state, "state_time": EPOCH + self._kernel.now}
+        ).encode()

@@ -17,7 +17,8 @@ from nodepool.zk.records import BUILDING, FULFILLED, IN_USE, INIT, READY
 COLUMNS = ("time", "labels", "duration", "tenant", "priority", "relative_priority")
 NEEDED = COLUMNS[:3]
 LAUNCHING = frozenset({INIT, BUILDING})
-#: The longest use that a trace may contain, in seconds: longer ones are mistakes, such as milliseconds.
+#: The longest use that a trace may contain, in seconds: longer ones are mistakes, such as
+#: milliseconds.
 LONGEST_USE = 30 * 86400.0
 
 
@@ -47,7 +48,8 @@ class Trace:
     """The requests, with measured times.
 
     :param launch_times: measured launch times in seconds by label; empty for a trace from a file.
-    :param estimated: requests whose duration is unknown and was replaced by the median of their label.
+    :param estimated: requests whose duration is unknown and was replaced by the median of their
+        label.
     """
 
     requests: list[Demand]
@@ -72,9 +74,13 @@ def _rows(file: Iterable[str], path: str) -> list[Demand]:
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
     if missing := [name for name in NEEDED if name not in names]:
-        raise TraceError(f"{path}: the first line must name the columns; missing: {', '.join(missing)}")
+        raise TraceError(
+            f"{path}: the first line must name the columns; missing: {', '.join(missing)}"
+        )
     if unknown := [name for name in names if name not in COLUMNS]:
-        raise TraceError(f"{path}: unknown columns {', '.join(unknown)}; known are {', '.join(COLUMNS)}")
+        raise TraceError(
+            f"{path}: unknown columns {', '.join(unknown)}; known are {', '.join(COLUMNS)}"
+        )
     found = []
     for row in reader:
         try:
@@ -120,7 +126,10 @@ def _time(text: str) -> float:
 def _relative(requests: list[Demand]) -> list[Demand]:
     """Return the requests ordered by time, with the first one at 0."""
     first = min(request.time for request in requests)
-    return sorted((replace(request, time=request.time - first) for request in requests), key=lambda request: request.time)
+    return sorted(
+        (replace(request, time=request.time - first) for request in requests),
+        key=lambda request: request.time,
+    )
 
 
 def write_csv(path: str, requests: Iterable[Demand]) -> None:
@@ -133,8 +142,16 @@ def write_csv(path: str, requests: Iterable[Demand]) -> None:
         writer.writerow(COLUMNS)
         for each in requests:
             labels = " ".join(each.labels)
-            writer.writerow([f"{each.time:.3f}", labels, f"{each.duration:.3f}", each.tenant or "", each.priority,
-                             each.relative_priority])  # fmt: skip
+            writer.writerow(
+                [
+                    f"{each.time:.3f}",
+                    labels,
+                    f"{each.duration:.3f}",
+                    each.tenant or "",
+                    each.priority,
+                    each.relative_priority,
+                ]
+            )
 
 
 # -- from the history of the launchers
@@ -156,7 +173,11 @@ def from_history(events: Iterable[Mapping[str, Any]]) -> Trace:
     launches: dict[str, list[float]] = defaultdict(list)
     for event in events:
         kind, time, node = event["type"], float(event["time"]), str(event.get("node"))
-        if kind == "request-submitted" and event.get("requestor") != MIN_READY and event.get("labels"):
+        if (
+            kind == "request-submitted"
+            and event.get("requestor") != MIN_READY
+            and event.get("labels")
+        ):
             submitted[str(event.get("request"))] = event
         elif kind == "request-changed" and event.get("state") == FULFILLED:
             nodes_of[str(event.get("request"))] = list(event.get("nodes") or ())
@@ -173,7 +194,12 @@ def from_history(events: Iterable[Mapping[str, Any]]) -> Trace:
                 ended[node] = time
         elif kind == "node-removed" and event.get("before") == IN_USE:
             ended[node] = time
-    return _of_history(submitted, nodes_of, {node: ended[node] - began[node] for node in ended if node in began}, launches)
+    return _of_history(
+        submitted,
+        nodes_of,
+        {node: ended[node] - began[node] for node in ended if node in began},
+        launches,
+    )
 
 
 def _of_history(
@@ -183,7 +209,9 @@ def _of_history(
     launches: dict[str, list[float]],
 ) -> Trace:
     if not submitted:
-        raise TraceError("the history contains no request of a user; it reaches back one day at most")
+        raise TraceError(
+            "the history contains no request of a user; it reaches back one day at most"
+        )
     known: dict[str, float] = {}
     by_labels: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for name, event in submitted.items():
@@ -202,5 +230,7 @@ def _of_history(
             duration = statistics.median(by_labels.get(labels) or [overall])
         head = name.partition("-")[0]
         priority = int(head) if "-" in name and head.isdecimal() else 200
-        requests.append(Demand(float(event["time"]), labels, duration, event.get("tenant"), priority))
+        requests.append(
+            Demand(float(event["time"]), labels, duration, event.get("tenant"), priority)
+        )
     return Trace(_relative(requests), dict(launches), len(submitted) - len(known))

@@ -39,7 +39,10 @@ class _AnyClouds:
 
 def need_no_clouds() -> None:
     """Load OpenStack providers without the SDK and clouds.yaml from now on, in this process."""
-    replaced: dict[str, Any] = {"_readClouds": lambda _self: _AnyClouds(), "_cloudFiles": lambda _self: []}
+    replaced: dict[str, Any] = {
+        "_readClouds": lambda _self: _AnyClouds(),
+        "_cloudFiles": lambda _self: [],
+    }
     for driver in (OpenStackDriver, FakeDriver):
         for name, function in replaced.items():
             setattr(driver, name, function)
@@ -48,7 +51,9 @@ def need_no_clouds() -> None:
 class TimerMachine(statemachine.StateMachine):
     """Complete after some seconds."""
 
-    def __init__(self, external_id: str, seconds: float, instance: statemachine.Instance | None) -> None:
+    def __init__(
+        self, external_id: str, seconds: float, instance: statemachine.Instance | None
+    ) -> None:
         super().__init__()
         self._planned_id = external_id
         self._seconds = seconds
@@ -80,7 +85,9 @@ class TimerInstance(statemachine.Instance):
 class TimerAdapter(statemachine.Adapter):
     """Machines that never fail, in a cloud with the quota of the assumptions."""
 
-    def __init__(self, provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random) -> None:
+    def __init__(
+        self, provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random
+    ) -> None:
         self._name = provider_config.name
         self._driver = provider_config.driver.name
         self._assumptions = assumptions
@@ -99,7 +106,9 @@ class TimerAdapter(statemachine.Adapter):
     ) -> TimerMachine:
         external_id = f"{self._name}-{next(self._numbers)}"
         seconds = self._assumptions.launch_seconds(label.name, self._driver or "", self._random)
-        return TimerMachine(external_id, seconds, TimerInstance(external_id, self._assumptions.needs(label)))
+        return TimerMachine(
+            external_id, seconds, TimerInstance(external_id, self._assumptions.needs(label))
+        )
 
     def getDeleteStateMachine(self, external_id: str, log: object) -> TimerMachine:
         return TimerMachine(external_id, self._assumptions.delete_seconds(self._random), None)
@@ -123,7 +132,9 @@ class TimerProvider(StateMachineProvider):
     MAXIMUM_SLEEP = 3600.0
 
 
-def get_provider(provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random) -> Any:
+def get_provider(
+    provider_config: ProviderConfig, assumptions: Assumptions, choice: random.Random
+) -> Any:
     """Return a new, not started provider for the configuration of any driver."""
     _check_no_host_keys(provider_config)
     if provider_config.driver.name in UNCHANGED:
@@ -146,9 +157,15 @@ def unknown_sizes(config: Config, assumptions: Assumptions) -> list[str]:
     for provider in config.providers.values():
         quota = set(assumptions.quotas.get(provider.name, {}))
         for pool in provider.pools.values():
-            limited = quota | {name for name in ("cores", "ram") if getattr(pool, f"max_{name}", None) not in (None, math.inf)}
+            limited = quota | {
+                name
+                for name in ("cores", "ram")
+                if getattr(pool, f"max_{name}", None) not in (None, math.inf)
+            }
             labels = pool.labels.values() if isinstance(pool.labels, dict) else ()
-            unknown = {label.name: sorted(limited - assumptions.needs(label).keys()) for label in labels}
+            unknown = {
+                label.name: sorted(limited - assumptions.needs(label).keys()) for label in labels
+            }
             found += [
                 f"provider {provider.name}: label {name}: {', '.join(resources)} of a node unknown"
                 for name, resources in unknown.items()

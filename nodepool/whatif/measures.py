@@ -156,4 +156,6 @@ def percentile(ordered: list[float], part: float) -> float | None:
 def _machine_hours(hours: dict[str, float]) -> dict[str, float]:
     total = sum(hours.values())
     names = ("in_use", "idle", "changing")
-    return {name: hours.get(name, 0.0) for name in names} | {"utilization": hours.get("in_use", 0.0) / total if total else 0.0}
+    return {name: hours.get(name, 0.0) for name in names} | {
+        "utilization": hours.get("in_use", 0.0) / total if total else 0.0
+    }

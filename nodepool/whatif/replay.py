@@ -48,15 +48,23 @@ def replay(job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, An
     return _Run(job).run(progress)
 
 
-def make_job(config: dict[str, Any], demand: list[Demand], assumptions: Assumptions, seed: int) -> dict[str, Any]:
+def make_job(
+    config: dict[str, Any], demand: list[Demand], assumptions: Assumptions, seed: int
+) -> dict[str, Any]:
     """Return a JSON object for :func:`replay`.
 
-    :param config: content of the configuration file; the ZooKeeper of the simulation replaces that of the file.
+    :param config: content of the configuration file; the ZooKeeper of the simulation replaces that
+        of the file.
     """
     removed = ("zookeeper-tls", "webapp")
-    servers = {"zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}], "zookeeper-insecure": True}
+    servers = {
+        "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
+        "zookeeper-insecure": True,
+    }
     return {
-        "config": yaml.safe_dump({name: value for name, value in config.items() if name not in removed} | servers),
+        "config": yaml.safe_dump(
+            {name: value for name, value in config.items() if name not in removed} | servers
+        ),
         "demand": [list(vars(each).values()) for each in demand],
         "assumptions": vars(assumptions),
         "seed": seed,
@@ -118,8 +126,12 @@ class _Run:
         machines.need_no_clouds()
         # Nobody reads them during a run.
         report.INTERVAL = statistics.INTERVAL = REPORTS_EVERY
-        lifecycle.get_provider = lambda provider_config: machines.get_provider(provider_config, assumptions, choice)
-        self._measures = Measures(lambda: self._kernel.now, lambda name, nodes: self._client.ended(name, nodes))
+        lifecycle.get_provider = lambda provider_config: machines.get_provider(
+            provider_config, assumptions, choice
+        )
+        self._measures = Measures(
+            lambda: self._kernel.now, lambda name, nodes: self._client.ended(name, nodes)
+        )
         zookeeper = ZooKeeper(self._kernel, network, self._measures.observe)
         self._client = Client(self._kernel, zookeeper.server, self._measures.submitted)
 
@@ -128,7 +140,8 @@ class _Run:
         root = logging.getLogger()
         root.handlers[:] = [complaints]
         root.setLevel(logging.WARNING)
-        # The collection is off in simulations, since it would run the rest of killed tasks. None is killed here.
+        # The collection is off in simulations, since it would run the rest of killed tasks. None is
+        # killed here.
         gc.freeze()
         gc.set_threshold(_GARBAGE, 20, 20)
         gc.enable()
@@ -150,7 +163,11 @@ class _Run:
         self._client.plan(self._demand, kernel.now)
         begin, span = kernel.now, self._demand[-1].time
         step = max(1.0, span / SAMPLES)
-        while kernel.now <= begin + span or self._client.uses_nodes or (measures.open and kernel.now < begin + span + PATIENCE):
+        while (
+            kernel.now <= begin + span
+            or self._client.uses_nodes
+            or (measures.open and kernel.now < begin + span + PATIENCE)
+        ):
             measures.sample()
             kernel.sleep(step)
             progress(f"{min(100.0, 100 * (kernel.now - begin) / max(span, 1.0)):.0f}")
@@ -159,10 +176,20 @@ class _Run:
         """Return what limits the result."""
         from nodepool.whatif.machines import unknown_sizes
 
-        notes = [f"provider {name} is not simulated: {reason}" for name, reason in sorted(config.provider_errors.items())]
+        notes = [
+            f"provider {name} is not simulated: {reason}"
+            for name, reason in sorted(config.provider_errors.items())
+        ]
         unknown = unknown_sizes(config, self._assumptions)
-        notes += [f"{text}; the limit has no effect (--assume: labels, resources)" for text in unknown]
-        offered = {label for provider in config.providers.values() for pool in provider.pools.values() for label in pool.labels}
+        notes += [
+            f"{text}; the limit has no effect (--assume: labels, resources)" for text in unknown
+        ]
+        offered = {
+            label
+            for provider in config.providers.values()
+            for pool in provider.pools.values()
+            for label in pool.labels
+        }
         missing = sorted({label for request in self._demand for label in request.labels} - offered)
         if missing:
             notes.append(f"no pool offers {', '.join(missing)}; requests for it fail")

@@ -19,7 +19,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 900, 220, 60, 40
 def tables(runs: Mapping[str, dict[str, Any]]) -> Iterator[tuple[str, Results]]:
     """Yield titles and tables.
 
-    :param runs: summaries (:meth:`nodepool.whatif.measures.Measures.summary`) by the name of their run.
+    :param runs: summaries (:meth:`nodepool.whatif.measures.Measures.summary`) by the name of their
+        run.
     """
     yield "Waiting times by label", _waiting(runs, "labels", "Label")
     if any(set(run["tenants"]) != {""} for run in runs.values()):
@@ -33,7 +34,10 @@ def _waiting(runs: Mapping[str, dict[str, Any]], section: str, title: str) -> Re
         counts = [key for key in ("failed", "unserved") if runs[run]["all"][key]]
         columns |= {f"{run} {key}": _titled(run, key, runs) for key in (*_TIMES, *counts)}
     names = sorted({name for run in runs.values() for name in run[section]})
-    groups = [(name or "(none)", {run: summary[section].get(name) for run, summary in runs.items()}) for name in names]
+    groups = [
+        (name or "(none)", {run: summary[section].get(name) for run, summary in runs.items()})
+        for name in names
+    ]
     rows = []
     for name, group in [*groups, ("all", {run: summary["all"] for run, summary in runs.items()})]:
         row: dict[str, Any] = {**dict.fromkeys(columns, ""), "name": name}
@@ -41,7 +45,10 @@ def _waiting(runs: Mapping[str, dict[str, Any]], section: str, title: str) -> Re
             if found is None:
                 continue
             row["requests"] = found["requests"]
-            row |= {f"{run} {key}": "-" if found[key] is None else _seconds(found[key]) for key in _TIMES}
+            row |= {
+                f"{run} {key}": "-" if found[key] is None else _seconds(found[key])
+                for key in _TIMES
+            }
             row |= {f"{run} {key}": found[key] for key in ("failed", "unserved")}
         rows.append(row)
     return Results(rows, columns)
@@ -61,7 +68,9 @@ def _hours(runs: Mapping[str, dict[str, Any]]) -> Results:
         columns |= {f"{run} {key}": _titled(run, text, runs) for key, text in _HOURS.items()}
         columns[f"{run} utilization"] = _titled(run, "utilization", runs)
     rows = []
-    for name in sorted({name for run in runs.values() for name in run["machines"]} - {"all"}) + ["all"]:
+    for name in sorted({name for run in runs.values() for name in run["machines"]} - {"all"}) + [
+        "all"
+    ]:
         row: dict[str, Any] = {**dict.fromkeys(columns, ""), "name": name}
         for run, summary in runs.items():
             found = summary["machines"].get(name)
@@ -80,23 +89,43 @@ def chart(runs: Mapping[str, dict[str, Any]]) -> str:
 
     There is one panel for each run, all with one scale.
     """
-    most = max((value[name] for run in runs.values() for value in run["series"] for name in _SERIES), default=1) or 1
-    span = max((value["time"] for run in runs.values() for value in run["series"]), default=1.0) or 1.0
+    most = (
+        max(
+            (value[name] for run in runs.values() for value in run["series"] for name in _SERIES),
+            default=1,
+        )
+        or 1
+    )
+    span = (
+        max((value["time"] for run in runs.values() for value in run["series"]), default=1.0) or 1.0
+    )
     height = len(runs) * (_HEIGHT + 2 * _TOP)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _LEFT}" height="{height}" font-family="sans-serif" '
-             'font-size="12">', f'<rect width="100%" height="{height}" fill="white"/>']  # fmt: skip
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _LEFT}" height="{height}" '
+        'font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="100%" height="{height}" fill="white"/>',
+    ]
     for number, (run, summary) in enumerate(runs.items()):
         parts.append(f'<g transform="translate({_LEFT},{number * (_HEIGHT + 2 * _TOP) + _TOP})">')
         parts.append(f'<text y="-16" font-weight="bold">{escape(run)}</text>')
         for position, (name, color) in enumerate(_SERIES.items()):
             title = name.replace("_", " ")
-            parts.append(f'<text x="{_WIDTH - 320 + 85 * position}" y="-16" fill="{color}">{title}</text>')
-            points = " ".join(
-                f"{value['time'] / span * _WIDTH:.1f},{_HEIGHT - value[name] / most * _HEIGHT:.1f}" for value in summary["series"]
+            parts.append(
+                f'<text x="{_WIDTH - 320 + 85 * position}" y="-16" fill="{color}">{title}</text>'
             )
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>')
+            points = " ".join(
+                f"{value['time'] / span * _WIDTH:.1f},{_HEIGHT - value[name] / most * _HEIGHT:.1f}"
+                for value in summary["series"]
+            )
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>'
+            )
         parts.append(f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="black"/>')
         parts.append(f'<text x="-8" y="4" text-anchor="end">{most:g}</text>')
         parts.append(f'<text x="-8" y="{_HEIGHT}" text-anchor="end">0</text>')
-        parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">{format_duration(span)}</text></g>')
+        parts.append(
+            f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" '
+            f'text-anchor="end">{format_duration(span)}</text></g>'
+        )
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,9 +1,10 @@
 """Which history of the tree a cloud resource belongs to; a restore deletes nothing.
 
-``/nodepool/cluster`` (ignored by 11.0.0 and Zuul) contains the id of the cluster, *points* and *skipped ids*. A point
-``[counter, time]`` states that no node id from ``counter`` on had been assigned at ``time``; one is recorded after each
-(re)connection of a launcher. A machine with such an id whose record was created before that time belongs to a history
-that a restore has undone.
+``/nodepool/cluster`` (ignored by 11.0.0 and Zuul) contains the id of the cluster, *points* and
+*skipped ids*. A point ``[counter, time]`` states that no node id from ``counter`` on had been
+assigned at ``time``; one is recorded after each
+(re)connection of a launcher. A machine with such an id whose record was created before that time
+belongs to a history that a restore has undone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from nodepool.zk.records import Node
 
 #: Keys of the metadata of machines; uploads have the cluster id only.
-NODE_ID, CLUSTER_ID, NODE_CREATED = "nodepool_node_id", "nodepool_cluster_id", "nodepool_node_created"
+NODE_ID, CLUSTER_ID, NODE_CREATED = (
+    "nodepool_node_id",
+    "nodepool_cluster_id",
+    "nodepool_node_created",
+)
 #: Metadata of the node that a machine was created for.
 _OWNER = (NODE_ID, NODE_CREATED, "nodepool_provider_name")
 MOST_POINTS = 50
@@ -66,7 +71,9 @@ class Cluster:
             return None
         identity = values.get("id")
         if not isinstance(identity, str) or not identity:
-            raise RecordError(f"{paths.CLUSTER}: id is missing; restore it from a backup or delete the znode")
+            raise RecordError(
+                f"{paths.CLUSTER}: id is missing; restore it from a backup or delete the znode"
+            )
         return cls(identity, _pairs(values, "points"), _pairs(values, "skipped"))
 
     def serialize(self) -> bytes:
@@ -88,8 +95,14 @@ def _pairs(values: Mapping[str, Any], key: str) -> tuple[Pair, ...]:
     if not isinstance(found, list):
         raise RecordError(f"{paths.CLUSTER}: {key} must be a list")
     for pair in found:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair)):
-            raise RecordError(f"{paths.CLUSTER}: {key} must contain pairs of integers, not {pair!r}")
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(type(number) is int for number in pair)
+        ):
+            raise RecordError(
+                f"{paths.CLUSTER}: {key} must contain pairs of integers, not {pair!r}"
+            )
     return tuple((first, second) for first, second in found)
 
 
@@ -113,7 +126,10 @@ class View:
             return None
         theirs = metadata.get(CLUSTER_ID)
         if theirs and theirs != self.cluster.id:
-            return f"it was created for cluster {theirs}, this is {self.cluster.id or 'one without an id yet'}"
+            return (
+                f"it was created for cluster {theirs}, this is "
+                f"{self.cluster.id or 'one without an id yet'}"
+            )
         if number is None:
             return None
         if node is not None and created is None:
@@ -196,7 +212,9 @@ class ClusterHistory:
                 # The time is taken before the counter is read. Ids from the counter on are thus
                 # given later than that time, whatever other launchers do in between.
                 cluster = self.change(lambda known: known)
-                self.time = time = self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1].mtime
+                self.time = time = (
+                    self._kazoo().get_async(paths.CLUSTER).get(timeout=TIMEOUT)[1].mtime
+                )
                 counter = self.counter()
                 cluster = self.change(lambda known: known.with_point(counter, time))
                 self._noted = connection
@@ -230,9 +248,12 @@ class ClusterHistory:
         if highest < counter:
             return
         if highest - counter >= most:
-            raise ValueError(f"node id {highest:010} is implausible: the next one is {counter:010}; delete its resource first")
-        # Before the effect: otherwise machines whose ids are not assigned yet would look leaked after it.
-        # The point covers those with a time stamp, the range those without.
+            raise ValueError(
+                f"node id {highest:010} is implausible: the next one is {counter:010}; delete its "
+                "resource first"
+            )
+        # Before the effect: otherwise machines whose ids are not assigned yet would look leaked
+        # after it. The point covers those with a time stamp, the range those without.
         self.note(force=True)
         self.change(lambda known: known.with_skipped(counter, highest))
         self._kazoo().ensure_path(paths.NODES)
@@ -247,7 +268,9 @@ class ClusterHistory:
                     raise result
 
     def identity(self) -> str:
-        """Return the id of the cluster, created if there is none; raises what :meth:`note` raises."""
+        """Return the id of the cluster, created if there is none; raises what :meth:`note`
+        raises.
+        """
         cluster = self.read() or self.change(lambda known: known)
         self.id = cluster.id
         return cluster.id
@@ -270,9 +293,13 @@ class ClusterHistory:
             cluster = how(Cluster.parse(data) or Cluster(str(uuid.uuid4())))
             try:
                 if stat is None:
-                    kazoo.create_async(paths.CLUSTER, cluster.serialize(), makepath=True).get(timeout=TIMEOUT)
+                    kazoo.create_async(paths.CLUSTER, cluster.serialize(), makepath=True).get(
+                        timeout=TIMEOUT
+                    )
                 else:
-                    kazoo.set_async(paths.CLUSTER, cluster.serialize(), stat.version).get(timeout=TIMEOUT)
+                    kazoo.set_async(paths.CLUSTER, cluster.serialize(), stat.version).get(
+                        timeout=TIMEOUT
+                    )
             except (BadVersionError, NodeExistsError, NoNodeError):
                 continue
             return cluster

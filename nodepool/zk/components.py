@@ -27,8 +27,8 @@ REGISTER_PAUSE = 2.0
 class Component:
     """One entry of the registry, either ours (``register``) or read from ZooKeeper.
 
-    :meth:`update` is thread-safe and writes changed attributes; after a lost session the component registers itself
-        again with the same content.
+    :meth:`update` is thread-safe and writes changed attributes; after a lost session the component
+        registers itself again with the same content.
     """
 
     RUNNING = "running"
@@ -92,7 +92,9 @@ class Component:
         if self.path is None:
             self.client.unsure_components.add(key)
             prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
-            self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
+            self.path = kazoo.create(
+                prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True
+            )
         self.client.unsure_components.discard(key)
         self._unwritten = False
         self._session = session
@@ -107,8 +109,12 @@ class Component:
         """
         parent = f"{paths.COMPONENTS}/{self.kind}"
         kazoo.sync(parent)  # this server may not know yet what the previous one has done for us
-        for path, (data, stat) in answers(kazoo.get_async, [f"{parent}/{name}" for name in children(kazoo, parent)]):
-            if stat.ephemeralOwner == session and (parse_object(data) or {}).get("id") == self.content.get("id"):
+        for path, (data, stat) in answers(
+            kazoo.get_async, [f"{parent}/{name}" for name in children(kazoo, parent)]
+        ):
+            if stat.ephemeralOwner == session and (parse_object(data) or {}).get(
+                "id"
+            ) == self.content.get("id"):
                 kazoo.set(path, self._serialize())
                 return path
         return None
@@ -138,13 +144,19 @@ class Component:
     def _exists(self) -> bool:
         """Return whether our entry exists.
 
-        After the store was emptied, it can have the path of an earlier one, whose deletion is reported late.
+        After the store was emptied, it can have the path of an earlier one, whose deletion is
+        reported late.
         """
         stat = self.client.kazoo.exists(self.path)
         return stat is not None and stat.ephemeralOwner == self._session
 
     def _start_registration(self, gone: str | None = None) -> None:
-        threading.Thread(target=self._register_again, args=(gone,), name="ThreadPoolExecutor component", daemon=True).start()
+        threading.Thread(
+            target=self._register_again,
+            args=(gone,),
+            name="ThreadPoolExecutor component",
+            daemon=True,
+        ).start()
 
     def _register_again(self, gone: str | None) -> None:
         """Update or create our entry; with the next connection if this one is lost.
@@ -156,13 +168,21 @@ class Component:
                 if self._unregistered.is_set():
                     return
                 try:
-                    if self._session != self.client.session_id or self.path is None or (self.path == gone and not self._exists()):
+                    if (
+                        self._session != self.client.session_id
+                        or self.path is None
+                        or (self.path == gone and not self._exists())
+                    ):
                         self._register()
                     elif self._unwritten:
                         self._write()
                     return
                 except Exception as error:
-                    self.log.warning("Cannot register component %s again: %r", self.content.get("id") or self.kind, error)
+                    self.log.warning(
+                        "Cannot register component %s again: %r",
+                        self.content.get("id") or self.kind,
+                        error,
+                    )
             self._unregistered.wait(REGISTER_PAUSE)
 
     def update(self, **values: object) -> None:
@@ -171,7 +191,11 @@ class Component:
         Without a connection they are written as soon as there is one.
         """
         with self._lock:
-            changed = {key: value for key, value in values.items() if key not in self.content or self.content[key] != value}
+            changed = {
+                key: value
+                for key, value in values.items()
+                if key not in self.content or self.content[key] != value
+            }
             if not changed:
                 return
             self.content.update(changed)
@@ -213,15 +237,25 @@ class PoolComponent(Component):
 
     def __init__(self, client: ZooKeeperClient, hostname: str, version: str | None = None) -> None:
         super().__init__(client, hostname, version)
-        self.content.update(id=None, name=None, provider_name=None, supported_labels=[], priority=100, paused=False)
+        self.content.update(
+            id=None, name=None, provider_name=None, supported_labels=[], priority=100, paused=False
+        )
 
 
 class RegisteredPool:
     """A pool of any launcher as read from ZooKeeper."""
 
     __slots__ = (
-        "content", "full_labels", "id", "labels", "name", "paused", "priority", "provider_name", "supported_labels",
-    )  # fmt: skip
+        "content",
+        "full_labels",
+        "id",
+        "labels",
+        "name",
+        "paused",
+        "priority",
+        "provider_name",
+        "supported_labels",
+    )
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -231,7 +265,9 @@ class RegisteredPool:
         self.supported_labels = texts_of(content, "supported_labels")
         self.labels = frozenset(self.supported_labels)
         priority = content.get("priority", 100)
-        self.priority: float = priority if isinstance(priority, (int, float)) and abs(priority) < LARGEST else 100
+        self.priority: float = (
+            priority if isinstance(priority, (int, float)) and abs(priority) < LARGEST else 100
+        )
         self.paused = bool(content.get("paused", False))
         #: Labels without capacity at present; launchers of 11.0.0 do not publish them.
         self.full_labels = frozenset(texts_of(content, "full_labels"))
@@ -253,7 +289,8 @@ class ComponentTree(Tree[Any]):
         super().__init__(client, paths.COMPONENTS)
         self.components: dict[str, dict[str, Any]] = {}
         self.pools: dict[str, RegisteredPool] = {}
-        #: Increases when pools are added, deleted, or offer something else: not when they merely become full.
+        #: Increases when pools are added, deleted, or offer something else: not when they merely
+        #: become full.
         self.offers_version = 0
         #: Called with (path, whether it was deleted) on the connection thread.
         self.listeners: list[Callable[[str, bool], Any]] = []
@@ -284,7 +321,9 @@ class ComponentTree(Tree[Any]):
         self.announce(self.listeners, path, False)
 
     def vanished(self, parts: list[str], path: str) -> None:
-        self.announce(self.client.component_listeners, path)  # also of a component that has not been read yet
+        self.announce(
+            self.client.component_listeners, path
+        )  # also of a component that has not been read yet
         with self.lock:
             if self.components.pop(path, None) is None:
                 return
@@ -295,7 +334,11 @@ class ComponentTree(Tree[Any]):
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Return the components of this kind (``launcher``, ``builder``, ``pool``) by path."""
         with self.lock:
-            return [content for _path, content in sorted(self.components.items()) if content.get("kind") == kind]
+            return [
+                content
+                for _path, content in sorted(self.components.items())
+                if content.get("kind") == kind
+            ]
 
     def registered_pools(self) -> list[RegisteredPool]:
         with self.lock:

@@ -1,9 +1,9 @@
 """Why pools have declined requests, for users; outside the tree of release 11.0.0.
 
-``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object with ``pool``,
-``reason``, ``help`` and, one word for each reason, ``codes``. They are not part of the request: 11.0.0 drops unknown
-keys, and Zuul interprets every key. A launcher deletes its entries when the request is deleted; those it cannot delete
-end with its session.
+``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON
+object with ``pool``, ``reason``, ``help`` and, one word for each reason, ``codes``. They are not
+part of the request: 11.0.0 drops unknown keys, and Zuul interprets every key. A launcher deletes
+its entries when the request is deleted; those it cannot delete end with its session.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ def path(request_id: str, launcher_id: str) -> str:
 def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
     # Problems of the label come last, and are the most informative.
     suggestion = next((text for reason in reversed(reasons) if (text := reason.suggestion)), "")
-    record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons],
-              "help": one_line(suggestion)}  # fmt: skip
+    record = {
+        "pool": pool,
+        "reason": one_line(render(reasons)),
+        "codes": [reason.code.word for reason in reasons],
+        "help": one_line(suggestion),
+    }
     return json.dumps(record).encode()
 
 
@@ -69,17 +73,25 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
         except RecordError:
             continue
         if values and isinstance(values.get("pool"), str) and isinstance(values.get("reason"), str):
-            found[there[where]] = Decline(one_line(f"{values['pool']}: {values['reason']}"), one_line(values.get("help") or ""))
+            found[there[where]] = Decline(
+                one_line(f"{values['pool']}: {values['reason']}"),
+                one_line(values.get("help") or ""),
+            )
     return found
 
 
 def reasons(kazoo: KazooClient, requests: Iterable[Any]) -> dict[str, list[str]]:
     """Return request id -> known reasons of declining pools, in ``declined_by`` order."""
     requests = list(requests)
-    found = read(kazoo, ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by))
+    found = read(
+        kazoo,
+        ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by),
+    )
     return {
         request.id: [
-            found[request.id, launcher_id].text for launcher_id in request.declined_by if (request.id, launcher_id) in found
+            found[request.id, launcher_id].text
+            for launcher_id in request.declined_by
+            if (request.id, launcher_id) in found
         ]
         for request in requests
     }

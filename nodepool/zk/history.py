@@ -1,10 +1,12 @@
 """Events of the last day, for ``nodepool explain`` and the pages.
 
-Outside the tree of release 11.0.0: ``/nodepool/history/<sequence>`` contains compressed lines of JSON, one event
-(:mod:`nodepool.zk.mirror.feed`) each, in order of time. The launcher that is elected for statistics writes what the
-mirror shows, and each launcher its own events: many events in one write, at most a few seconds late, and never while
-processing a request. Now and then many writes are merged into ``/nodepool/history/<first>-<last>``, so that a day can
-be read quickly. Events not written when a launcher is killed are lost: nothing depends on them.
+Outside the tree of release 11.0.0: ``/nodepool/history/<sequence>`` contains compressed lines of
+JSON, one event
+(:mod:`nodepool.zk.mirror.feed`) each, in order of time. The launcher that is elected for statistics
+writes what the mirror shows, and each launcher its own events: many events in one write, at most a
+few seconds late, and never while processing a request. Now and then many writes are merged into
+``/nodepool/history/<first>-<last>``, so that a day can be read quickly. Events not written when a
+launcher is killed are lost: nothing depends on them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ MOST_WAITING = 20000
 LONGEST, MOST_BYTES = 24 * 3600.0, 8 << 20
 #: Bytes that one write unpacks to, at most.
 LARGEST = 16 << 20
-#: Bytes of one write before compression: ZooKeeper closes the connection of a client that sends more than 1 MiB.
+#: Bytes of one write before compression: ZooKeeper closes the connection of a client that sends
+#: more than 1 MiB.
 LARGEST_WRITE = 512 << 10
 #: Number of writes that starts a merge, number of merged writes, and maximum bytes of the result.
 MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
@@ -92,8 +95,12 @@ def _packed(events: Iterable[Event]) -> Iterator[bytes]:
     for event in events:
         line = json.dumps(stored(event)).encode()
         if len(line) > LARGEST_WRITE:
-            log.warning("Event %s is not recorded in the history: it has %d bytes, the limit is %d",
-                        event["type"], len(line), LARGEST_WRITE)  # fmt: skip
+            log.warning(
+                "Event %s is not recorded in the history: it has %d bytes, the limit is %d",
+                event["type"],
+                len(line),
+                LARGEST_WRITE,
+            )
             continue
         if lines and size + len(line) > LARGEST_WRITE:
             yield zlib.compress(b"\n".join(lines))
@@ -135,7 +142,11 @@ def unique(events: Iterable[Event]) -> list[Event]:
     """
     found: dict[str, Event] = {}
     for event in sorted(events, key=lambda event: event["time"]):
-        content = {key: value for key, value in stored(event).items() if key != "time" or "zxid" not in event}
+        content = {
+            key: value
+            for key, value in stored(event).items()
+            if key != "time" or "zxid" not in event
+        }
         found.setdefault(json.dumps(content, sort_keys=True), event)
     return list(found.values())
 
@@ -149,7 +160,9 @@ def tidy(kazoo: KazooClient) -> None:
     :raises KazooException: no connection, or no answer in time.
     """
     stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in children(kazoo, ROOT)]
-    there = [(name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None]
+    there = [
+        (name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None
+    ]
     size = sum(stat.dataLength for _name, stat in there)
     newest = max((stat.ctime for _name, stat in there), default=0)
     kept = []
@@ -196,7 +209,11 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
     transaction.create(f"{ROOT}/{taken[0]}-{taken[-1]}", zlib.compress(b"\n".join(texts)))
     for name in taken:
         transaction.delete(f"{ROOT}/{name}")
-    refused = [result for result in transaction.commit_async().get(timeout=TIMEOUT) if isinstance(result, Exception)]
+    refused = [
+        result
+        for result in transaction.commit_async().get(timeout=TIMEOUT)
+        if isinstance(result, Exception)
+    ]
     if refused:
         log.debug("Cannot merge %d writes of the history: %r", len(taken), refused[0])
 
@@ -267,7 +284,11 @@ def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:
     except (ValueError, RecursionError):
         events = [event for line in lines for event in _parsed(line)]
     for event in events:
-        if isinstance(event, dict) and isinstance(event.get("type"), str) and isinstance(event.get("time"), (int, float)):
+        if (
+            isinstance(event, dict)
+            and isinstance(event.get("type"), str)
+            and isinstance(event.get("time"), (int, float))
+        ):
             for field in [field for field, value in event.items() if not _usable(field, value)]:
                 del event[field]
             yield event
@@ -288,7 +309,11 @@ def _usable(field: str, value: object) -> bool:
     """
     if not isinstance(value, (list, dict)):
         return field not in ("labels", "nodes")
-    return field in ("labels", "nodes") and isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return (
+        field in ("labels", "nodes")
+        and isinstance(value, list)
+        and all(isinstance(each, str) for each in value)
+    )
 
 
 def _has(event: Event, key: str, name: str) -> bool:

@@ -14,14 +14,25 @@ ELECTIONS = "/nodepool/elections"
 CLUSTER = "/nodepool/cluster"
 DECLINES = "/nodepool/request-declines"
 #: Directories that exist as long as the store has not been emptied, parents first.
-DIRECTORIES = (NODES, REQUESTS, REQUEST_LOCKS, IMAGES, COMPONENTS, f"{COMPONENTS}/pool", f"{COMPONENTS}/launcher", DECLINES)
+DIRECTORIES = (
+    NODES,
+    REQUESTS,
+    REQUEST_LOCKS,
+    IMAGES,
+    COMPONENTS,
+    f"{COMPONENTS}/pool",
+    f"{COMPONENTS}/launcher",
+    DECLINES,
+)
 
 _CONTENDER = re.compile(r"__lock__(\d{10})$")
 
 
 def are_names(*names: str) -> bool:
     """Return whether these can be names of znodes; kazoo refuses others."""
-    return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
+    return all(
+        name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names
+    )
 
 
 def node(node_id: str) -> str:

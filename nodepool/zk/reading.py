@@ -54,7 +54,8 @@ def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -
             session = kazoo.client_id
             if not ephemeral or session is None or stat.ephemeralOwner == session[0]:
                 return cast(ZnodeStat, stat)
-            # From an earlier process with this name, or from our last session, with which it would end.
+            # From an earlier process with this name, or from our last session, with which it would
+            # end.
             remove(kazoo, path)
         except NoNodeError:
             pass

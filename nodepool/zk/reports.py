@@ -1,9 +1,10 @@
 """Reports of launchers about themselves, their configuration and their requests.
 
-Outside the tree of 11.0.0: ``/nodepool/launcher-reports/<host>-<process id>``, percent-quoted: ephemeral, a JSON
-object, written by its launcher every other second at most, and only after changes. Commands read the reports; each
-launcher mirrors them, so that its pages show the whole cluster. ``/nodepool/launcher-configs/<host>-<process id>`` is
-similar: the configuration in force without possible secrets, written after changes, and read when a user requests it.
+Outside the tree of 11.0.0: ``/nodepool/launcher-reports/<host>-<process id>``, percent-quoted:
+ephemeral, a JSON object, written by its launcher every other second at most, and only after
+changes. Commands read the reports; each launcher mirrors them, so that its pages show the whole
+cluster. ``/nodepool/launcher-configs/<host>-<process id>`` is similar: the configuration in force
+without possible secrets, written after changes, and read when a user requests it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,28 @@ LARGEST = 512 << 10
 
 #: Required keys of a report.
 _SHAPE = {
-    "hostname": str, "config": dict, "details": list, "providers": dict, "not_running": dict, "labels": dict, "lately": dict,
-    "tenants": dict, "waiting": list,
-}  # fmt: skip
+    "hostname": str,
+    "config": dict,
+    "details": list,
+    "providers": dict,
+    "not_running": dict,
+    "labels": dict,
+    "lately": dict,
+    "tenants": dict,
+    "waiting": list,
+}
 
 #: Keys of a reason: texts, empty if a launcher of another version does not publish them.
 REASON = ("code", "pool", "text", "help", "root", "request", "blocker", "headline")
 
 #: Required keys of a configuration.
 _CONFIG_SHAPE = {
-    "hostname": str, "labels": dict, "diskimages": dict, "providers": dict, "tenant-resource-limits": dict,
-}  # fmt: skip
+    "hostname": str,
+    "labels": dict,
+    "diskimages": dict,
+    "providers": dict,
+    "tenant-resource-limits": dict,
+}
 
 log = logging.getLogger("nodepool.zk.reports")
 
@@ -77,7 +89,11 @@ def _amount(value: object) -> float:
 
 
 def _numbers(value: object) -> dict[str, float]:
-    return {name: found for name, entry in _object(value).items() if (found := number(entry)) is not None}
+    return {
+        name: found
+        for name, entry in _object(value).items()
+        if (found := number(entry)) is not None
+    }
 
 
 def _record(**keys: Check) -> Callable[[object], dict[str, Any]]:
@@ -89,11 +105,17 @@ def _optional(check: Check) -> Check:
 
 
 def _each(check: Check) -> Check:
-    return lambda value: [check(entry) for entry in (value if isinstance(value, list) else ()) if isinstance(entry, dict)]
+    return lambda value: [
+        check(entry)
+        for entry in (value if isinstance(value, list) else ())
+        if isinstance(entry, dict)
+    ]
 
 
 def _by_name(check: Check, kind: type = dict) -> Check:
-    return lambda value: {name: check(entry) for name, entry in _object(value).items() if isinstance(entry, kind)}
+    return lambda value: {
+        name: check(entry) for name, entry in _object(value).items() if isinstance(entry, kind)
+    }
 
 
 _USE = {"limits": _numbers, "used": _numbers}
@@ -127,7 +149,11 @@ _REPORT = _record(
     images=_by_name(_record(paused=bool, rebuild_age=number, labels=_texts, providers=_texts)),
     lately=_by_name(_numbers),
     tenants=_by_name(_record(**_USE)),
-    waiting=_each(_record(labels=_texts, state=str, since=_amount, count=_amount, ids=_texts, reasons=_REASONS)),
+    waiting=_each(
+        _record(
+            labels=_texts, state=str, since=_amount, count=_amount, ids=_texts, reasons=_REASONS
+        )
+    ),
 )
 
 
@@ -192,7 +218,9 @@ def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             **content,
-            "name": content["hostname"] if hosts[content["hostname"]] == 1 else f"{content['hostname']}:{content.get('pid')}",
+            "name": content["hostname"]
+            if hosts[content["hostname"]] == 1
+            else f"{content['hostname']}:{content.get('pid')}",
         }
         for content in found
     ]
@@ -204,7 +232,9 @@ def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
     :raises KazooException: no connection, or no answer in time.
     """
     found = []
-    for where, (data, _stat) in answers(kazoo.get_async, (f"{CONFIGS}/{name}" for name in children(kazoo, CONFIGS))):
+    for where, (data, _stat) in answers(
+        kazoo.get_async, (f"{CONFIGS}/{name}" for name in children(kazoo, CONFIGS))
+    ):
         try:
             found.append(parse_config(data))
         except RecordError as error:

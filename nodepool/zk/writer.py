@@ -51,7 +51,8 @@ class Txn:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.operations: list[Any] = []
-        #: operation index -> (tree, path or parent, record): what the mirror shows after the commit.
+        #: operation index -> (tree, path or parent, record): what the mirror shows after the
+        #: commit.
         self.records: dict[int, tuple[Tree[Any], str, Any]] = {}
         self.callback: Callback | None = None
         self.sent_again = False
@@ -69,11 +70,23 @@ class Txn:
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
         self.operations.append(
-            Create(self.client.full_path(path), data, OPEN_ACL_UNSAFE, (1 if ephemeral else 0) | (2 if sequence else 0))
+            Create(
+                self.client.full_path(path),
+                data,
+                OPEN_ACL_UNSAFE,
+                (1 if ephemeral else 0) | (2 if sequence else 0),
+            )
         )
         return len(self.operations) - 1
 
-    def set(self, path: str, data: bytes, version: int = -1, tree: Tree[Any] | None = None, record: object = None) -> int:
+    def set(
+        self,
+        path: str,
+        data: bytes,
+        version: int = -1,
+        tree: Tree[Any] | None = None,
+        record: object = None,
+    ) -> int:
         """Add a write; return the index of its result (the new stat)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
@@ -91,7 +104,10 @@ class Txn:
     @property
     def size(self) -> int:
         """Return the bytes of data and paths, about the number of bytes sent."""
-        return sum(len(op.path) + (len(op.data) if isinstance(op, Create | SetData) else 0) for op in self.operations)
+        return sum(
+            len(op.path) + (len(op.data) if isinstance(op, Create | SetData) else 0)
+            for op in self.operations
+        )
 
     def check(self, path: str, version: int = -1) -> None:
         """Let the transaction fail unless the znode exists (with that version)."""
@@ -101,16 +117,17 @@ class Txn:
 class Writer:
     """Sends transactions.
 
-    While :data:`MAX_IN_FLIGHT` are pending, further ones are collected and sent together. If a merged one is refused,
-    its parts are sent one by one, so that only the invalid part fails.
+    While :data:`MAX_IN_FLIGHT` are pending, further ones are collected and sent together. If a
+    merged one is refused, its parts are sent one by one, so that only the invalid part fails.
 
-    If a directory that every store has is missing, because the store was emptied, all are created, and the transaction is
-    sent again, once.
+    If a directory that every store has is missing, because the store was emptied, all are created,
+    and the transaction is sent again, once.
     """
 
     MAX_IN_FLIGHT = 2
     MAX_OPERATIONS = 160
-    #: Of merged ones; servers close a connection that sends more than 1 MiB (jute.maxbuffer) in one message.
+    #: Of merged ones; servers close a connection that sends more than 1 MiB (jute.maxbuffer) in one
+    #: message.
     MAX_BYTES = 256 * 1024
 
     def __init__(self, client: Client) -> None:
@@ -118,8 +135,9 @@ class Writer:
         self._lock = threading.Lock()
         self._waiting: deque[Txn] = deque()
         self._in_flight = 0
-        #: Paths that collected transactions write, until they are sent; those of merged ones, which may have to be sent
-        #: again, until they are answered. Later writes of these paths must not overtake them.
+        #: Paths that collected transactions write, until they are sent; those of merged ones, which
+        #: may have to be sent again, until they are answered. Later writes of these paths must not
+        #: overtake them.
         self._unsettled: Counter[str] = Counter()
         #: Why directories of an emptied store could not be created.
         self._not_created: BaseException | None = None
@@ -142,7 +160,9 @@ class Writer:
         :raises kazoo.exceptions.KazooException: connection trouble; the result is unknown.
         :raises TimeoutError: no answer in ``timeout`` seconds.
         """
-        answer: queue.SimpleQueue[tuple[list[Any] | None, BaseException | None]] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[tuple[list[Any] | None, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
         self.submit(txn, lambda results, error: answer.put((results, error)))
         try:
             results, error = answer.get(timeout=timeout)
@@ -158,14 +178,21 @@ class Writer:
         for txn in txns:
             for index, (tree, path, _record) in txn.records.items():
                 tree.expect(path, isinstance(txn.operations[index], Create))
-        self._client.submit(Transaction(operations), Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)))
+        self._client.submit(
+            Transaction(operations),
+            Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)),
+        )
 
-    def _answer(self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int) -> None:
+    def _answer(
+        self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int
+    ) -> None:
         answers = results or []
         if error is not None:
             self._abandon(txns)
         # The others are reported as rolled back, or as not tried.
-        errors = ((i, answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException))
+        errors = (
+            (i, answer) for i, answer in enumerate(answers) if isinstance(answer, BaseException)
+        )
         failed = next((i for i, answer in errors if not isinstance(answer, _RESULTING)), -1)
         trees: set[Tree[Any]] = set()
         again: list[Txn] = []
@@ -181,7 +208,9 @@ class Writer:
             elif error is None and start <= failed < end:
                 operation = txn.operations[failed - start]
                 path = self._client.unchroot(operation.path)
-                lacks_parent = isinstance(operation, Create) and isinstance(answers[failed], NoNodeError)
+                lacks_parent = isinstance(operation, Create) and isinstance(
+                    answers[failed], NoNodeError
+                )
                 lacks_parent = lacks_parent and path.rpartition("/")[0] in paths.DIRECTORIES
                 if lacks_parent and not txn.sent_again:
                     emptied = txn.sent_again = True
@@ -194,7 +223,11 @@ class Writer:
             for index, (tree, path, record) in txn.records.items():
                 trees.add(tree)
                 self._guard(
-                    tree.settle, path, record if part is not None else None, part[index] if part is not None else None, zxid
+                    tree.settle,
+                    path,
+                    record if part is not None else None,
+                    part[index] if part is not None else None,
+                    zxid,
                 )
             if problem is not None or part is not None:
                 finished.append((txn, part, problem))
@@ -221,7 +254,10 @@ class Writer:
         top = self._client.full_path(paths.ROOT)
         above = [top[:end] for end, character in enumerate(top) if character == "/" and end]
         for path in (*above, top, *map(self._client.full_path, paths.DIRECTORIES)):
-            self._client.submit(Create(path, b"", OPEN_ACL_UNSAFE, 0), Reply(lambda _path, error, _zxid: self._created(error)))
+            self._client.submit(
+                Create(path, b"", OPEN_ACL_UNSAFE, 0),
+                Reply(lambda _path, error, _zxid: self._created(error)),
+            )
 
     def _created(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, NodeExistsError):
@@ -237,11 +273,14 @@ class Writer:
     def _abandon(self, txns: list[Txn]) -> None:
         """Release locks of a transaction with unknown result.
 
-        This includes locks that it was to acquire or release, except persistent ones of backing nodes.
+        This includes locks that it was to acquire or release, except persistent ones of backing
+        nodes.
         """
         for txn in txns:
             for operation in txn.operations:
-                ephemeral = isinstance(operation, Delete) or (isinstance(operation, Create) and operation.flags & 1)
+                ephemeral = isinstance(operation, Delete) or (
+                    isinstance(operation, Create) and operation.flags & 1
+                )
                 if ephemeral and "__lock__" in operation.path:
                     self._client.abandoned.add(self._client.unchroot(operation.path))
 

@@ -54,10 +54,13 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
     :param client: connected, or connected later by its owner.
     :param enable_cache: keep a live mirror of nodes, requests, images and components.
-    :param only_images: mirror only images and components, for builders, which do not use nodes and requests.
+    :param only_images: mirror only images and components, for builders, which do not use nodes and
+        requests.
     """
 
-    def __init__(self, client: ZooKeeperClient, enable_cache: bool = True, only_images: bool = False) -> None:
+    def __init__(
+        self, client: ZooKeeperClient, enable_cache: bool = True, only_images: bool = False
+    ) -> None:
         self.client = client
         self.enable_cache = enable_cache
         self._writer = None
@@ -69,7 +72,9 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.feed: Feed | None = None
         if enable_cache:
             self.image_tree = ImageTree(client)
-            self.component_tree = ComponentTree(client)  # also for builders, whose own entry may be deleted
+            self.component_tree = ComponentTree(
+                client
+            )  # also for builders, whose own entry may be deleted
             if not only_images:
                 self.node_tree = NodeTree(client)
                 self.reservations = self.node_tree.reservations

@@ -1,7 +1,8 @@
 """A small ZooKeeper server for development, tests and demonstrations.
 
-It speaks ZooKeeper's wire protocol, so kazoo, Zuul and every Nodepool connect to it unchanged. It is
-one process without a quorum: do not use it in production, where its data would be lost with its disk.
+It speaks ZooKeeper's wire protocol, so kazoo, Zuul and every Nodepool connect to it unchanged. It
+is one process without a quorum: do not use it in production, where its data would be lost with its
+disk.
 
 ====================  =====================================================================
 :mod:`.codec`         numbers, strings, records and error codes of the wire protocol

@@ -17,7 +17,8 @@ from nodepool.zkserver.serve import AddressError, ZooKeeperServer, tls_context
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m nodepool.zkserver",
-        description="A small ZooKeeper server for development, tests and demonstrations. It has no quorum: not for production.",
+        description="A small ZooKeeper server for development, tests and demonstrations. It has no "
+        "quorum: not for production.",
     )
     for option, kind, text in (
         ("--directory", Path, "where data are kept (default: in memory only)"),
@@ -30,14 +31,18 @@ def main() -> int:
         ("--tls-ca", Path, "authority of the clients' certificates (PEM)"),
     ):
         parser.add_argument(option, type=kind, help=text)
-    parser.add_argument("--anywhere", action="store_true", help="allow addresses that other machines can reach")
+    parser.add_argument(
+        "--anywhere", action="store_true", help="allow addresses that other machines can reach"
+    )
     parser.set_defaults(host="127.0.0.1")
     args = parser.parse_args()
     if args.port is None and args.unix is None and args.tls_port is None:
         parser.error("no address to listen on; specify --port, --unix or --tls-port")
     if args.tls_port is not None and None in (args.tls_cert, args.tls_key, args.tls_ca):
         parser.error("--tls-port needs --tls-cert, --tls-key and --tls-ca")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+    )
     try:
         asyncio.run(_serve(args))
     except (JournalError, AddressError, OSError) as error:
@@ -59,7 +64,9 @@ async def _serve(args: argparse.Namespace) -> None:
     if args.tls_port is not None:
         context = tls_context(args.tls_cert, args.tls_key, args.tls_ca)
         ports["tls_port"] = await server.listen(args.host, args.tls_port, context, args.anywhere)
-    logging.getLogger("nodepool.zkserver").info("A ZooKeeper server for development listens; it has no quorum")
+    logging.getLogger("nodepool.zkserver").info(
+        "A ZooKeeper server for development listens; it has no quorum"
+    )
     print(json.dumps(ports), flush=True)
     await server.run()
 

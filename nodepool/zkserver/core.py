@@ -1,8 +1,8 @@
 """The server without I/O: bytes in, bytes out, and a clock that the caller advances.
 
-A transport calls `Server.connect`, then `Server.receive` with whatever has arrived, and `Server.lost`
-at the end. The server answers through the two functions that the transport has given. All calls must
-come from one thread.
+A transport calls `Server.connect`, then `Server.receive` with whatever has arrived, and
+`Server.lost` at the end. The server answers through the two functions that the transport has given.
+All calls must come from one thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ CONNECTED = 3
 _LETTERS = 4
 
 
-#: Keeps zxid, time in ms and changes of a transaction; returns when they survive the end of the process.
+#: Keeps zxid, time in ms and changes of a transaction; returns when they survive the end of the
+#: process.
 Keep = Callable[[int, int, list[list[Any]]], None]
 
 
@@ -57,7 +58,11 @@ class Connection:
     """One client, as long as it is connected."""
 
     def __init__(
-        self, write: Callable[[bytes], None], hang_up: Callable[[], None], identities: set[tuple[str, str]], peer: str
+        self,
+        write: Callable[[bytes], None],
+        hang_up: Callable[[], None],
+        identities: set[tuple[str, str]],
+        peer: str,
     ) -> None:
         self.write = write
         self.hang_up = hang_up
@@ -100,7 +105,11 @@ class Server:
     # -- transports
 
     def connect(
-        self, write: Callable[[bytes], None], hang_up: Callable[[], None], identities: set[tuple[str, str]], peer: str = ""
+        self,
+        write: Callable[[bytes], None],
+        hang_up: Callable[[], None],
+        identities: set[tuple[str, str]],
+        peer: str = "",
     ) -> Connection:
         """Add a connection.
 
@@ -118,13 +127,19 @@ class Server:
             connection.session.heard = self.clock()
         received = connection.received
         received += data
-        if connection.session is None and len(received) >= _LETTERS and received[:_LETTERS].isalpha():
+        if (
+            connection.session is None
+            and len(received) >= _LETTERS
+            and received[:_LETTERS].isalpha()
+        ):
             self._letters(connection, bytes(received[:_LETTERS]).decode())
             return
         while connection.open and len(received) >= _LETTERS:
             length = int.from_bytes(received[:_LETTERS], "big")
             if length > MOST_BYTES:
-                log.warning("Disconnecting %s: a request of %s bytes is too large", connection.peer, length)
+                log.warning(
+                    "Disconnecting %s: a request of %s bytes is too large", connection.peer, length
+                )
                 self.drop(connection)
                 return
             if len(received) < _LETTERS + length:
@@ -132,7 +147,9 @@ class Server:
             payload = bytes(received[_LETTERS : _LETTERS + length])
             del received[: _LETTERS + length]
             try:
-                (self._request if connection.session is not None else self._greet)(connection, Reader(payload))
+                (self._request if connection.session is not None else self._greet)(
+                    connection, Reader(payload)
+                )
             except Refused as error:
                 log.warning("Disconnecting %s: %s", connection.peer, error)
                 self.drop(connection)
@@ -162,10 +179,20 @@ class Server:
 
     def _greet(self, connection: Connection, reader: Reader) -> None:
         reader.integer()
-        seen, timeout, session_id, password = reader.long(), reader.integer(), reader.long(), reader.buffer() or b""
+        seen, timeout, session_id, password = (
+            reader.long(),
+            reader.integer(),
+            reader.long(),
+            reader.buffer() or b"",
+        )
         with_read_only = reader.more
         if seen > self.zxid:
-            log.warning("Refusing session of %s: it has seen zxid 0x%x, our last one is 0x%x", connection.peer, seen, self.zxid)
+            log.warning(
+                "Refusing session of %s: it has seen zxid 0x%x, our last one is 0x%x",
+                connection.peer,
+                seen,
+                self.zxid,
+            )
             self.drop(connection)
             return
         timeout = max(SHORTEST, min(LONGEST, timeout))
@@ -177,7 +204,12 @@ class Server:
             if before is not None:
                 self.drop(before)
             session.heard, session.timeout, connection.session = self.clock(), timeout, session
-        answer = codec.int_(0) + codec.int_(session.timeout) + codec.long(session.id) + codec.buffer(session.password)
+        answer = (
+            codec.int_(0)
+            + codec.int_(session.timeout)
+            + codec.long(session.id)
+            + codec.buffer(session.password)
+        )
         connection.write(codec.framed(answer + (b"\0" if with_read_only else b"")))
         if not session.id:
             self.drop(connection)
@@ -186,7 +218,9 @@ class Server:
         self._last_session += 1
         session = Session(self._last_session, self._random(_PASSWORD_SIZE), timeout, self.clock())
         self.sessions[session.id] = session
-        self.commit([["session", session.id, session.timeout, session.password.hex()]], [], *self.begin())
+        self.commit(
+            [["session", session.id, session.timeout, session.password.hex()]], [], *self.begin()
+        )
         return session
 
     @staticmethod
@@ -259,12 +293,15 @@ class Server:
             "envi": lambda: f"Environment:\nzookeeper.version={VERSION}\n",
         }
         answer = known.get(word)
-        connection.write((answer() if answer else f"{word} is not executed because it is not known.\n").encode())
+        connection.write(
+            (answer() if answer else f"{word} is not executed because it is not known.\n").encode()
+        )
         self.drop(connection)
 
     def _srvr(self) -> str:
         return (
-            f"Zookeeper version: {VERSION}\nReceived: {self.requests}\nConnections: {len(self.connections)}\n"
+            f"Zookeeper version: {VERSION}\nReceived: {self.requests}\nConnections: "
+            f"{len(self.connections)}\n"
             f"Zxid: 0x{self.zxid:x}\nMode: standalone\nNode count: {len(self.tree.nodes)}\n"
         )
 

@@ -1,8 +1,8 @@
 """Transactions and snapshots on disk: a killed server restarts with its tree and sessions.
 
-A directory has a ``snapshot``, and a ``log`` of the transactions since; both begin with the number of
-the snapshot. Each line is a checksum and JSON. A transaction is kept once it was given to the kernel:
-it survives the process, but not a power failure.
+A directory has a ``snapshot``, and a ``log`` of the transactions since; both begin with the number
+of the snapshot. Each line is a checksum and JSON. A transaction is kept once it was given to the
+kernel: it survives the process, but not a power failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Journal:
             lock_file(self._lock)
         except BlockingIOError:
             os.close(self._lock)
-            raise JournalError(f"{directory}: another server uses this directory; stop it or choose another one") from None
+            raise JournalError(
+                f"{directory}: another server uses this directory; stop it or choose another one"
+            ) from None
         self._number = 0
         self.file: BinaryIO | None = None
         self._size = 0
@@ -68,7 +70,8 @@ class Journal:
         # The log of another number is older than the snapshot, which was taken just before the end.
         for zxid, time, changes in entries if next(entries, None) == self._number else ():
             _replay(server, zxid, time, changes)
-        # Clients that saw the zxid of a transaction that was not kept, such as a failed one, must not be refused.
+        # Clients that saw the zxid of a transaction that was not kept, such as a failed one, must
+        # not be refused.
         server.zxid = ((server.zxid >> _EPOCH) + 1) << _EPOCH
         self._server, server.keep = server, self._append
         self._compact()
@@ -78,7 +81,8 @@ class Journal:
         if self._broken:
             raise OSError(f"{self._directory}: an earlier transaction could not be written")
         assert self.file is not None
-        # An incomplete line must stay the last one: the next start ignores it there, and nowhere else.
+        # An incomplete line must stay the last one: the next start ignores it there, and nowhere
+        # else.
         self._broken = True
         if self.file.write(line) != len(line):
             raise OSError(f"{self._directory}: the disk is full")
@@ -122,7 +126,10 @@ def _entries(path: Path, torn_end: bool = False) -> Iterator[Any]:
                 log.warning("%s: the last line is incomplete and is ignored", path)
                 return
             else:
-                raise JournalError(f"{path}:{number}: the line is damaged; restore the directory from a backup, or delete it")
+                raise JournalError(
+                    f"{path}:{number}: the line is damaged; restore the directory from a backup, "
+                    "or delete it"
+                )
 
 
 def _snapshot(server: Server, number: int) -> Iterator[bytes]:
@@ -131,10 +138,22 @@ def _snapshot(server: Server, number: int) -> Iterator[bytes]:
     for session in server.sessions.values():
         yield _line([session.id, session.timeout, session.password.hex()])
     for path, node in nodes:
-        yield _line([
-            path, None if node.data is None else node.data.decode("latin-1"), node.acl, node.owner, node.czxid, node.mzxid,
-            node.pzxid, node.ctime, node.mtime, node.version, node.aversion, node.created,
-        ])  # fmt: skip
+        yield _line(
+            [
+                path,
+                None if node.data is None else node.data.decode("latin-1"),
+                node.acl,
+                node.owner,
+                node.czxid,
+                node.mzxid,
+                node.pzxid,
+                node.ctime,
+                node.mtime,
+                node.version,
+                node.aversion,
+                node.created,
+            ]
+        )
 
 
 def _load_snapshot(server: Server, path: Path) -> int:
@@ -143,11 +162,16 @@ def _load_snapshot(server: Server, path: Path) -> int:
     if not path.exists():
         return 0
     if not entries or len(entries) != 1 + entries[0][2] + entries[0][3]:
-        raise JournalError(f"{path}: the file is incomplete; restore the directory from a backup, or delete it")
+        raise JournalError(
+            f"{path}: the file is incomplete; restore the directory from a backup, or delete it"
+        )
     number, server.zxid, sessions, _nodes = entries[0]
     for entry in entries[1 : 1 + sessions]:
         _add_session(server, *entry)
-    server.tree.load((entry[0], Znode(_data(entry[1]), _acl(entry[2]), *entry[3:])) for entry in entries[1 + sessions :])
+    server.tree.load(
+        (entry[0], Znode(_data(entry[1]), _acl(entry[2]), *entry[3:]))
+        for entry in entries[1 + sessions :]
+    )
     return int(number)
 
 
@@ -160,7 +184,9 @@ def _acl(entries: list[list[Any]]) -> tuple[Acl, ...]:
 
 
 def _add_session(server: Server, session_id: int, timeout: int, password: str) -> None:
-    server.sessions[session_id] = Session(session_id, bytes.fromhex(password), timeout, server.clock())
+    server.sessions[session_id] = Session(
+        session_id, bytes.fromhex(password), timeout, server.clock()
+    )
 
 
 def _replay(server: Server, zxid: int, time: int, changes: list[list[Any]]) -> None:

@@ -31,7 +31,9 @@ _FIELDS: dict[int, tuple[Callable[[Reader], Any], ...]] = {
 # -- writes
 
 
-def _apply(server: Server, client: Connection, kind: int, values: Sequence[Any], zxid: int, time: int) -> tuple[bytes, list[Any]]:
+def _apply(
+    server: Server, client: Connection, kind: int, values: Sequence[Any], zxid: int, time: int
+) -> tuple[bytes, list[Any]]:
     """Apply one write; return the body of its answer, and what the journal keeps."""
     tree, who, path = server.tree, client.identities, values[0]
     if kind in (_CREATE, _CREATE2):
@@ -80,7 +82,9 @@ def _multi(server: Server, client: Connection, reader: Reader) -> bytes:
         if kind not in _FIELDS:
             raise Refused(Code.UNIMPLEMENTED)
         # The real server answers both creations alike here, and clients expect that.
-        parts.append((_CREATE if kind == _CREATE2 else kind, [read(reader) for read in _FIELDS[kind]]))
+        parts.append(
+            (_CREATE if kind == _CREATE2 else kind, [read(reader) for read in _FIELDS[kind]])
+        )
     zxid, time = server.begin()
     answers, changes = [], []
     try:
@@ -91,7 +95,11 @@ def _multi(server: Server, client: Connection, reader: Reader) -> bytes:
                 changes.append(change)
     except Refused as error:
         failed = len(answers)
-        codes = [Code.OK] * failed + [error.code] + [Code.RUNTIME_INCONSISTENCY] * (len(parts) - failed - 1)
+        codes = (
+            [Code.OK] * failed
+            + [error.code]
+            + [Code.RUNTIME_INCONSISTENCY] * (len(parts) - failed - 1)
+        )
         answers = [_header(_ERROR, code) + codec.int_(code) for code in codes]
     else:
         server.commit(changes, events, zxid, time)
@@ -136,7 +144,12 @@ def _children(with_stat: bool) -> Operation:
 def _get_acl(server: Server, client: Connection, reader: Reader) -> bytes:
     node = server.tree.get(reader.string())
     server.tree.allow(node, READ | ADMIN, client.identities)
-    return codec.acls(node.acl if server.tree.may(node.acl, ADMIN, client.identities) else _masked(node.acl)) + node.stat()
+    return (
+        codec.acls(
+            node.acl if server.tree.may(node.acl, ADMIN, client.identities) else _masked(node.acl)
+        )
+        + node.stat()
+    )
 
 
 def _masked(acl: Iterable[Acl]) -> Iterator[Acl]:
@@ -176,7 +189,9 @@ def _set_watches(with_persistent: bool) -> Operation:
     def operation(server: Server, client: Connection, reader: Reader) -> bytes:
         seen = reader.long()
         data, exist, children = (reader.strings() for _ in range(3))
-        persistent, recursive = (reader.strings() for _ in range(2)) if with_persistent else ([], [])
+        persistent, recursive = (
+            (reader.strings() for _ in range(2)) if with_persistent else ([], [])
+        )
         nodes = server.tree.nodes
         for path in data:
             node = nodes.get(path)

@@ -1,6 +1,7 @@
 """The server on sockets: TCP, TLS with client certificates, and Unix.
 
-Loopback addresses only, unless the caller insists: there is no quorum, and without TLS no protection.
+Loopback addresses only, unless the caller insists: there is no quorum, and without TLS no
+protection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ log = logging.getLogger("nodepool.zkserver.serve")
 
 #: Bytes that wait for a client that does not read; then it is disconnected.
 MOST_UNREAD = 64 * 1024 * 1024
-#: Seconds between two checks for ended sessions, at most: a session that is opened meanwhile lasts at least as long.
+#: Seconds between two checks for ended sessions, at most: a session that is opened meanwhile lasts
+#: at least as long.
 LONGEST_TICK = 1.0
 
 
@@ -48,7 +50,9 @@ class _Protocol(asyncio.Protocol):
         self._transport = transport
         peer = transport.get_extra_info("peername")
         identities = {("ip", peer[0])} if isinstance(peer, tuple) else set()
-        self._connection = self._server.core.connect(self._write, transport.close, identities, str(peer or "a Unix socket"))
+        self._connection = self._server.core.connect(
+            self._write, transport.close, identities, str(peer or "a Unix socket")
+        )
 
     def _write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -88,7 +92,9 @@ class ZooKeeperServer:
         self._listening.append(await loop.create_unix_server(lambda: _Protocol(self), path))
         path.chmod(0o600)
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None, anywhere: bool = False) -> int:
+    async def listen(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, anywhere: bool = False
+    ) -> int:
         """Accept clients; return the port.
 
         :param port: 0: any free one.
@@ -98,10 +104,13 @@ class ZooKeeperServer:
         """
         if not anywhere and not _is_loopback(host):
             raise AddressError(
-                f"{host} can be reached from other machines; use 127.0.0.1, or allow it with --anywhere "
+                f"{host} can be reached from other machines; use 127.0.0.1, or allow it with "
+                "--anywhere "
                 "(this server has no quorum, and is not meant for production)"
             )
-        listening = await asyncio.get_running_loop().create_server(lambda: _Protocol(self), host, port, ssl=tls)
+        listening = await asyncio.get_running_loop().create_server(
+            lambda: _Protocol(self), host, port, ssl=tls
+        )
         self._listening.append(listening)
         return int(listening.sockets[0].getsockname()[1])
 
@@ -128,7 +137,9 @@ class ZooKeeperServer:
         while not self._stopped.is_set():
             wait = self.guarded(self.core.tick)
             try:
-                async with asyncio.timeout(min(LONGEST_TICK, LONGEST_TICK if wait is None else wait)):
+                async with asyncio.timeout(
+                    min(LONGEST_TICK, LONGEST_TICK if wait is None else wait)
+                ):
                     await self._stopped.wait()
             except TimeoutError:
                 continue

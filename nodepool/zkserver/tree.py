@@ -45,12 +45,22 @@ class Znode:
 
     def stat(self) -> bytes:
         count = len(self.children)
-        # Clients see the number of all changes of the children, deletions included; it is signed, and wraps around.
+        # Clients see the number of all changes of the children, deletions included; it is signed,
+        # and wraps around.
         changes = (self.created * 2 - count + (1 << 31)) % (1 << 32) - (1 << 31)
         return _STAT.pack(
-            self.czxid, self.mzxid, self.ctime, self.mtime, self.version, changes, self.aversion,
-            self.owner, len(self.data or b""), count, self.pzxid,
-        )  # fmt: skip
+            self.czxid,
+            self.mzxid,
+            self.ctime,
+            self.mtime,
+            self.version,
+            changes,
+            self.aversion,
+            self.owner,
+            len(self.data or b""),
+            count,
+            self.pzxid,
+        )
 
 
 def check_path(path: str) -> None:
@@ -90,7 +100,11 @@ def fix_acl(acl: Sequence[Acl], identities: Identities) -> tuple[Acl, ...]:
 
 
 def _valid(scheme: str, name: str) -> bool:
-    return name.count(":") == 1 if scheme == "digest" else scheme == "ip" and name.partition("/")[0].count(".") == 3
+    return (
+        name.count(":") == 1
+        if scheme == "digest"
+        else scheme == "ip" and name.partition("/")[0].count(".") == 3
+    )
 
 
 class Tree:
@@ -124,7 +138,9 @@ class Tree:
 
     @contextmanager
     def transaction(self) -> Iterator[list[Event]]:
-        """Collect the events of the writes inside; a `Refused` that leaves the block undoes them."""
+        """Collect the events of the writes inside; a `Refused` that leaves the block undoes
+        them.
+        """
         self._undo, self._events = [], []
         try:
             yield self._events
@@ -159,7 +175,10 @@ class Tree:
             raise Refused(Code.NODE_EXISTS)
         if parent.owner:
             raise Refused(Code.NO_CHILDREN_FOR_EPHEMERALS)
-        self.put(path, Znode(data, fixed, owner if flags & EPHEMERAL else 0, zxid, zxid, zxid, time, time))
+        self.put(
+            path,
+            Znode(data, fixed, owner if flags & EPHEMERAL else 0, zxid, zxid, zxid, time, time),
+        )
         return path
 
     def put(self, path: str, node: Znode) -> None:
@@ -189,7 +208,15 @@ class Tree:
         self._undo.append(lambda: self._link(path, name, node, parent))
         self._events += [(DELETED, path, node.acl), (CHILD, parent_of(path), parent.acl)]
 
-    def set(self, path: str, data: bytes | None, version: int, identities: Identities, zxid: int, time: int) -> Znode:
+    def set(
+        self,
+        path: str,
+        data: bytes | None,
+        version: int,
+        identities: Identities,
+        zxid: int,
+        time: int,
+    ) -> Znode:
         check_path(path)
         node = self.get(path)
         self.allow(node, WRITE, identities)

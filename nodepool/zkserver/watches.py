@@ -44,7 +44,13 @@ class Watches(Generic[C]):
     def triggered(self, what: int, path: str) -> Iterable[C]:
         """Return which clients watch for an event; one-shot watches end by it."""
         told: dict[C, None] = {}
-        for kind in ("children",) if what == CHILD else ("data", "children") if what == DELETED else ("data",):
+        for kind in (
+            ("children",)
+            if what == CHILD
+            else ("data", "children")
+            if what == DELETED
+            else ("data",)
+        ):
             for client in list(self._by_path[kind].get(path, ())):
                 told[client] = None
                 self._remove(kind, path, client)

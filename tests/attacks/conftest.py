@@ -21,8 +21,16 @@ ATTACKER, VICTIM = "mallory", "victim"
 
 def program(*modules: str, tail: str = "run_all()") -> str:
     """The text of a program that makes all attempts of these modules."""
-    parts = [(HERE / "library.py").read_text(), *((HERE / "attempts" / f"{module}.py").read_text() for module in modules)]
-    lines = [line for part in parts for line in part.splitlines() if not line.startswith(("from __future__", "from tests."))]
+    parts = [
+        (HERE / "library.py").read_text(),
+        *((HERE / "attempts" / f"{module}.py").read_text() for module in modules),
+    ]
+    lines = [
+        line
+        for part in parts
+        for line in part.splitlines()
+        if not line.startswith(("from __future__", "from tests."))
+    ]
     return "\n".join(["from __future__ import annotations", *lines, tail, ""])
 
 
@@ -37,7 +45,10 @@ def attempts_of(module: str, privileged: bool = False) -> dict[str, tuple[str, f
 
 
 def results(text: str) -> dict[str, dict[str, Any]]:
-    return {line["attempt"]: line for line in (json.loads(each) for each in text.splitlines() if each.startswith("{"))}
+    return {
+        line["attempt"]: line
+        for line in (json.loads(each) for each in text.splitlines() if each.startswith("{"))
+    }
 
 
 def judge(module: str, found: dict[str, dict[str, Any]], privileged: bool = False) -> list[str]:
@@ -46,12 +57,20 @@ def judge(module: str, found: dict[str, dict[str, Any]], privileged: bool = Fals
     for name, (what, may) in attempts_of(module, privileged).items():
         result = found.get(name, {"error": "it did not end"})
         if result.get("outcome") not in may:
-            wrong.append(f"{name} ({what}): {result.get('escape') or result.get('outcome') or result.get('error')}")
+            wrong.append(
+                f"{name} ({what}): "
+                f"{result.get('escape') or result.get('outcome') or result.get('error')}"
+            )
     return wrong
 
 
 def attack(
-    daemon: NmDaemon, name: str, *modules: str, user: str = "root", timeout: float = 90, tail: str = "run_all()"
+    daemon: NmDaemon,
+    name: str,
+    *modules: str,
+    user: str = "root",
+    timeout: float = 90,
+    tail: str = "run_all()",
 ) -> dict[str, dict[str, Any]]:
     """Run the attempts in a sliver, over SSH."""
     found = daemon.client.call("GetRecord", name)
@@ -89,5 +108,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NmDaemon]:
         pytest.skip("native slivers need root")
     for daemon in run_daemon(NmDaemon(tmp_path_factory.mktemp("host"), number=5)):
         for name in (ATTACKER, VICTIM):
-            daemon.put(name, rspec={"nm_mem_limit": 256, "nm_pids_max": 300, "nm_disk_quota": 102400})
+            daemon.put(
+                name, rspec={"nm_mem_limit": 256, "nm_pids_max": 300, "nm_disk_quota": 102400}
+            )
         yield daemon

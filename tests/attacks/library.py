@@ -1,7 +1,7 @@
 """What attempts share. Sent into the sliver before them; standard library only.
 
-An attempt says what may come of it: the names of errors, or words that it returns. It raises Escape when it has got
-what it must not get.
+An attempt says what may come of it: the names of errors, or words that it returns. It raises Escape
+when it has got what it must not get.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Callable, Collection
 
 libc = ctypes.CDLL(None, use_errno=True)
-#: Name -> what it tries, how, what may come of it; and what may besides in a sliver with all privileges.
+#: Name -> what it tries, how, what may come of it; and what may besides in a sliver with all
+#: privileges.
 ATTEMPTS: dict[str, tuple[str, Callable[[], str], Collection[str], Collection[str]]] = {}
 
 
@@ -48,8 +49,14 @@ def attempt_calls(calls: Collection[tuple[str, Collection[str], tuple[object, ..
             assert isinstance(number, int)
             return name_of(call(number, *arguments))
 
-        # With the privilege "docker" mounts by descriptor are let through; these arguments lead nowhere.
-        ATTEMPTS[name] = (name, function, may, ("EPERM", "EINVAL", "EFAULT", "ENOENT", "done") if name.startswith("18 ") else ())
+        # With the privilege "docker" mounts by descriptor are let through; these arguments lead
+        # nowhere.
+        ATTEMPTS[name] = (
+            name,
+            function,
+            may,
+            ("EPERM", "EINVAL", "EFAULT", "ENOENT", "done") if name.startswith("18 ") else (),
+        )
 
 
 def tried(function: Callable[[], object], what: str) -> str:
@@ -81,14 +88,24 @@ def write(path: str, text: str) -> None:
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """mount(2)."""
     ctypes.set_errno(0)
-    if libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()) < 0:
+    if (
+        libc.mount(
+            source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+        )
+        < 0
+    ):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def call(number: int, *arguments: object) -> int:
     """A system call; minus the number of the error."""
     ctypes.set_errno(0)
-    result = int(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)))
+    result = int(
+        libc.syscall(
+            ctypes.c_long(number),
+            *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments),
+        )
+    )
     return -ctypes.get_errno() if result < 0 else result
 
 
@@ -103,7 +120,9 @@ def refused(error: OSError) -> str:
 
 def others() -> list[int]:
     """All processes that can be seen, but this one."""
-    return sorted(int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid())
+    return sorted(
+        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()
+    )
 
 
 def run_all() -> None:

@@ -13,7 +13,11 @@ MODULES = ["kernel", "mounts", "network", "processes", "api"]
 
 @pytest.fixture(scope="module")
 def privileged(host: NmDaemon) -> str:
-    host.put(PRIVILEGED, rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["debug", "docker", "ping"])
+    host.put(
+        PRIVILEGED,
+        rspec={"nm_mem_limit": 256, "nm_pids_max": 300},
+        privileges=["debug", "docker", "ping"],
+    )
     return PRIVILEGED
 
 
@@ -40,7 +44,8 @@ def test_attempts_with_privileges(host: NmDaemon, privileged: str, module: str) 
 def test_attempts_of_a_user(host: NmDaemon, module: str) -> None:
     host.ssh(
         ATTACKER,
-        "useradd -m bob; usermod -p '*' bob; mkdir -p /home/bob/.ssh; cp /root/.ssh/authorized_keys /home/bob/.ssh/; "
+        "useradd -m bob; usermod -p '*' bob; mkdir -p /home/bob/.ssh; cp "
+        "/root/.ssh/authorized_keys /home/bob/.ssh/; "
         "chown -R bob /home/bob; chmod 700 /home/bob/.ssh",
     )
     found = attack(host, ATTACKER, module, user="bob")
@@ -52,4 +57,6 @@ def test_attempts_of_a_user(host: NmDaemon, module: str) -> None:
 def test_programs_that_install_filters_where_they_can_work_without(host: NmDaemon) -> None:
     """man of man-db; sshd is tested as the server of slivers with ``ssh: {mode: sshd}``."""
     page = ".TH X 1\\n.SH NAME\\nx - shown\\n"
-    assert "x - shown" in host.ssh(ATTACKER, f"printf '{page}' > /root/x.1; MANPAGER=cat man -l /root/x.1", timeout=60)
+    assert "x - shown" in host.ssh(
+        ATTACKER, f"printf '{page}' > /root/x.1; MANPAGER=cat man -l /root/x.1", timeout=60
+    )

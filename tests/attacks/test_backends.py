@@ -21,19 +21,26 @@ __all__ = ["home", "nm"]
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that nobody else is, and make podman's slivers"),
+    pytest.mark.skipif(
+        os.geteuid() != 0,
+        reason="only root can become a user that nobody else is, and make podman's slivers",
+    ),
 ]
 MODULES = ("kernel", "mounts", "network", "processes", "sessions")
 
 
 def bad(module: str, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Attempts that have succeeded, or broken; which error the others got differs between backends."""
+    """Attempts that have succeeded, or broken; which error the others got differs between
+    backends.
+    """
     assert set(found) == set(attempts_of(module))
     return [line for line in found.values() if "outcome" not in line]
 
 
 @pytest.mark.spec("issue 10, 2: attempts in slivers of backend rootless")
-@pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers")
+@pytest.mark.skipif(
+    not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers"
+)
 def test_root_in_a_rootless_sliver_achieves_only_what_is_allowed(nm: UserDaemon) -> None:
     found = nm.put("mallory")
     with nm.session("mallory", user="zuul") as session:
@@ -77,10 +84,17 @@ def python_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Pa
 
 
 @pytest.mark.spec("issue 10, 2: attempts in slivers of backend podman")
-@pytest.mark.skipif(shutil.which("podman") is None or shutil.which("crun") is None, reason="podman and crun are not installed")
-def test_root_in_a_podman_sliver_achieves_only_what_is_allowed(python_tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("podman") is None or shutil.which("crun") is None,
+    reason="podman and crun are not installed",
+)
+def test_root_in_a_podman_sliver_achieves_only_what_is_allowed(
+    python_tree: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     with machine_at(tmp_path / "state", factory=PodmanBackend) as machine:
-        sliver = machine.sliver("mallory", 1, f"dir:{python_tree}", rspec={"nm_mem_limit": 256, "nm_pids_max": 300})
+        sliver = machine.sliver(
+            "mallory", 1, f"dir:{python_tree}", rspec={"nm_mem_limit": 256, "nm_pids_max": 300}
+        )
         with sliver.start_program("sleep", "1000"):
             for module in MODULES:
                 answer = sliver.run("python3", "-I", "-c", program(module), timeout=90)

@@ -1,4 +1,6 @@
-"""What one sliver takes of kernel objects is its own: root of the host and other slivers get theirs all the same."""
+"""What one sliver takes of kernel objects is its own: root of the host and other slivers get
+theirs all the same.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,27 @@ def hoard(host: NmDaemon, name: str, kind: str) -> Iterator[int]:
     found = host.client.call("GetRecord", name)
     text = program("hoard", tail=f"hold({kind!r})")
     with subprocess.Popen(
-        ["ssh", "-i", str(host.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-         "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "root@127.0.0.1",
-         "cat > /root/h; exec python3 -I /root/h"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:  # fmt: skip
+        [
+            "ssh",
+            "-i",
+            str(host.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            "root@127.0.0.1",
+            "cat > /root/h; exec python3 -I /root/h",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
         try:
             assert session.stdin is not None and session.stdout is not None
             session.stdin.write(text)
@@ -94,19 +113,41 @@ def _pipe() -> None:
 
 
 IN_VICTIM = (
-    'python3 -c "import os, ctypes, socket; os.openpty(); l = ctypes.CDLL(None); assert l.inotify_init1(0) >= 0; os.pipe(); '
-    "assert l.syscall(240, b'q', 0o102, 0o600, None) >= 0; l.syscall(241, b'q'); socket.socketpair(); open('/root/x', 'w')"
+    'python3 -c "import os, ctypes, socket; os.openpty(); l = ctypes.CDLL(None); assert '
+    "l.inotify_init1(0) >= 0; os.pipe(); "
+    "assert l.syscall(240, b'q', 0o102, 0o600, None) >= 0; l.syscall(241, b'q'); "
+    "socket.socketpair(); open('/root/x', 'w')"
     ".write('x'); print('well')\""
 )
 
 
-@pytest.mark.spec("issue 10, F4: root's own kernel limits, and other slivers', are not used up by one sliver")
-@pytest.mark.parametrize(("kind", "most", "check"), [
-    ("inotify", 512, _inotify), ("fanotify", 0, _fanotify), ("queues", 100, _queue), ("signals", 200_000, _timer),
-    ("terminals", 256, _terminal), ("asynchronous", 0, _asynchronous), ("networks", 0, _inotify), ("watches", 65536, _inotify),
-    ("pipes", 200_000, _pipe), ("files", 200_000, _pipe), ("locks", 200_000, _pipe), ("sockets", 200_000, _socket),
-    ("messages", 32000, _queue), ("shared_memory", 4096, _queue), ("semaphores", 32000, _queue), ("children", 300, _pipe),
-    ("tcp_buffers", 160, _socket), ("inodes", 200_000, _pipe), ("disk", 110, _pipe)])  # fmt: skip
+@pytest.mark.spec(
+    "issue 10, F4: root's own kernel limits, and other slivers', are not used up by one sliver"
+)
+@pytest.mark.parametrize(
+    ("kind", "most", "check"),
+    [
+        ("inotify", 512, _inotify),
+        ("fanotify", 0, _fanotify),
+        ("queues", 100, _queue),
+        ("signals", 200_000, _timer),
+        ("terminals", 256, _terminal),
+        ("asynchronous", 0, _asynchronous),
+        ("networks", 0, _inotify),
+        ("watches", 65536, _inotify),
+        ("pipes", 200_000, _pipe),
+        ("files", 200_000, _pipe),
+        ("locks", 200_000, _pipe),
+        ("sockets", 200_000, _socket),
+        ("messages", 32000, _queue),
+        ("shared_memory", 4096, _queue),
+        ("semaphores", 32000, _queue),
+        ("children", 300, _pipe),
+        ("tcp_buffers", 160, _socket),
+        ("inodes", 200_000, _pipe),
+        ("disk", 110, _pipe),
+    ],
+)
 def test_one_sliver_hoards(host: NmDaemon, kind: str, most: int, check: Callable[[], None]) -> None:
     with hoard(host, ATTACKER, kind) as count:
         assert count <= most, f"{kind}: {count}"
@@ -127,7 +168,9 @@ def test_terminals_of_a_devpts_of_its_own_are_not_taken_from_others(host: NmDaem
         host.delete("mounter")
 
 
-@pytest.mark.spec("issue 10, F4b: network namespaces of one sliver do not take more than its memory")
+@pytest.mark.spec(
+    "issue 10, F4b: network namespaces of one sliver do not take more than its memory"
+)
 def test_network_namespaces_of_a_sliver_take_only_its_memory(host: NmDaemon) -> None:
     host.put(TRUSTED, rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["docker"])
 
@@ -144,9 +187,27 @@ def test_network_namespaces_of_a_sliver_take_only_its_memory(host: NmDaemon) -> 
     )
     found = host.client.call("GetRecord", TRUSTED)
     with subprocess.Popen(
-        ["ssh", "-i", str(host.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-         "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "root@127.0.0.1", f"python3 -c '{script}'"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:  # fmt: skip
+        [
+            "ssh",
+            "-i",
+            str(host.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            "root@127.0.0.1",
+            f"python3 -c '{script}'",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
         assert session.stdout is not None
         count = int(session.stdout.readline())
         grown = unreclaimable() - before
@@ -163,13 +224,33 @@ time.sleep(600)
 """
 
 
-def test_sliver_with_many_idle_netlink_sockets_loses_its_processes_and_others_do_not(host: NmDaemon) -> None:
+def test_sliver_with_many_idle_netlink_sockets_loses_its_processes_and_others_do_not(
+    host: NmDaemon,
+) -> None:
     """What is in their buffers is charged to nobody; here they are empty."""
     for name, count in ((VICTIM, 300), (ATTACKER, 800)):
-        start = f"cat >/root/idle <<'END'\n{IDLE_NETLINK}END\nsetsid python3 /root/idle {count} </dev/null >/dev/null 2>&1 &"
+        start = (
+            f"cat >/root/idle <<'END'\n{IDLE_NETLINK}END\nsetsid python3 /root/idle {count} "
+            "</dev/null >/dev/null 2>&1 &"
+        )
         host.ssh(name, start, timeout=60)
-    wait_for(lambda: f"Sliver {ATTACKER} has more than {MOST} netlink sockets: killing its processes" in host.log, limit(60))
-    wait_for(lambda: host.ssh(ATTACKER, "pgrep -f /root/[i]dle || echo none", timeout=60, check=False) == "none\n", limit(60))
-    wait_for(lambda: host.ssh(VICTIM, "ls /root/bound", timeout=60, check=False) == "/root/bound\n", limit(60))
+    wait_for(
+        lambda: (
+            f"Sliver {ATTACKER} has more than {MOST} netlink sockets: killing its processes"
+            in host.log
+        ),
+        limit(60),
+    )
+    wait_for(
+        lambda: (
+            host.ssh(ATTACKER, "pgrep -f /root/[i]dle || echo none", timeout=60, check=False)
+            == "none\n"
+        ),
+        limit(60),
+    )
+    wait_for(
+        lambda: host.ssh(VICTIM, "ls /root/bound", timeout=60, check=False) == "/root/bound\n",
+        limit(60),
+    )
     assert host.ssh(VICTIM, "pkill -f /root/[i]dle && echo alive", timeout=60) == "alive\n"
     assert f"Sliver {VICTIM} has more" not in host.log

@@ -1,4 +1,6 @@
-"""Root of a sliver with the rights of its network destroys sockets that the daemon has made in it."""
+"""Root of a sliver with the rights of its network destroys sockets that the daemon has made in
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a hostile sliver does to the launcher's programs in it, and through them to the daemon and to others."""
+"""What a hostile sliver does to the launcher's programs in it, and through them to the daemon
+and to others.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LIMIT = float(os.environ.get("NM_FLOOD_LIMIT", "1"))
 def nothing_left(host: NmDaemon) -> Iterator[None]:
     before = descriptors(host)
     yield
-    wait_for(lambda: host.client.call("GetRecord", ATTACKER)["sessions"] == 0, 20, "the sessions to end")
+    wait_for(
+        lambda: host.client.call("GetRecord", ATTACKER)["sessions"] == 0, 20, "the sessions to end"
+    )
     wait_for(lambda: descriptors(host) <= before, 20, "the daemon to close its descriptors")
 
 
@@ -38,11 +42,17 @@ def drain(running: programs.Running) -> None:
             pass
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["reading caller", "caller that does not read"])
+@pytest.mark.parametrize(
+    "reads", [True, False], ids=["reading caller", "caller that does not read"]
+)
 def test_floods_of_output_delay_no_other_call(host: NmDaemon, reads: bool) -> None:
     before = memory(host)
     floods = [started(host, ATTACKER, "yes >&2 & exec yes") for _ in range(8)]
-    readers = [threading.Thread(target=drain, args=(each,), name="Thread-test-drain") for each in floods if reads]
+    readers = [
+        threading.Thread(target=drain, args=(each,), name="Thread-test-drain")
+        for each in floods
+        if reads
+    ]
     for reader in readers:
         reader.start()
     try:
@@ -63,9 +73,15 @@ def test_floods_of_output_delay_no_other_call(host: NmDaemon, reads: bool) -> No
 
 
 def test_larger_pipes_cost_the_daemon_no_memory(host: NmDaemon) -> None:
-    enlarge = "import fcntl, os; [fcntl.fcntl(n, 1031, 1 << 20) for n in (0, 1, 2)]; os.write(1, b'begun' + bytes(1 << 20))"
+    enlarge = (
+        "import fcntl, os; [fcntl.fcntl(n, 1031, 1 << 20) for n in (0, 1, 2)]; os.write(1, "
+        "b'begun' + bytes(1 << 20))"
+    )
     before = memory(host)
-    running = [programs.start(host.client, ATTACKER, ["python3", "-I", "-c", f"{enlarge}; input()"]) for _ in range(8)]
+    running = [
+        programs.start(host.client, ATTACKER, ["python3", "-I", "-c", f"{enlarge}; input()"])
+        for _ in range(8)
+    ]
     for each in running:
         assert each.read(20) is not None
     assert memory(host) < before + 16 * MIB
@@ -74,7 +90,9 @@ def test_larger_pipes_cost_the_daemon_no_memory(host: NmDaemon) -> None:
 
 
 def test_descriptors_of_a_program_cannot_be_opened_again(host: NmDaemon) -> None:
-    """Its pipes belong to the host: otherwise a sliver could read what is meant for the launcher, or keep the other end."""
+    """Its pipes belong to the host: otherwise a sliver could read what is meant for the
+    launcher, or keep the other end.
+    """
     out: list[bytes] = []
     script = "for n in 0 1 2; do cat < /proc/self/fd/$n; echo x > /proc/self/fd/$n; done 2>&1"
     programs.run(host.client, ATTACKER, ["bash", "-c", script], stdout=out.append, user="root")
@@ -87,20 +105,34 @@ def test_descendants_that_leave_the_session_hold_no_session_of_the_daemon(host: 
     with programs.start(host.client, ATTACKER, ["bash", "-c", script]) as running:
         assert output(running) == b"done\n"
         assert running.status == 0
-    wait_for(lambda: len(processes(host, "1008")) == 3, 10, "the descendants, which continue as after a login")
+    wait_for(
+        lambda: len(processes(host, "1008")) == 3,
+        10,
+        "the descendants, which continue as after a login",
+    )
     programs.run(host.client, ATTACKER, ["pkill", "-9", "sleep"])
 
 
 def test_stopped_program_is_killed_when_its_caller_disconnects(host: NmDaemon) -> None:
     running = started(host, ATTACKER, "kill -STOP $$", "stopped-word")
-    wait_for(lambda: "T" in pathlib.Path(f"/proc/{processes(host, 'stopped-word')[0]}/stat").read_text().split()[2], 20)
+    wait_for(
+        lambda: (
+            "T"
+            in pathlib.Path(f"/proc/{processes(host, 'stopped-word')[0]}/stat")
+            .read_text()
+            .split()[2]
+        ),
+        20,
+    )
     running.close()
     wait_for(lambda: not processes(host, "stopped-word"), 20, "the program to be killed")
 
 
 def test_busy_sliver_without_free_processes_delays_only_itself(host: NmDaemon) -> None:
     holding = started(host, ATTACKER, "while sleep 1009 & do :; done 2>/dev/null; read line")
-    wait_for(lambda: host.client.call("GetUsage", ATTACKER)["pids"] > 280, 30, "the sliver to be full")
+    wait_for(
+        lambda: host.client.call("GetUsage", ATTACKER)["pids"] > 280, 30, "the sliver to be full"
+    )
     begun = time.monotonic()
     assert programs.run(host.client, VICTIM, ["true"]) == 0
     assert time.monotonic() - begun < LIMIT

@@ -98,7 +98,11 @@ def program(host: NmDaemon) -> Iterator[None]:
 @contextlib.contextmanager
 def init_script(host: NmDaemon) -> Iterator[None]:
     script = b"#!/bin/sh\necho begun\nsleep 1000\n"
-    host.put(ATTACKER, initscript=base64.b64encode(script).decode(), rspec={"nm_mem_limit": 256, "nm_pids_max": 300})
+    host.put(
+        ATTACKER,
+        initscript=base64.b64encode(script).decode(),
+        rspec={"nm_mem_limit": 256, "nm_pids_max": 300},
+    )
     host.client.call("ReCreate", ATTACKER)
     host.wait(ATTACKER)
     wait_for(lambda: "begun" in host.client.call("GetConsole", ATTACKER), 20)
@@ -113,7 +117,8 @@ def api(host: NmDaemon) -> Iterator[None]:
     """Keys are changed while it runs, and the sliver waits for an answer of the API."""
     found = host.client.call("GetRecord", ATTACKER)
     ask = (
-        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/nodepool/nodemanager.api')\n"
+        "import socket\ns = "
+        "socket.socket(socket.AF_UNIX)\ns.connect('/run/nodepool/nodemanager.api')\n"
         "print('begun', flush=True)\ninput()\n"
     )
     with subprocess.Popen(
@@ -142,8 +147,13 @@ def api(host: NmDaemon) -> Iterator[None]:
         session.communicate(b"\n", timeout=20)
 
 
-@pytest.mark.spec("issue 10, F1 and 2: a sliver's processes hold no descriptor, mount, namespace, key or capability of the host")
-@pytest.mark.parametrize("kind", [ssh, terminal, sftp, program, init_script, api], ids=lambda kind: kind.__name__)
+@pytest.mark.spec(
+    "issue 10, F1 and 2: a sliver's processes hold no descriptor, mount, namespace, key or "
+    "capability of the host"
+)
+@pytest.mark.parametrize(
+    "kind", [ssh, terminal, sftp, program, init_script, api], ids=lambda kind: kind.__name__
+)
 def test_nothing_of_the_host_is_open_inside(host: NmDaemon, kind: object) -> None:
     with kind(host):  # type: ignore[operator]
         found = attack(host, ATTACKER, "sessions")

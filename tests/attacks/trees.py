@@ -20,10 +20,17 @@ def make_python_tree(target: pathlib.Path) -> pathlib.Path | None:
         return None
     tree = small_tree(target)
     shutil.copy(interpreter, tree / "usr/bin/python3")
-    shutil.copytree(library, tree / "usr/lib" / interpreter.name, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    shutil.copytree(
+        library,
+        tree / "usr/lib" / interpreter.name,
+        symlinks=True,
+        ignore=shutil.ignore_patterns(*_LEFT_OUT),
+    )
     programs = [str(interpreter), *map(str, (library / "lib-dynload").glob("*.so"))]
     listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
-    for needed in {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}:
+    for needed in {
+        word for word in listed.split() if word.startswith("/") and not word.endswith(":")
+    }:
         copy = tree / needed.lstrip("/")
         copy.parent.mkdir(parents=True, exist_ok=True)
         if not copy.exists():

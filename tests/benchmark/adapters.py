@@ -2,8 +2,8 @@
 
     python -m tests.benchmark.adapters [--runs 5] [--jobs 200] [--places 50]
 
-It runs ``nodepool dev`` (as root, so that nodes are slivers) and the emulator of tools/scaleset. The launcher, the node
-manager, ZooKeeper and all else share the machine.
+It runs ``nodepool dev`` (as root, so that nodes are slivers) and the emulator of tools/scaleset.
+The launcher, the node manager, ZooKeeper and all else share the machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,14 @@ class Installation:
         self.directory = directory
         self.log = directory.parent / "dev.log"
         self.pool = Pool(f"unix://{directory}/api.sock")
-        argv = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "dev", "--directory", str(directory)]
+        argv = [
+            sys.executable,
+            "-m",
+            "nodepool.cmd.nodepoolcmd",
+            "dev",
+            "--directory",
+            str(directory),
+        ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         wait(lambda: "is ready" in self.log.read_text())
@@ -70,7 +77,15 @@ class Installation:
         self.ready = ready
 
     def wait_ready(self) -> None:
-        wait(lambda: sum(node["state"] == "ready" for node in self.pool.call("GET", "/nodes?state=ready")["rows"]) >= self.ready)
+        wait(
+            lambda: (
+                sum(
+                    node["state"] == "ready"
+                    for node in self.pool.call("GET", "/nodes?state=ready")["rows"]
+                )
+                >= self.ready
+            )
+        )
         time.sleep(0.5)
 
     def stop(self) -> None:
@@ -82,19 +97,32 @@ class Daemon:
     """``nodepool-github``."""
 
     def __init__(
-        self, directory: pathlib.Path, installation: Installation, service: Emulator, sets: list[dict[str, Any]]
+        self,
+        directory: pathlib.Path,
+        installation: Installation,
+        service: Emulator,
+        sets: list[dict[str, Any]],
     ) -> None:
         token = directory / "github.token"
         token.write_text(TOKEN)
         token.chmod(0o600)
         self.address = f"127.0.0.1:{reserve()}"
         config = {
-            "nodepool": {"url": installation.pool.url}, "github": {"url": service.config_url, "token-file": str(token)},
-            "scale-sets": [{"label": "small", "folder": str(FOLDER), **one} for one in sets], "listen": self.address,
-        }  # fmt: skip
+            "nodepool": {"url": installation.pool.url},
+            "github": {"url": service.config_url, "token-file": str(token)},
+            "scale-sets": [{"label": "small", "folder": str(FOLDER), **one} for one in sets],
+            "listen": self.address,
+        }
         path = directory / "github.yaml"
         path.write_text(yaml.safe_dump(config))
-        argv = [sys.executable, "-m", "nodepool.adapters.github.program", "--config", str(path), "run"]
+        argv = [
+            sys.executable,
+            "-m",
+            "nodepool.adapters.github.program",
+            "--config",
+            str(path),
+            "run",
+        ]
         with (directory / "github.log").open("ab") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         wait(lambda: len(service.state()["sessions"]) == len(sets))
@@ -113,7 +141,9 @@ def behave(seconds: float) -> None:
     new.replace(path)
 
 
-def github(directory: pathlib.Path, installation: Installation, runs: int, idle: bool = False) -> dict[str, float]:
+def github(
+    directory: pathlib.Path, installation: Installation, runs: int, idle: bool = False
+) -> dict[str, float]:
     behave(1)
     times = []
     with emulator() as service:
@@ -141,11 +171,18 @@ def github(directory: pathlib.Path, installation: Installation, runs: int, idle:
         used = after.user + after.system - before.user - before.system
         idle = 100 * used / (time.monotonic() - began)
         daemon.stop()
-    return {"GitHub: assigned job to started runner, median s": median(times), "GitHub, 20 idle sets: CPU %": idle}
+    return {
+        "GitHub: assigned job to started runner, median s": median(times),
+        "GitHub, 20 idle sets: CPU %": idle,
+    }
 
 
-def many(directory: pathlib.Path, installation: Installation, jobs: int, places: int) -> dict[str, float]:
-    """All jobs at once: the emulator runs each on an idle runner; a runner whose job has ended is gone for the service."""
+def many(
+    directory: pathlib.Path, installation: Installation, jobs: int, places: int
+) -> dict[str, float]:
+    """All jobs at once: the emulator runs each on an idle runner; a runner whose job has ended
+    is gone for the service.
+    """
     behave(2)
     most, began = 0, time.monotonic()
     with emulator("--auto-run-ms", "200") as service:
@@ -163,7 +200,10 @@ def many(directory: pathlib.Path, installation: Installation, jobs: int, places:
         took = time.monotonic() - began
         wait(lambda: not installation.pool.leases() and not service.state()["runners"], 300)
         daemon.stop()
-    return {f"GitHub: {jobs} jobs over {places} places, s": took, "GitHub: most leases at once": most}
+    return {
+        f"GitHub: {jobs} jobs over {places} places, s": took,
+        "GitHub: most leases at once": most,
+    }
 
 
 def gitlab(directory: pathlib.Path, installation: Installation, runs: int) -> dict[str, float]:
@@ -173,7 +213,12 @@ def gitlab(directory: pathlib.Path, installation: Installation, runs: int) -> di
         installation.wait_ready()
         folder = directory / f"job-{number}"
         folder.mkdir()
-        manager = Manager(folder, environment, ("--builds-dir", "/tmp/builds", "--cache-dir", "/tmp/cache"), ("--label", "small"))
+        manager = Manager(
+            folder,
+            environment,
+            ("--builds-dir", "/tmp/builds", "--cache-dir", "/tmp/cache"),
+            ("--label", "small"),
+        )
         result = manager.run({"build_script": "date +first-line-%s.%N"}, response(number + 100))
         assert result.state == "success", result.log
         [line] = [line for line in result.log.splitlines() if line.startswith("first-line-")]
@@ -183,7 +228,9 @@ def gitlab(directory: pathlib.Path, installation: Installation, runs: int) -> di
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("runs", 5), ("jobs", 200), ("places", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="gitlab,github,many")
@@ -207,7 +254,11 @@ def main() -> int:
                 print((directory / "github.log").read_text()[-9000:], file=sys.stderr)
     for figure, value in found.items():
         target = TARGETS.get(figure)
-        text = "" if target is None else f" (at most {target[0]:g}{'' if value <= target[0] else ': NOT met'})"
+        text = (
+            ""
+            if target is None
+            else f" (at most {target[0]:g}{'' if value <= target[0] else ': NOT met'})"
+        )
         print(f"{figure}: {value:.3g}{text}")
     print(json.dumps(found))
     return 0

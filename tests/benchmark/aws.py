@@ -1,4 +1,6 @@
-"""EC2 by moto behind a proxy that counts calls and lets instances take a while to boot; scenarios of tests.benchmark.run."""
+"""EC2 by moto behind a proxy that counts calls and lets instances take a while to boot;
+scenarios of tests.benchmark.run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Figures = dict[str, float]
 #: Seconds from the call that starts an instance until it is shown as running.
 BOOT = 3.0
 _SHOWN = re.compile(
-    rb"<instanceId>(i-\w+)</instanceId>((?:(?!<instanceId>).)*?)<code>16</code>(\s*)<name>running</name>", re.DOTALL
+    rb"<instanceId>(i-\w+)</instanceId>((?:(?!<instanceId>).)*?)<code>16</code>(\s*)<name>running</"
+    rb"name>",
+    re.DOTALL,
 )
 
 AWS_TARGETS: dict[str, tuple[float, bool]] = {
@@ -67,12 +71,17 @@ class Ec2:
         def shown(found: re.Match[bytes]) -> bytes:
             if now - self.begun.get(found[1], 0.0) >= BOOT:
                 return found[0]
-            return b"<instanceId>%s</instanceId>%s<code>0</code>%s<name>pending</name>" % found.groups()
+            return (
+                b"<instanceId>%s</instanceId>%s<code>0</code>%s<name>pending</name>"
+                % found.groups()
+            )
 
         return _SHOWN.sub(shown, body)
 
     def config(self, servers: int, *more: dict[str, Any]) -> dict[str, Any]:
-        provider = self.cloud.provider(self.cloud.label("small"), pool={"max-servers": servers}, rate=100)
+        provider = self.cloud.provider(
+            self.cloud.label("small"), pool={"max-servers": servers}, rate=100
+        )
         return {"labels": [{"name": "small"}, {"name": "idle"}], "providers": [provider, *more]}
 
     def calls(self) -> int:
@@ -140,7 +149,10 @@ def at_once(bench: Bench, count: int = 100, deletions: int = 230) -> Figures:
         assert len(ec2.ends) >= deletions, f"{len(ec2.ends)} of {deletions} deletions"
         zuul.wait_gone(gone)
         return {
-            "100 EC2 nodes at once: of the cloud's own time": (end - min(zuul.submitted[i] for i in ids)) / own,
+            "100 EC2 nodes at once: of the cloud's own time": (
+                end - min(zuul.submitted[i] for i in ids)
+            )
+            / own,
             "230 EC2 deletions asked for: s": max(ec2.ends.values()) - started,
         }
     finally:

@@ -1,4 +1,6 @@
-"""Builder scenarios: the program of either release, with the fake driver and a stand-in for disk-image-create."""
+"""Builder scenarios: the program of either release, with the fake driver and a stand-in for
+disk-image-create.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Figures = dict[str, float]
 
 IMAGES_ROOT = "/nodepool/images"
 CREATE = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "builder" / "image-create"
-RECORD = re.compile(r"^/nodepool/images/([^/]+)/builds/([0-9a-f]{32})(?:/providers/([^/]+)/images/(\d{10}))?$")
+RECORD = re.compile(
+    r"^/nodepool/images/([^/]+)/builds/([0-9a-f]{32})(?:/providers/([^/]+)/images/(\d{10}))?$"
+)
 #: Build or upload: image, build id, provider, number.
 Key = tuple[str, str, str | None, str | None]
 #: Seconds that both releases get to come to rest, a cleanup pass and more.
@@ -87,13 +91,20 @@ class ImageWatch:
         ]
 
     def wait(
-        self, count: int, state: str, uploads: bool, known: set[str] | None = None, timeout: float = 300.0
+        self,
+        count: int,
+        state: str,
+        uploads: bool,
+        known: set[str] | None = None,
+        timeout: float = 300.0,
     ) -> list[tuple[Key, float]]:
         deadline = time.monotonic() + timeout
         with self.condition:
             while len(found := self.find(state, uploads, known or set())) < count:
                 if not self.condition.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"{len(found)} of {count} {'uploads' if uploads else 'builds'} are {state}")
+                    raise TimeoutError(
+                        f"{len(found)} of {count} {'uploads' if uploads else 'builds'} are {state}"
+                    )
         return found
 
     def builds(self) -> set[str]:
@@ -117,8 +128,18 @@ class BuilderRun:
         self.config.write_text(
             yaml.safe_dump(
                 {
-                    "zookeeper-servers": [{"host": "127.0.0.1", "port": port or settings["port"], "chroot": bench.chroot}],
-                    "zookeeper-tls": {"ca": settings["ca"], "cert": settings["cert"], "key": settings["key"]},
+                    "zookeeper-servers": [
+                        {
+                            "host": "127.0.0.1",
+                            "port": port or settings["port"],
+                            "chroot": bench.chroot,
+                        }
+                    ],
+                    "zookeeper-tls": {
+                        "ca": settings["ca"],
+                        "cert": settings["cert"],
+                        "key": settings["key"],
+                    },
                     "images-dir": str(work / "images"),
                     "build-log-dir": str(work / "build-log"),
                     "labels": [],
@@ -162,7 +183,15 @@ class BuilderRun:
         """The program in the foreground, with the intervals it comes with."""
         with open(self.bench.work / "log" / "builder.log", "ab") as out:
             self.process = subprocess.Popen(
-                [str(self.program), "-f", "-c", str(self.config), "-p", str(self.bench.work / "builder.pid"), *options],
+                [
+                    str(self.program),
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(self.bench.work / "builder.pid"),
+                    *options,
+                ],
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
@@ -173,7 +202,9 @@ class BuilderRun:
     def cpu(self) -> float:
         """Seconds of processor time so far."""
         assert self.process is not None
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = (
+            pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        )
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def stop(self) -> None:
@@ -192,7 +223,9 @@ class BuilderRun:
 
 
 def rest(bench: Bench, images: int = 20, providers: int = 5, seconds: float = 120.0) -> Figures:
-    """Everything built and uploaded: operations and processor time of a builder that has nothing to do."""
+    """Everything built and uploaded: operations and processor time of a builder that has nothing
+    to do.
+    """
     proxy = CountingProxy(bench.server.settings)
     run = BuilderRun(bench, images, providers, proxy.port)
     try:
@@ -214,7 +247,8 @@ def rest(bench: Bench, images: int = 20, providers: int = 5, seconds: float = 12
         proxy.close()
     minutes = taken / 60
     return {
-        "builder at rest: ZooKeeper operations/min": sum(n for k, n in counts.items() if k != PING) / minutes,
+        "builder at rest: ZooKeeper operations/min": sum(n for k, n in counts.items() if k != PING)
+        / minutes,
         "builder at rest: reads/min": sum(n for k, n in counts.items() if k in READS) / minutes,
         "builder at rest: pings/min": counts[PING] / minutes,
         "builder at rest: CPU %": used / taken * 100,
@@ -222,7 +256,9 @@ def rest(bench: Bench, images: int = 20, providers: int = 5, seconds: float = 12
 
 
 def request(bench: Bench, samples: int = 10) -> Figures:
-    """One image, one provider: from a manual request to the build, its upload, and the image in the cloud."""
+    """One image, one provider: from a manual request to the build, its upload, and the image in
+    the cloud.
+    """
     run = BuilderRun(bench, 1, 1)
     started, uploading, done = [], [], []
     try:
@@ -254,11 +290,18 @@ def spread(name: str, seconds: list[float]) -> Figures:
     """Milliseconds."""
     return {
         f"{name}: {what} ms": value * 1000
-        for what, value in (("median", median(seconds)), ("min", min(seconds)), ("max", max(seconds)))
+        for what, value in (
+            ("median", median(seconds)),
+            ("min", min(seconds)),
+            ("max", max(seconds)),
+        )
     }
 
 
-BUILDER_SCENARIOS: dict[str, Callable[[Bench], Figures]] = {"builder-rest": rest, "builder-request": request}
+BUILDER_SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
+    "builder-rest": rest,
+    "builder-request": request,
+}
 BUILDER_TARGETS: dict[str, tuple[float, bool]] = {
     "builder at rest: ZooKeeper operations/min": (60, True),
     "builder at rest: CPU %": (1, True),

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the drivers gce, azure and ibmvpc against their clouds' stand-ins, alone or beside another release.
+"""Measures the drivers gce, azure and ibmvpc against their clouds' stand-ins, alone or beside
+another release.
 
   python -m tests.benchmark.clouds [--other PYTHON] [--only gce azure] [--nodes 10] [--burst 100]
 
-Figures: from a machine that runs (BOOT seconds after it was asked for) to its ready node; from a machine that is gone to the end
-of its record; API calls per node, one after the other and in a burst, tokens not counted; a burst: until all are ready, beside
-until all machines run; calls a minute while those are ready. The other release is redirected from the public hosts to the
-stand-in (tests/benchmark/redirected).
+Figures: from a machine that runs (BOOT seconds after it was asked for) to its ready node; from a
+machine that is gone to the end of its record; API calls per node, one after the other and in a
+burst, tokens not counted; a burst: until all are ready, beside until all machines run; calls a
+minute while those are ready. The other release is redirected from the public hosts to the stand-in
+(tests/benchmark/redirected).
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def single(bench: Bench, scene: CloudScene) -> tuple[float, float]:
     return late, gone - machine.gone
 
 
-def measure(bench: Bench, scene: CloudScene, args: argparse.Namespace, other: bool) -> dict[str, float]:
+def measure(
+    bench: Bench, scene: CloudScene, args: argparse.Namespace, other: bool
+) -> dict[str, float]:
     scene.cloud.boot, scene.cloud.ending = BOOT, ENDING
     provider = scene.provider(rate=100)
     if other:
@@ -77,7 +81,9 @@ def measure(bench: Bench, scene: CloudScene, args: argparse.Namespace, other: bo
         result[f"{args.burst} at once, beside the cloud's time"] = (ended - began) / (runs - began)
         used = calls(scene)
         time.sleep(args.rest)
-        result[f"{args.burst} nodes at rest, API calls a minute"] = (calls(scene) - used) / args.rest * 60
+        result[f"{args.burst} nodes at rest, API calls a minute"] = (
+            (calls(scene) - used) / args.rest * 60
+        )
         before += calls(scene) - used
         bench.zuul.wait_gone(bench.zuul.use(ids), 600)
         result[f"{args.burst} at once, API calls per node"] = (calls(scene) - before) / args.burst
@@ -86,12 +92,16 @@ def measure(bench: Bench, scene: CloudScene, args: argparse.Namespace, other: bo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="python of the release to compare with")
     parser.add_argument("--only", nargs="*", default=[kind.driver for kind in SCENES])
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--burst", type=int, default=100)
-    parser.add_argument("--rest", type=float, default=60, help="seconds in which calls at rest are counted")
+    parser.add_argument(
+        "--rest", type=float, default=60, help="seconds in which calls at rest are counted"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
@@ -100,14 +110,19 @@ def main() -> int:
     try:
         server = Server(tool, work / "zk")
         for kind in [each for each in SCENES if each.driver in args.only]:
-            for release, python in {"ours": sys.executable, **({"other": args.other} if args.other else {})}.items():
+            for release, python in {
+                "ours": sys.executable,
+                **({"other": args.other} if args.other else {}),
+            }.items():
                 scene = kind(work / f"{kind.driver}-{release}")
                 bench = Bench(server, python, work, release)
                 bench.environment |= scene.environment()
                 if release == "other":
                     bench.environment |= {
                         "PYTHONPATH": str(REPOSITORY / "tests" / "benchmark" / "redirected"),
-                        "NODEPOOL_BENCHMARK_HOSTS": " ".join(f"{host}={scene.cloud.url}" for host in HOSTS[kind.driver]),
+                        "NODEPOOL_BENCHMARK_HOSTS": " ".join(
+                            f"{host}={scene.cloud.url}" for host in HOSTS[kind.driver]
+                        ),
                         "HTTPLIB2_CA_CERTS": scene.cloud.ca,
                     }
                     if kind.driver == "azure":
@@ -127,7 +142,9 @@ def main() -> int:
         tool.stop(work / "zk")
         shutil.rmtree(work, ignore_errors=True)
     for name, values in figures.items():
-        print(f"{name:55}" + "".join(f"  {release} {value:.3f}" for release, value in values.items()))
+        print(
+            f"{name:55}" + "".join(f"  {release} {value:.3f}" for release, value in values.items())
+        )
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
     return 0

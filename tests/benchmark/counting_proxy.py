@@ -1,7 +1,7 @@
 """A proxy in front of ZooKeeper that counts operations, pings apart.
 
-It speaks TLS to the program under test, as 11.0.0 wants it, and plain text to the server. The server's own counters do not
-tell pings from reads.
+It speaks TLS to the program under test, as 11.0.0 wants it, and plain text to the server. The
+server's own counters do not tell pings from reads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class CountingProxy:
         self._context.load_cert_chain(settings["cert"], settings["key"])
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="CountingProxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name="CountingProxy", daemon=True
+        )
         self._thread.start()
         if not ready.wait(10):
             raise TimeoutError("the proxy does not listen")

@@ -1,8 +1,10 @@
-"""What one sliver's worst does to another (root): python -m tests.benchmark.fairness [--rounds 40] [--podman]
+"""What one sliver's worst does to another (root): python -m tests.benchmark.fairness [--rounds 40]
+[--podman]
 
-A daemon, a sliver that attacks and one that works.  For each attack: 95th percentile of the other's login, disk write (4 MiB and
-fsync), creation and deletion of a third one, and GetCapacity, as ratios to the same on the quiet machine, measured in the
-same run. Targets: ratios of 2, GetCapacity 50 ms.  With --podman the same for containers of rootless podman on the same machine
+A daemon, a sliver that attacks and one that works.  For each attack: 95th percentile of the other's
+login, disk write (4 MiB and fsync), creation and deletion of a third one, and GetCapacity, as
+ratios to the same on the quiet machine, measured in the same run. Targets: ratios of 2, GetCapacity
+50 ms.  With --podman the same for containers of rootless podman on the same machine
 (login: podman exec; GetCapacity: podman ps).
 """
 
@@ -114,7 +116,7 @@ for _ in range(40):
             finally: end.close()
 print('on', flush=True); os.wait()
 """,
-}  # fmt: skip
+}
 
 
 class Host:
@@ -163,7 +165,9 @@ class Host:
 
     def login(self, number: int) -> float:
         begun = time.monotonic()
-        subprocess.run(self.command("victim", "true"), check=True, stdin=subprocess.DEVNULL, timeout=120)
+        subprocess.run(
+            self.command("victim", "true"), check=True, stdin=subprocess.DEVNULL, timeout=120
+        )
         return (time.monotonic() - begun) * 1000
 
     def create(self, number: int) -> float:
@@ -198,12 +202,26 @@ class PodmanHost(Host):
     def podman(self, *words: str) -> list[str]:
         # crun refuses hosts where cgroup v2 has controllers beside v1; it need not see that.
         script = (
-            'umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd "$1"; home=$1; shift; '
-            f'exec setpriv --reuid={user.USER_ID} --regid={user.USER_ID} --clear-groups env -i HOME="$home" '
-            f'USER={user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman --log-level=error '
+            'umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd '
+            '"$1"; home=$1; shift; '
+            f"exec setpriv --reuid={user.USER_ID} --regid={user.USER_ID} --clear-groups env -i "
+            'HOME="$home" '
+            f'USER={user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman '
+            "--log-level=error "
             '--cgroup-manager=cgroupfs "$@"'
         )
-        return ["unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", str(self.home), *words]
+        return [
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            str(self.home),
+            *words,
+        ]
 
     def _run(self, *words: str) -> float:
         begun = time.monotonic()
@@ -223,13 +241,19 @@ class PodmanHost(Host):
 
     def put(self, name: str) -> None:
         tree = self.work / name
-        subprocess.run(["cp", "-a", "--reflink=auto", str(self.work / "tree"), str(tree)], check=True, timeout=60)
+        subprocess.run(
+            ["cp", "-a", "--reflink=auto", str(self.work / "tree"), str(tree)],
+            check=True,
+            timeout=60,
+        )
         self._own(tree)
         self._start(name)
 
     @staticmethod
     def _own(tree: pathlib.Path) -> None:
-        subprocess.run(["chown", "-R", f"{user.USER_ID}:{user.USER_ID}", str(tree)], check=True, timeout=60)
+        subprocess.run(
+            ["chown", "-R", f"{user.USER_ID}:{user.USER_ID}", str(tree)], check=True, timeout=60
+        )
 
     def _start(self, name: str) -> float:
         return self._run(
@@ -255,7 +279,11 @@ class PodmanHost(Host):
 
     def create(self, number: int) -> float:
         if not (self.work / "new").exists():
-            subprocess.run(["cp", "-a", str(self.work / "tree"), str(self.work / "new")], check=True, timeout=60)
+            subprocess.run(
+                ["cp", "-a", str(self.work / "tree"), str(self.work / "new")],
+                check=True,
+                timeout=60,
+            )
             self._own(self.work / "new")
         return self._start("new")
 
@@ -279,9 +307,19 @@ for line in sys.stdin:
 
 def measure(host: Host, rounds: int) -> dict[str, float]:
     """95th percentiles."""
-    found: dict[str, list[float]] = {"login": [], "write": [], "create": [], "delete": [], "capacity": []}
-    with subprocess.Popen(host.command("victim", f"exec python3 -c {shlex.quote(WRITER)}"), stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as writer:  # fmt: skip
+    found: dict[str, list[float]] = {
+        "login": [],
+        "write": [],
+        "create": [],
+        "delete": [],
+        "capacity": [],
+    }
+    with subprocess.Popen(
+        host.command("victim", f"exec python3 -c {shlex.quote(WRITER)}"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
         assert writer.stdin is not None and writer.stdout is not None
         for number in range(rounds + 1):
             writer.stdin.write("go\n")
@@ -305,7 +343,10 @@ def measure(host: Host, rounds: int) -> dict[str, float]:
 @contextlib.contextmanager
 def inside(host: Host, name: str) -> Iterator[None]:
     with subprocess.Popen(
-        host.command("mallory", "exec python3 -u -"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        host.command("mallory", "exec python3 -u -"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as session:
         assert session.stdin is not None and session.stdout is not None
         session.stdin.write(PROGRAMS[name])
@@ -332,11 +373,22 @@ while True:
 
 @contextlib.contextmanager
 def logins(host: Host) -> Iterator[None]:
-    """Connections to the port of a sliver that is busy, as from other machines, as fast as they are taken."""
+    """Connections to the port of a sliver that is busy, as from other machines, as fast as they
+    are taken.
+    """
     with (
         inside(host, "cpu"),
         subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-c", FLOOD, str(host.places["mallory"]["ssh_port"])], start_new_session=True
+            [
+                "nice",
+                "-n",
+                "19",
+                sys.executable,
+                "-c",
+                FLOOD,
+                str(host.places["mallory"]["ssh_port"]),
+            ],
+            start_new_session=True,
         ) as flood,
     ):
         try:
@@ -346,19 +398,26 @@ def logins(host: Host) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--attacks", default=",".join((*PROGRAMS, "logins")))
     parser.add_argument("--podman", action="store_true", help="measure rootless podman, too")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    kinds: dict[str, Callable[[Host], Any]] = {name: (lambda host, name=name: inside(host, name)) for name in PROGRAMS}
+    kinds: dict[str, Callable[[Host], Any]] = {
+        name: (lambda host, name=name: inside(host, name)) for name in PROGRAMS
+    }
     kinds["logins"] = logins
     found = {"node manager": rows_of(Host, args.attacks.split(","), kinds, args.rounds)}
     if args.podman:
         # It has no API, and nobody logs in from outside.
         found["podman"] = rows_of(
-            PodmanHost, [name for name in args.attacks.split(",") if name not in ("api", "logins")], kinds, args.rounds
+            PodmanHost,
+            [name for name in args.attacks.split(",") if name not in ("api", "logins")],
+            kinds,
+            args.rounds,
         )
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
@@ -367,7 +426,8 @@ def main() -> int:
         f"{name} {key}"
         for name, row in rows.items()
         for key, value in row.items()
-        if name != "quiet" and (value > CAPACITY_MS if key == "capacity" else value > RATIO * rows["quiet"][key])
+        if name != "quiet"
+        and (value > CAPACITY_MS if key == "capacity" else value > RATIO * rows["quiet"][key])
     ]
     print("Targets missed: " + (", ".join(missed) or "none"))
     return 1 if missed else 0
@@ -383,8 +443,14 @@ def rows_of(
             for name in ("mallory", "victim"):
                 host.put(name)
             rows["quiet"] = measure(host, rounds)
-            print(f"{kind.__name__ + ', ms':20}" + "".join(f"{key:>18}" for key in rows["quiet"]), flush=True)
-            print(f"{'quiet':20}" + "".join(f"{value:18.1f}" for value in rows["quiet"].values()), flush=True)
+            print(
+                f"{kind.__name__ + ', ms':20}" + "".join(f"{key:>18}" for key in rows["quiet"]),
+                flush=True,
+            )
+            print(
+                f"{'quiet':20}" + "".join(f"{value:18.1f}" for value in rows["quiet"].values()),
+                flush=True,
+            )
             for name in attacks:
                 try:
                     with kinds[name](host):
@@ -392,7 +458,10 @@ def rows_of(
                 except (subprocess.SubprocessError, OSError, ValueError) as error:
                     print(f"{name:20}failed: {str(error)[-200:]}", flush=True)
                     continue
-                cells = "".join(f"{value:11.1f} {value / rows['quiet'][key]:5.2f}x" for key, value in rows[name].items())
+                cells = "".join(
+                    f"{value:11.1f} {value / rows['quiet'][key]:5.2f}x"
+                    for key, value in rows[name].items()
+                )
                 print(f"{name:20}{cells}", flush=True)
         finally:
             host.close()

@@ -35,7 +35,9 @@ class Server:
 
     def counters(self) -> dict[str, float]:
         """Reads and updates that the server has answered so far."""
-        with socket.create_connection(("127.0.0.1", self.settings["plain_port"]), timeout=5) as sock:
+        with socket.create_connection(
+            ("127.0.0.1", self.settings["plain_port"]), timeout=5
+        ) as sock:
             sock.sendall(b"mntr")
             text = b""
             while chunk := sock.recv(65536):
@@ -51,17 +53,25 @@ class Server:
 class Launcher:
     """One launcher process."""
 
-    def __init__(self, python: str, config: pathlib.Path, log: pathlib.Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, python: str, config: pathlib.Path, log: pathlib.Path, environment: dict[str, str]
+    ) -> None:
         self.log = log
         self.started = time.monotonic()
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [python, str(HERE / "serve.py"), str(config)], stdout=out, stderr=out, cwd="/", env={**os.environ, **environment}
+                [python, str(HERE / "serve.py"), str(config)],
+                stdout=out,
+                stderr=out,
+                cwd="/",
+                env={**os.environ, **environment},
             )
 
     def cpu(self) -> float:
         """Seconds of processor time so far."""
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        fields = (
+            pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        )
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def memory(self) -> float:
@@ -91,12 +101,18 @@ class Launcher:
 
 
 class Zuul:
-    """Submits requests, notices their ends by watching, uses and returns nodes; counts its own operations."""
+    """Submits requests, notices their ends by watching, uses and returns nodes; counts its own
+    operations.
+    """
 
     def __init__(self, server: Server, chroot: str) -> None:
         s = server.settings
         self.client = ZooKeeperClient(
-            f"127.0.0.1:{s['port']}{chroot}", timeout=30, tls_cert=s["cert"], tls_key=s["key"], tls_ca=s["ca"]
+            f"127.0.0.1:{s['port']}{chroot}",
+            timeout=30,
+            tls_cert=s["cert"],
+            tls_key=s["key"],
+            tls_ca=s["ca"],
         )
         self.client.connect(timeout=30)
         self.kazoo = self.client.client
@@ -111,7 +127,10 @@ class Zuul:
         self.used_at = 0.0
         for path in ("/nodepool/requests", "/nodepool/nodes"):
             self.kazoo.ensure_path(path)
-        for root, callback in (("/nodepool/requests", self._request_event), ("/nodepool/nodes", self._node_event)):
+        for root, callback in (
+            ("/nodepool/requests", self._request_event),
+            ("/nodepool/nodes", self._node_event),
+        ):
             self.kazoo.add_persistent_watch(root, callback)
             armed = threading.Event()
             self.kazoo.arm_persistent_watch(root, Reply(lambda *_a, armed=armed: armed.set()))
@@ -125,10 +144,16 @@ class Zuul:
         assert self.kazoo is not None
         self.kazoo.submit(
             GetData(self.kazoo.full_path(path), None),
-            Reply(lambda result, error, _z: self._request_read(path.rsplit("/", 1)[1], now, result, error)),
+            Reply(
+                lambda result, error, _z: self._request_read(
+                    path.rsplit("/", 1)[1], now, result, error
+                )
+            ),
         )
 
-    def _request_read(self, request_id: str, seen: float, result: Any, error: BaseException | None) -> None:
+    def _request_read(
+        self, request_id: str, seen: float, result: Any, error: BaseException | None
+    ) -> None:
         if error is not None:
             return
         record = json.loads(result[0])
@@ -147,7 +172,9 @@ class Zuul:
                 self.nodes_gone[path.rsplit("/", 1)[1]] = time.monotonic()
                 self.condition.notify_all()
 
-    def request_data(self, labels: list[str], relative_priority: int = 0, tenant: str | None = None) -> bytes:
+    def request_data(
+        self, labels: list[str], relative_priority: int = 0, tenant: str | None = None
+    ) -> bytes:
         now = time.time()
         return json.dumps(
             {
@@ -176,7 +203,11 @@ class Zuul:
         assert self.kazoo is not None
         start = time.monotonic()
         self.updates += 1
-        path = self.kazoo.create(f"/nodepool/requests/{priority}-", self.request_data(labels, relative_priority), sequence=True)
+        path = self.kazoo.create(
+            f"/nodepool/requests/{priority}-",
+            self.request_data(labels, relative_priority),
+            sequence=True,
+        )
         request_id = str(path).rsplit("/", 1)[1]
         self.submitted[request_id] = start
         return request_id
@@ -186,7 +217,9 @@ class Zuul:
         assert self.kazoo is not None
         start = time.monotonic()
         answers = [
-            self.kazoo.create_async(f"/nodepool/requests/{priority}-", self.request_data(labels), sequence=True)
+            self.kazoo.create_async(
+                f"/nodepool/requests/{priority}-", self.request_data(labels), sequence=True
+            )
             for labels in many
         ]
         self.updates += len(many)
@@ -224,7 +257,9 @@ class Zuul:
         return [n for i in ids for n in self.ended[i][1]["nodes"]]
 
     def use(self, ids: list[str]) -> list[str]:
-        """Delete the requests and mark their nodes used, as an executor does at its end (locks left out)."""
+        """Delete the requests and mark their nodes used, as an executor does at its end (locks
+        left out).
+        """
         assert self.kazoo is not None
         full = self.kazoo.full_path
         nodes = self.nodes(ids)
@@ -234,7 +269,9 @@ class Zuul:
         for node_id, answer in reads:
             record = json.loads(answer.get(timeout=60)[0])
             record["state"], record["state_time"] = "used", time.time()
-            writes.append(SetData(full(f"/nodepool/nodes/{node_id}"), json.dumps(record).encode(), -1))
+            writes.append(
+                SetData(full(f"/nodepool/nodes/{node_id}"), json.dumps(record).encode(), -1)
+            )
         writes += [Delete(full(f"/nodepool/requests/{i}"), -1) for i in ids]
         # One by one, as Zuul writes them.
         done = threading.Semaphore(0)
@@ -280,7 +317,8 @@ class Zuul:
         data = json.dumps(record).encode()
         for start in range(0, count, 100):
             operations = [
-                Create(self.kazoo.full_path("/nodepool/nodes/"), data, OPEN_ACL_UNSAFE, 2) for _ in range(min(100, count - start))
+                Create(self.kazoo.full_path("/nodepool/nodes/"), data, OPEN_ACL_UNSAFE, 2)
+                for _ in range(min(100, count - start))
             ]
             answer = self.kazoo.handler.async_result()
             self.kazoo.submit(Transaction(operations), answer)
@@ -317,7 +355,8 @@ class Bench:
         (self.work / "log").mkdir()
         self.chroot = f"/bench-{uuid.uuid4().hex[:12]}"
         (self.work / "clouds.yaml").write_text(
-            "clouds: {fake: {auth: {username: u, password: p, project_name: n, auth_url: 'http://fake.example'}}}"
+            "clouds: {fake: {auth: {username: u, password: p, project_name: n, auth_url: "
+            "'http://fake.example'}}}"
         )
         self.environment = {"OS_CLIENT_CONFIG_FILE": str(self.work / "clouds.yaml")}
         self.zuul: Zuul
@@ -340,7 +379,9 @@ class Bench:
         self.zuul.wait_pools(sum(len(p["pools"]) for p in config["providers"]))
 
     def run_launcher(self) -> None:
-        self.launcher = Launcher(self.python, self.config_path, self.work / "log" / "launcher.log", self.environment)
+        self.launcher = Launcher(
+            self.python, self.config_path, self.work / "log" / "launcher.log", self.environment
+        )
 
     def close(self) -> None:
         self.launcher.stop()

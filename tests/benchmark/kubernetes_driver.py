@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the driver kubernetes against the real API server of tools/kubernetes, alone or beside another release.
+"""Measures the driver kubernetes against the real API server of tools/kubernetes, alone or beside
+another release.
 
-  python -m tests.benchmark.kubernetes_driver [--other PYTHON] [--nodes 10] [--burst 200] [--idle 500]
+  python -m tests.benchmark.kubernetes_driver [--other PYTHON] [--nodes 10] [--burst 200] [--idle
+  500]
 
-Figures: from request to ready of a pod that runs 0.3 s after it was placed, and of a namespace; from the end of a namespace in
-the cluster to that of its record; API calls per pod node, created and deleted, watches not counted; a burst: until all are
-ready, beside until all pods run; calls a minute and CPU with idle ready pods.
+Figures: from request to ready of a pod that runs 0.3 s after it was placed, and of a namespace;
+from the end of a namespace in the cluster to that of its record; API calls per pod node, created
+and deleted, watches not counted; a burst: until all are ready, beside until all pods run; calls a
+minute and CPU with idle ready pods.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ IDLE_SECONDS = 60.0
 
 
 class Times:
-    """When pods came to run, and namespaces were gone: by a watch of our own, past the proxy that counts."""
+    """When pods came to run, and namespaces were gone: by a watch of our own, past the proxy
+    that counts.
+    """
 
     def __init__(self, admin: support.Server) -> None:
         self.ran: dict[str, float] = {}
@@ -41,7 +46,9 @@ class Times:
         self._admin = admin
         self._answers: list[Any] = []
         self._threads = [
-            threading.Thread(target=self._watch, args=(plural,), name=f"watch-{plural}", daemon=True)
+            threading.Thread(
+                target=self._watch, args=(plural,), name=f"watch-{plural}", daemon=True
+            )
             for plural in ("pods", "namespaces")
         ]
         for thread in self._threads:
@@ -49,8 +56,12 @@ class Times:
 
     def _watch(self, plural: str) -> None:
         url = f"{self._admin.url}/api/v1/{plural}?watch=1"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._admin.token}"})
-        with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=self._admin.ca)) as answer:
+        request = urllib.request.Request(
+            url, headers={"Authorization": f"Bearer {self._admin.token}"}
+        )
+        with urllib.request.urlopen(
+            request, context=ssl.create_default_context(cafile=self._admin.ca)
+        ) as answer:
             for line in answer:
                 now, event = time.monotonic(), json.loads(line)
                 metadata = event["object"]["metadata"]
@@ -62,11 +73,24 @@ class Times:
 
 def config(context: str, idle: int = 0) -> dict[str, Any]:
     labels = [
-        {"name": "pod", "type": "pod", "image": "an/image", "annotations": {"test/runs-after": RUNS_AFTER}},
+        {
+            "name": "pod",
+            "type": "pod",
+            "image": "an/image",
+            "annotations": {"test/runs-after": RUNS_AFTER},
+        },
         {"name": "space", "type": "namespace"},
     ]
-    provider = {"name": "kube", "driver": "kubernetes", "context": context, "pools": [{"name": "main", "labels": labels}]}
-    return {"labels": [{"name": "pod", "min-ready": idle}, {"name": "space"}], "providers": [provider]}
+    provider = {
+        "name": "kube",
+        "driver": "kubernetes",
+        "context": context,
+        "pools": [{"name": "main", "labels": labels}],
+    }
+    return {
+        "labels": [{"name": "pod", "min-ready": idle}, {"name": "space"}],
+        "providers": [provider],
+    }
 
 
 def single(bench: Bench, label: str) -> tuple[str, float, float]:
@@ -82,7 +106,9 @@ def calls(cluster: support.KubernetesCluster) -> int:
     return sum(1 for request in cluster.proxy.requests if "watch=" not in request.path)
 
 
-def measure(bench: Bench, cluster: support.KubernetesCluster, args: argparse.Namespace, times: Times) -> dict[str, float]:
+def measure(
+    bench: Bench, cluster: support.KubernetesCluster, args: argparse.Namespace, times: Times
+) -> dict[str, float]:
     result: dict[str, float] = {}
     kubeconfig = pathlib.Path(bench.environment["KUBECONFIG"])
     user = {"token": cluster.token}
@@ -98,10 +124,14 @@ def measure(bench: Bench, cluster: support.KubernetesCluster, args: argparse.Nam
             result["API calls per pod node"] = (calls(cluster) - before) / args.nodes
             bench.launcher.stop()
     found = [single(bench, "pod") for _ in range(args.nodes)]
-    result["pod: request to ready, median s"] = percentile([took for _id, took, _ended in found], 0.5)
+    result["pod: request to ready, median s"] = percentile(
+        [took for _id, took, _ended in found], 0.5
+    )
     late = [ended - times.gone[f"main-{node_id}"] for node_id, _took, ended in found]
     result["namespace gone to record gone, median s"] = percentile(late, 0.5)
-    result["namespace: request to ready, median s"] = percentile([single(bench, "space")[1] for _ in range(args.nodes)], 0.5)
+    result["namespace: request to ready, median s"] = percentile(
+        [single(bench, "space")[1] for _ in range(args.nodes)], 0.5
+    )
     if args.burst:
         began = time.monotonic()
         ids = bench.zuul.submit_many([["pod"]] * args.burst)
@@ -117,7 +147,11 @@ def measure(bench: Bench, cluster: support.KubernetesCluster, args: argparse.Nam
 
 
 def idle(
-    bench: Bench, cluster: support.KubernetesCluster, count: int, kubeconfig: pathlib.Path, times: Times
+    bench: Bench,
+    cluster: support.KubernetesCluster,
+    count: int,
+    kubeconfig: pathlib.Path,
+    times: Times,
 ) -> dict[str, float]:
     user = {"token": cluster.token}
     kubeconfig.write_text(yaml.safe_dump(support.kubeconfig(cluster.proxy.url, cluster.ca, user)))
@@ -137,7 +171,9 @@ def idle(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="python of the release to compare with")
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--burst", type=int, default=200)
@@ -149,7 +185,10 @@ def main() -> int:
     figures: dict[str, dict[str, float]] = {}
     try:
         server = Server(tool, work / "zk")
-        for release, python in {"ours": sys.executable, **({"other": args.other} if args.other else {})}.items():
+        for release, python in {
+            "ours": sys.executable,
+            **({"other": args.other} if args.other else {}),
+        }.items():
             # A cluster for each: what the one before has left behind is still being deleted.
             with support.running() as found:
                 cluster = support.KubernetesCluster(*found)
@@ -170,7 +209,9 @@ def main() -> int:
         tool.stop(work / "zk")
         shutil.rmtree(work, ignore_errors=True)
     for name, values in figures.items():
-        print(f"{name:45}" + "".join(f"  {release} {value:.3f}" for release, value in values.items()))
+        print(
+            f"{name:45}" + "".join(f"  {release} {value:.3f}" for release, value in values.items())
+        )
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
     return 0

@@ -1,4 +1,6 @@
-"""Leases: granted and returned through the API, and held. The launcher, ZooKeeper and the clients share the machine."""
+"""Leases: granted and returned through the API, and held. The launcher, ZooKeeper and the
+clients share the machine.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +66,17 @@ def _latencies(bench: Bench, samples: int) -> list[float]:
 
 
 def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int = 30) -> Figures:
-    """Grant and return as many leases as possible, then `RATE` while Zuul asks for ready nodes; the launcher has one core."""
+    """Grant and return as many leases as possible, then `RATE` while Zuul asks for ready nodes;
+    the launcher has one core.
+    """
     path = str(bench.work / "api.sock")
     bench.environment["NODEPOOL_BENCHMARK_SOCKET"] = path
     bench.start(instant(labels=["small", "idle"]))
-    subprocess.run(["taskset", "-a", "-p", "-c", "0", str(bench.launcher.process.pid)], check=True, capture_output=True)
+    subprocess.run(
+        ["taskset", "-a", "-p", "-c", "0", str(bench.launcher.process.pid)],
+        check=True,
+        capture_output=True,
+    )
     _latencies(bench, 3)
     alone = _latencies(bench, samples)
     stop = threading.Event()
@@ -76,7 +84,11 @@ def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int
     for thread in threads:
         thread.start()
     time.sleep(1)
-    before, cpu, began = sum(thread.count for thread in threads), bench.launcher.cpu(), time.monotonic()
+    before, cpu, began = (
+        sum(thread.count for thread in threads),
+        bench.launcher.cpu(),
+        time.monotonic(),
+    )
     time.sleep(seconds)
     elapsed = time.monotonic() - began
     done, used = sum(thread.count for thread in threads) - before, bench.launcher.cpu() - cpu
@@ -116,10 +128,15 @@ def held(bench: Bench, count: int = 1000, seconds: float = 30.0) -> Figures:
 
     without = measured()
     terms = {"lease": {"v": 1, "owner": "bench", "via": "bench", "created": time.time(), "size": 1}}
-    bench.zuul.create_nodes(count, state="hold", hold_expiration=86400, allocated_to="200-0000000001", user_data=terms)
+    bench.zuul.create_nodes(
+        count, state="hold", hold_expiration=86400, allocated_to="200-0000000001", user_data=terms
+    )
     time.sleep(15)
     found = measured()
-    return {"1000 leases held: CPU %": found[0], "1000 leases held: more ZooKeeper operations per minute": found[1] - without[1]}
+    return {
+        "1000 leases held: CPU %": found[0],
+        "1000 leases held: more ZooKeeper operations per minute": found[1] - without[1],
+    }
 
 
 LEASE_SCENARIOS = {"leases": leases, "leases-held": held}

@@ -1,4 +1,5 @@
-"""Figures of the node manager on this machine (root): python -m tests.benchmark.nodemanager [--slivers 100] [--rounds 30]
+"""Figures of the node manager on this machine (root): python -m tests.benchmark.nodemanager
+[--slivers 100] [--rounds 30]
 
 Daemon as a process of its own, slivers of image host, calls over the Unix socket.
 """
@@ -29,11 +30,17 @@ class Figures:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, what: str, value: float, target: float, smaller: bool = True, spread: str = "") -> None:
+    def add(
+        self, what: str, value: float, target: float, smaller: bool = True, spread: str = ""
+    ) -> None:
         met = value <= target if smaller else value >= target
-        self.rows.append({"what": what, "value": round(value, 3), "target": target, "met": met, "spread": spread})
+        self.rows.append(
+            {"what": what, "value": round(value, 3), "target": target, "met": met, "spread": spread}
+        )
         sign, verdict = "<=" if smaller else ">=", "met" if met else "NOT MET"
-        print(f"{what:58} {value:10.2f}   target {sign} {target:<8g} {verdict}  {spread}", flush=True)
+        print(
+            f"{what:58} {value:10.2f}   target {sign} {target:<8g} {verdict}  {spread}", flush=True
+        )
 
 
 def spread(values: list[float]) -> str:
@@ -54,7 +61,9 @@ def create_and_destroy(nm: NmDaemon, rounds: int, figures: Figures) -> None:
             name = f"b{number % 3}"
             made.append(timed(nm.put, name, network=network, rspec={"nm_mem_limit": 256}))
             gone.append(timed(nm.delete, name))
-        figures.add(f"create, network {network}: median ms", median(made), target, spread=spread(made))
+        figures.add(
+            f"create, network {network}: median ms", median(made), target, spread=spread(made)
+        )
         if network == "none":
             figures.add("destroy: median ms", median(gone), 15, spread=spread(gone))
 
@@ -84,12 +93,19 @@ def adoption(nm: NmDaemon, figures: Figures) -> None:
     took = time.monotonic() - started
     out, _ = session.communicate("hello\n", timeout=20)
     assert out == "got hello\n", "the session did not survive"
-    figures.add(f"start and adoption of {count} slivers after SIGKILL: s", took, 1.0 if count <= 30 else 1.0 * count / 20)
+    figures.add(
+        f"start and adoption of {count} slivers after SIGKILL: s",
+        took,
+        1.0 if count <= 30 else 1.0 * count / 20,
+    )
 
 
 def burn(nm: NmDaemon, names: list[str], loops: int, seconds: float) -> dict[str, float]:
     """Cores used by each of these slivers at the same time."""
-    script = f"for i in $(seq {loops}); do timeout {seconds + 3:g} sh -c 'while :; do :; done' & done; wait"
+    script = (
+        f"for i in $(seq {loops}); do timeout {seconds + 3:g} sh -c 'while :; do :; done' & "
+        "done; wait"
+    )
     found = {name: nm.client.call("GetRecord", name) for name in names}
     programs = [
         subprocess.Popen(
@@ -115,11 +131,20 @@ def burn(nm: NmDaemon, names: list[str], loops: int, seconds: float) -> dict[str
         for name in names
     ]
     deadline = time.monotonic() + 30
-    while any(nm.client.call("GetUsage", name)["pids"] < loops + 2 for name in names) and time.monotonic() < deadline:
+    while (
+        any(nm.client.call("GetUsage", name)["pids"] < loops + 2 for name in names)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
-    before, started = {n: nm.client.call("GetUsage", n)["cpu_usec"] for n in names}, time.monotonic()
+    before, started = (
+        {n: nm.client.call("GetUsage", n)["cpu_usec"] for n in names},
+        time.monotonic(),
+    )
     time.sleep(seconds)
-    after, took = {n: nm.client.call("GetUsage", n)["cpu_usec"] for n in names}, time.monotonic() - started
+    after, took = (
+        {n: nm.client.call("GetUsage", n)["cpu_usec"] for n in names},
+        time.monotonic() - started,
+    )
     for program in programs:
         program.wait(60)
     return {name: (after[name] - before[name]) / 1e6 / took for name in names}
@@ -143,7 +168,9 @@ def limits(nm: NmDaemon, figures: Figures, seconds: float) -> None:
     for name in burners:
         nm.put(name)
     used = burn(nm, ["sure", *burners], cores, seconds)
-    figures.add("guarantee of 20 % against ten burners: %", 100 * used["sure"] / cores, 19, smaller=False)
+    figures.add(
+        "guarantee of 20 % against ten burners: %", 100 * used["sure"] / cores, 19, smaller=False
+    )
     for name in ("sure", *burners):
         nm.delete(name)
 
@@ -154,7 +181,9 @@ def _exec(nm: NmDaemon, name: str) -> None:
 
 
 def _first_byte(argv: list[str]) -> None:
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
 
@@ -167,8 +196,20 @@ def _banner(port: int) -> None:
 def first_output(nm: NmDaemon, rounds: int, figures: Figures) -> None:
     """From the call, or the start of ssh, to the first output of a command."""
     port = nm.put("ready")["ssh_port"]
-    options = ("BatchMode=yes", "StrictHostKeyChecking=no", f"UserKnownHostsFile={os.devnull}", "LogLevel=ERROR")
-    ssh = ["ssh", "-i", str(nm.key), "-p", str(port), *(word for option in options for word in ("-o", option))]
+    options = (
+        "BatchMode=yes",
+        "StrictHostKeyChecking=no",
+        f"UserKnownHostsFile={os.devnull}",
+        "LogLevel=ERROR",
+    )
+    ssh = [
+        "ssh",
+        "-i",
+        str(nm.key),
+        "-p",
+        str(port),
+        *(word for option in options for word in ("-o", option)),
+    ]
     target = ["root@127.0.0.1", "echo x"]
     measured: dict[str, tuple[float, Callable[[], None]]] = {
         "ready sliver to output by Exec": (60, lambda: _exec(nm, "ready")),
@@ -199,7 +240,9 @@ def first_output(nm: NmDaemon, rounds: int, figures: Figures) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slivers", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of CPU")

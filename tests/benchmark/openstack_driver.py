@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the driver openstack against the real cloud of tools/openstack, alone or beside another release.
+"""Measures the driver openstack against the real cloud of tools/openstack, alone or beside another
+release.
 
-  tools/openstack run -- .venv/bin/python -m tests.benchmark.openstack_driver [--other PYTHON] [--nodes 10] [--burst 100]
+  tools/openstack run -- .venv/bin/python -m tests.benchmark.openstack_driver [--other PYTHON]
+  [--nodes 10] [--burst 100]
 
-Figures: calls of the API per node launched and deleted one by one; from ACTIVE in the cloud to ready in ZooKeeper, in
-seconds (the cloud is looked at ten times a second); and a burst: until all are ready, beside until all are ACTIVE.
+Figures: calls of the API per node launched and deleted one by one; from ACTIVE in the cloud to
+ready in ZooKeeper, in seconds (the cloud is looked at ten times a second); and a burst: until all
+are ready, beside until all are ACTIVE.
 """
 
 from __future__ import annotations
@@ -56,11 +59,27 @@ class ActiveTimes:
 def config() -> dict[str, Any]:
     return {
         "labels": [{"name": "small"}],
-        "providers": [{
-            "name": "cloud-1", "driver": "openstack", "cloud": "test", "rate": 0, "port-cleanup-interval": 0, "launch-retries": 3,
-            "cloud-images": [{"name": "base", "username": "zuul"}],
-            "pools": [{"name": "main", "networks": ["private"], "auto-floating-ip": False, "host-key-checking": False,
-                       "labels": [{"name": "small", "cloud-image": "base", "flavor-name": "tiny"}]}]}]}  # fmt: skip
+        "providers": [
+            {
+                "name": "cloud-1",
+                "driver": "openstack",
+                "cloud": "test",
+                "rate": 0,
+                "port-cleanup-interval": 0,
+                "launch-retries": 3,
+                "cloud-images": [{"name": "base", "username": "zuul"}],
+                "pools": [
+                    {
+                        "name": "main",
+                        "networks": ["private"],
+                        "auto-floating-ip": False,
+                        "host-key-checking": False,
+                        "labels": [{"name": "small", "cloud-image": "base", "flavor-name": "tiny"}],
+                    }
+                ],
+            }
+        ],
+    }
 
 
 def measure(bench: Bench, cloud: OpenStackCloud, nodes: int, burst: int) -> dict[str, float]:
@@ -107,7 +126,9 @@ def single(bench: Bench) -> tuple[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="python of the release to compare with")
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--burst", type=int, default=100)
@@ -121,7 +142,10 @@ def main() -> int:
     try:
         server = Server(tool, work / "zk")
         with cloud.quota(instances=-1, cores=-1, ram=-1):
-            for release, python in {"ours": sys.executable, **({"other": args.other} if args.other else {})}.items():
+            for release, python in {
+                "ours": sys.executable,
+                **({"other": args.other} if args.other else {}),
+            }.items():
                 bench = Bench(server, python, work, release)
                 if release != "ours":
                     bench.environment["PYTHONPATH"] = ""
@@ -138,7 +162,9 @@ def main() -> int:
         tool.stop(work / "zk")
         shutil.rmtree(work, ignore_errors=True)
     for name, values in figures.items():
-        print(f"{name:45}" + "".join(f"  {release} {value:.2f}" for release, value in values.items()))
+        print(
+            f"{name:45}" + "".join(f"  {release} {value:.2f}" for release, value in values.items())
+        )
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
     return 0

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measures what a viewer of the overview feels, beside 10,000 nodes and 2,000 waiting requests, in a real browser.
+"""Measures what a viewer of the overview feels, beside 10,000 nodes and 2,000 waiting requests, in
+a real browser.
 
   python -m tests.benchmark.pages [--nodes 10000] [--waiting 2000] [--views 7]
 
-Printed: the first view (largest contentful paint) on loopback, the time from a change in ZooKeeper to the change on the page, the
-time of the answers that the page fetches, and the compressed size of all scripts and styles. ``tests.benchmark.web`` measures
-what 200 viewers cost the launcher.
+Printed: the first view (largest contentful paint) on loopback, the time from a change in ZooKeeper
+to the change on the page, the time of the answers that the page fetches, and the compressed size of
+all scripts and styles. ``tests.benchmark.web`` measures what 200 viewers cost the launcher.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ CHANGED = """() => { globalThis.changed = new Promise((resolve) => {
 
 
 def first_view(seen: Browser) -> float:
-    """Milliseconds until the largest text is painted in a browser that runs, with an empty cache."""
+    """Milliseconds until the largest text is painted in a browser that runs, with an empty
+    cache.
+    """
     running = seen.page.context.browser
     assert running is not None
     with running.new_context() as context:
@@ -65,10 +68,16 @@ def compressed() -> int:
 
 
 def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
-    pools = [{"name": "main", "labels": ["small"]}, {"name": "full", "labels": ["stuck"], "max-servers": 1}]
+    pools = [
+        {"name": "main", "labels": ["small"]},
+        {"name": "full", "labels": ["stuck"], "max-servers": 1},
+    ]
     bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
     bench.start(
-        {"labels": [{"name": "small"}, {"name": "stuck"}], "providers": [{"name": "p0", "driver": "instant", "pools": pools}]}
+        {
+            "labels": [{"name": "small"}, {"name": "stuck"}],
+            "providers": [{"name": "p0", "driver": "instant", "pools": pools}],
+        }
     )
     zuul, address = bench.zuul, f"http://127.0.0.1:{port}"
     zuul.wait([zuul.submit(["stuck"])])
@@ -91,13 +100,18 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
             quiet.append(change(bench, seen))
         log(f"changes: {' '.join(f'{each:.0f}' for each in quiet)} ms")
     return {
-        "first view: ms": median(views), "overview, fresh: ms": median(answers), "trends: ms": 1000 * get(port, "/api/v1/trends"),
-        "change to page: ms": median(quiet), "scripts and styles: kB": compressed() / 1000,
-    }  # fmt: skip
+        "first view: ms": median(views),
+        "overview, fresh: ms": median(answers),
+        "trends: ms": 1000 * get(port, "/api/v1/trends"),
+        "change to page: ms": median(quiet),
+        "scripts and styles: kB": compressed() / 1000,
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--waiting", type=int, default=2000)
     parser.add_argument("--views", type=int, default=7)

@@ -1,4 +1,5 @@
-"""What it is worth that looks at a cloud learn how long changes take: delay and questions, beside a plain growing pause.
+"""What it is worth that looks at a cloud learn how long changes take: delay and questions, beside a
+plain growing pause.
 
   python -m tests.benchmark.polling
 
@@ -14,7 +15,8 @@ from statistics import mean, median
 from nodepool.cloud.polling import Poller, Subscription
 from tests.support.clock import HandClock, HandExecutor, HandTimers
 
-#: What changes: (seconds that it takes, spread, objects at once, rounds, learns from early looks as well).
+#: What changes: (seconds that it takes, spread, objects at once, rounds, learns from early looks as
+#: well).
 CHANGES = {
     "boot of one machine, 30 s": (30.0, 0.1, 1, 40, False),
     "boot of 100 machines at once, 30 s": (30.0, 0.1, 100, 10, False),
@@ -57,7 +59,9 @@ class World:
         watch.append(self.poller.watch(key, told, "change"))
 
 
-def measure(poller: type[Poller[str]], change: tuple[float, float, int, int, bool]) -> tuple[float, float]:
+def measure(
+    poller: type[Poller[str]], change: tuple[float, float, int, int, bool]
+) -> tuple[float, float]:
     """Median delay in seconds after the change, and questions per object."""
     seconds, spread, together, rounds, narrow = change
     chance = random.Random(1)
@@ -78,7 +82,8 @@ def main() -> None:
         (delay, asked), (plain_delay, plain_asked) = measure(Poller, change), measure(Plain, change)
         ratios.append((delay / plain_delay, asked / plain_asked))
         print(
-            f"{name:36}{delay:8.2f} s {asked:6.2f} asked{plain_delay:8.2f} s {plain_asked:6.2f} asked"
+            f"{name:36}{delay:8.2f} s {asked:6.2f} asked{plain_delay:8.2f} s {plain_asked:6.2f} "
+            "asked"
             f"{delay / plain_delay:6.2f} {asked / plain_asked:6.2f}"
         )
     print(f"{'mean ratio':80}{mean(r[0] for r in ratios):6.2f} {mean(r[1] for r in ratios):6.2f}")

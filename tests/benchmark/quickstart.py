@@ -1,6 +1,8 @@
-"""Time of ``tools/quickstart`` with an image, in times of one ``disk-image-create`` alone that builds the same image.
+"""Time of ``tools/quickstart`` with an image, in times of one ``disk-image-create`` alone that
+builds the same image.
 
-Run it as root, with what ``tools/quickstart`` installs already there: ``python -m tests.benchmark.quickstart``.
+Run it as root, with what ``tools/quickstart`` installs already there:
+``python -m tests.benchmark.quickstart``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ GOAL = 1.6
 def seconds(command: list[str], **environment: str) -> float:
     began = time.monotonic()
     done = subprocess.run(
-        command, cwd=REPOSITORY, env={**os.environ, **environment}, capture_output=True, text=True, timeout=3000, check=False
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{command[0]} failed: {done.stdout[-1000:]}{done.stderr[-1000:]}")
@@ -37,12 +45,19 @@ def build() -> float:
         [wanted] = image.settings(pathlib.Path(folder))["diskimages"]
         create = pathlib.Path(sys.executable).with_name("disk-image-create")
         options = ["-x", "-t", "tar", "--checksum", "--no-tmpfs", "-o", f"{folder}/image"]
-        return seconds([str(create), *options, *wanted["elements"]], **wanted["env-vars"], DIB_RELEASE=wanted["release"])
+        return seconds(
+            [str(create), *options, *wanted["elements"]],
+            **wanted["env-vars"],
+            DIB_RELEASE=wanted["release"],
+        )
 
 
 def main() -> int:
     alone, whole = build(), seconds([str(REPOSITORY / "tools" / "quickstart")])
-    print(f"disk-image-create alone {alone:.0f} s, tools/quickstart {whole:.0f} s: {whole / alone:.2f} times, at most {GOAL}")
+    print(
+        f"disk-image-create alone {alone:.0f} s, tools/quickstart {whole:.0f} s: "
+        f"{whole / alone:.2f} times, at most {GOAL}"
+    )
     return whole > GOAL * alone
 
 

@@ -1,11 +1,13 @@
-"""Benchmark of launcher and builder: our release beside another one, alternating runs on the same ZooKeeper, ratios printed.
+"""Benchmark of launcher and builder: our release beside another one, alternating runs on the same
+ZooKeeper, ratios printed.
 
     python -m tests.benchmark.run                                  ours alone
     python -m tests.benchmark.run --other /venv-of-11.0.0/bin/python
     python -m tests.benchmark.run --only burst,ready --runs 3
     python -m tests.benchmark.run --only builder-rest,builder-request
 
-The other release wants a virtual environment of its own: pip install nodepool==11.0.0 cachetools setuptools
+The other release wants a virtual environment of its own: pip install nodepool==11.0.0 cachetools
+setuptools
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS, **LEASE_SCEN
 
 
 def load_tool() -> object:
-    loader = importlib.machinery.SourceFileLoader("zookeeper_tool", str(HERE.parent.parent / "tools" / "zookeeper"))
+    loader = importlib.machinery.SourceFileLoader(
+        "zookeeper_tool", str(HERE.parent.parent / "tools" / "zookeeper")
+    )
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -75,9 +79,13 @@ def load_tool() -> object:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="python of the release to compare with")
-    parser.add_argument("--only", help="comma-separated names of scenarios: " + ",".join(ALL_SCENARIOS))
+    parser.add_argument(
+        "--only", help="comma-separated names of scenarios: " + ",".join(ALL_SCENARIOS)
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
@@ -99,12 +107,18 @@ def main() -> int:
                         failed = True
                         log(f"{name} ({release}, run {run + 1}) failed:\n{traceback.format_exc()}")
                         for log_path in (bench.work / "log").glob("*.log"):
-                            log("end of its log:\n" + "\n".join(log_path.read_text().splitlines()[-15:]))
+                            log(
+                                "end of its log:\n"
+                                + "\n".join(log_path.read_text().splitlines()[-15:])
+                            )
                         continue
                     finally:
                         if hasattr(bench, "launcher"):
                             bench.close()
-                    log(f"{name} {release}: " + ", ".join(f"{k} = {v:.2f}" for k, v in result.items()))
+                    log(
+                        f"{name} {release}: "
+                        + ", ".join(f"{k} = {v:.2f}" for k, v in result.items())
+                    )
                     for key, value in result.items():
                         figures.setdefault(key, {}).setdefault(release, []).append(value)
     finally:
@@ -117,7 +131,10 @@ def main() -> int:
 
 
 def print_table(figures: dict[str, dict[str, list[float]]], compared: bool) -> None:
-    print(f"{'What (median of the runs)':44} {'other':>10} {'ours':>10} {'better':>8} {'target':>9}  met")
+    print(
+        f"{'What (median of the runs)':44} {'other':>10} {'ours':>10} {'better':>8} {'target':>9}  "
+        "met"
+    )
     for name, by_release in figures.items():
         ours = median(by_release["ours"]) if by_release.get("ours") else float("nan")
         other = median(by_release["other"]) if by_release.get("other") else float("nan")
@@ -126,7 +143,13 @@ def print_table(figures: dict[str, dict[str, list[float]]], compared: bool) -> N
         if target is not None:
             bound = f"{'<=' if target[1] else '>='} {target[0]:g}"
             met = "yes" if (ours <= target[0] if target[1] else ours >= target[0]) else "NO"
-        better = (ours / other if other else 0.0) if target is not None and not target[1] else other / ours if ours else 0.0
+        better = (
+            (ours / other if other else 0.0)
+            if target is not None and not target[1]
+            else other / ours
+            if ours
+            else 0.0
+        )
         ratio = f"{better:8.1f}" if compared and better else "        "
         print(f"{name:44} {other:10.2f} {ours:10.2f} {ratio} {bound:>9}  {met}")
 

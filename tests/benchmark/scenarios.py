@@ -18,7 +18,12 @@ def instant(count: int = 1, labels: list[str] | None = None, **pool: Any) -> dic
     return {
         "labels": [{"name": label} for label in [*labels, "idle"]],
         "providers": [
-            {"name": f"p{i}", "driver": "instant", "pools": [{"name": "main", "labels": labels, **pool}]} for i in range(count)
+            {
+                "name": f"p{i}",
+                "driver": "instant",
+                "pools": [{"name": "main", "labels": labels, **pool}],
+            }
+            for i in range(count)
         ],
     }
 
@@ -37,7 +42,9 @@ def fake(count: int, servers: int, min_ready: int = 0) -> dict[str, Any]:
                     {
                         "name": "main",
                         "max-servers": servers,
-                        "labels": [{"name": "small", "cloud-image": "Fake Precise", "min-ram": 8192}],
+                        "labels": [
+                            {"name": "small", "cloud-image": "Fake Precise", "min-ram": 8192}
+                        ],
                     }
                 ],
             }
@@ -84,11 +91,14 @@ def burst(bench: Bench) -> Figures:
 
 
 def classic(count: int = 1) -> dict[str, Any]:
-    """Providers of the `test` driver, written as for 11.0.0: no state machine, its launches block on ZooKeeper."""
+    """Providers of the `test` driver, written as for 11.0.0: no state machine, its launches
+    block on ZooKeeper.
+    """
     return {
         "labels": [{"name": "small"}],
         "providers": [
-            {"name": f"p{i}", "driver": "test", "pools": [{"name": "main", "labels": ["small"]}]} for i in range(count)
+            {"name": f"p{i}", "driver": "test", "pools": [{"name": "main", "labels": ["small"]}]}
+            for i in range(count)
         ],
     }
 
@@ -103,7 +113,10 @@ def classic_threads(bench: Bench, count: int = 500) -> Figures:
     bench.start(classic(20))
     start = time.monotonic()
     end = bench.zuul.wait(bench.zuul.submit_many([["small"]] * count))
-    return {"classic, 20 pools: requests/s": count / (end - start), "classic, 20 pools: threads": bench.launcher.threads()}
+    return {
+        "classic, 20 pools: requests/s": count / (end - start),
+        "classic, 20 pools: threads": bench.launcher.threads(),
+    }
 
 
 def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -> Figures:
@@ -111,7 +124,12 @@ def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -
     zuul = bench.zuul
     zuul.wait(warm := [zuul.submit(["small"])])
     zuul.wait_gone(zuul.use(warm))
-    counters, reads, updates, cpu = bench.server.counters(), zuul.reads, zuul.updates, bench.launcher.cpu()
+    counters, reads, updates, cpu = (
+        bench.server.counters(),
+        zuul.reads,
+        zuul.updates,
+        bench.launcher.cpu(),
+    )
     start = time.monotonic()
     ids = zuul.submit_many([["small"]] * count)
     end = zuul.wait(ids)
@@ -123,8 +141,12 @@ def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -
     return {
         f"{name}: requests/s": count / (end - start),
         f"{name}: CPU ms per node": used / count * 1000,
-        f"{name}: transactions per node": (after["update"] - counters["update"] - (zuul.updates - updates)) / count,
-        f"{name}: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads)) / count,
+        f"{name}: transactions per node": (
+            after["update"] - counters["update"] - (zuul.updates - updates)
+        )
+        / count,
+        f"{name}: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads))
+        / count,
         f"{name}: threads": threads,
     }
 
@@ -142,7 +164,14 @@ def metastatic(bench: Bench, count: int = 500) -> Figures:
         {
             "name": "meta",
             "driver": "metastatic",
-            "pools": [{"name": "main", "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 64}]}],
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [
+                        {"name": "slot", "backing-label": "backing", "max-parallel-jobs": 64}
+                    ],
+                }
+            ],
         }
     )
     bench.start(config)
@@ -179,7 +208,9 @@ def steady(bench: Bench, idle: int = 10_000, rate: float = 10.0, seconds: float 
         time.sleep(8.0)
         cpu, start = bench.launcher.cpu(), time.monotonic()
         time.sleep(10.0)
-        figures[f"idle CPU beside {idle} nodes: %"] = (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100
+        figures[f"idle CPU beside {idle} nodes: %"] = (
+            (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100
+        )
         figures[f"memory with {idle} nodes: MB"] = bench.launcher.memory()
     zuul.wait(warm := [zuul.submit(["small"])])
     zuul.use(warm)
@@ -212,7 +243,11 @@ def unservable(bench: Bench, count: int = 2000, pools: int = 20) -> Figures:
     time.sleep(8.0)
     cpu, start = bench.launcher.cpu(), time.monotonic()
     time.sleep(10.0)
-    return {"2000 waiting, 20 pools: CPU %": (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100}
+    return {
+        "2000 waiting, 20 pools: CPU %": (bench.launcher.cpu() - cpu)
+        / (time.monotonic() - start)
+        * 100
+    }
 
 
 def memory(bench: Bench) -> Figures:
@@ -231,7 +266,9 @@ def restart(bench: Bench, nodes: int = 500, waiting: int = 250) -> Figures:
     states = ("ready", "hold", "used", "in-use", "building", "deleting", "failed", "aborted")
     each = nodes // 2 // len(states)
     made = {state: zuul.create_nodes(each, state=state, external_id=None) for state in states}
-    doomed = [i for state, ids in made.items() if state not in ("ready", "hold") for i in ids] + zuul.use(first[:100])
+    doomed = [
+        i for state, ids in made.items() if state not in ("ready", "hold") for i in ids
+    ] + zuul.use(first[:100])
     ids = zuul.submit_many([["small"]] * waiting)
     time.sleep(0.15)
     bench.launcher.kill()
@@ -279,7 +316,11 @@ def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 
                         {
                             "name": "main",
                             "nodes": [
-                                {"name": f"fake-host-{i}", "labels": ["small"], "max-parallel-jobs": slots // hosts}
+                                {
+                                    "name": f"fake-host-{i}",
+                                    "labels": ["small"],
+                                    "max-parallel-jobs": slots // hosts,
+                                }
                                 for i in range(hosts)
                             ],
                         }
@@ -295,7 +336,12 @@ def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 
     time.sleep(4.0)
     urgent = zuul.submit(["small"], priority="100")
     time.sleep(0.5)
-    cpu, before, reads, updates = bench.launcher.cpu(), bench.server.counters(), zuul.reads, zuul.updates
+    cpu, before, reads, updates = (
+        bench.launcher.cpu(),
+        bench.server.counters(),
+        zuul.reads,
+        zuul.updates,
+    )
     zuul.use(first)
     start = zuul.used_at
     zuul.wait_any(crowd, slots - 1)
@@ -308,7 +354,10 @@ def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 
         f"{name}: all in use again, ms": (ends[slots - 1] - start) * 1000,
         f"{name}: urgent, ms": (zuul.ended[urgent][0] - start) * 1000,
         f"{name}: CPU ms per node": (bench.launcher.cpu() - cpu) / slots * 1000,
-        f"{name}: transactions per node": (after["update"] - before["update"] - (zuul.updates - updates)) / slots,
+        f"{name}: transactions per node": (
+            after["update"] - before["update"] - (zuul.updates - updates)
+        )
+        / slots,
         f"{name}: reads per node": (after["read"] - before["read"] - (zuul.reads - reads)) / slots,
     }
 

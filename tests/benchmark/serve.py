@@ -27,7 +27,9 @@ def main() -> None:
     from nodepool import launcher
 
     pool = launcher.NodePool(None, sys.argv[1])
-    pool.session_file = sys.argv[1] + ".session"  # what our nodepool-launcher does; without meaning for others
+    pool.session_file = (
+        sys.argv[1] + ".session"
+    )  # what our nodepool-launcher does; without meaning for others
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pool.start()
@@ -39,7 +41,9 @@ def main() -> None:
         from nodepool.web.actions.actions import Actions
         from nodepool.web.server import WebApp as OurWebApp
 
-        OurWebApp(pool, 0, "127.0.0.1", actions=Actions.of_launcher(pool, "loopback"), unix=path).start()
+        OurWebApp(
+            pool, 0, "127.0.0.1", actions=Actions.of_launcher(pool, "loopback"), unix=path
+        ).start()
     while not stop.wait(3600):
         pass
     os._exit(0)

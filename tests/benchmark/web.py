@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measures pages, API, watchers, history and ``nodepool list`` beside 10,000 nodes and 2,000 waiting requests.
+"""Measures pages, API, watchers, history and ``nodepool list`` beside 10,000 nodes and 2,000
+waiting requests.
 
-  python -m tests.benchmark.web [--other PYTHON] [--nodes 10000] [--waiting 2000] [--rate 50] [--watchers 200]
+  python -m tests.benchmark.web [--other PYTHON] [--nodes 10000] [--waiting 2000] [--rate 50]
+  [--watchers 200]
 
-A watcher is a connection to ``/api/v1/events?digest`` that asks for a page again when it is told of a change, as a browser does.
-With ``--other`` only what that release has is measured of it: ``list``.
+A watcher is a connection to ``/api/v1/events?digest`` that asks for a page again when it is told of
+a change, as a browser does. With ``--other`` only what that release has is measured of it:
+``list``.
 """
 
 from __future__ import annotations
@@ -32,11 +35,26 @@ from tests.benchmark.harness import Bench, Server, log, percentile
 from tests.benchmark.run import load_tool
 
 PATHS = (
-    "/ui/", "/ui/static/app.js", "/api/v1/overview", "/api/v1/nodes?limit=100", "/api/v1/nodes?limit=100&sort=-since&state=ready",
-    "/api/v1/requests?limit=100&state=requested", "/api/v1/labels?limit=100", "/api/v1/providers", "/api/v1/waiting",
-    "/api/v1/explain/label/small", "/node-list?node_id=0000000001", "/ready",
-)  # fmt: skip
-PROGRAMS = ("nodepool", "nodepool-launcher", "nodepool-builder", "nodepool-nodemanager", "nodepool-nm")
+    "/ui/",
+    "/ui/static/app.js",
+    "/api/v1/overview",
+    "/api/v1/nodes?limit=100",
+    "/api/v1/nodes?limit=100&sort=-since&state=ready",
+    "/api/v1/requests?limit=100&state=requested",
+    "/api/v1/labels?limit=100",
+    "/api/v1/providers",
+    "/api/v1/waiting",
+    "/api/v1/explain/label/small",
+    "/node-list?node_id=0000000001",
+    "/ready",
+)
+PROGRAMS = (
+    "nodepool",
+    "nodepool-launcher",
+    "nodepool-builder",
+    "nodepool-nodemanager",
+    "nodepool-nm",
+)
 
 
 def get(port: int, path: str) -> float:
@@ -60,7 +78,9 @@ class Readers:
         self.port = port
         self.times: dict[str, list[float]] = {path: [] for path in PATHS}
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(random.Random(number),)) for number in range(4)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(random.Random(number),)) for number in range(4)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -80,7 +100,9 @@ class Watchers:
 
     def __init__(self, port: int, count: int) -> None:
         self.port = port
-        self._sockets = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(count)]
+        self._sockets = [
+            socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(count)
+        ]
         for each in self._sockets:
             each.sendall(b"GET /api/v1/events?digest HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             each.setblocking(False)
@@ -90,7 +112,9 @@ class Watchers:
         self._thread.start()
 
     def _run(self) -> None:
-        """Idle until something comes: what it costs here would be taken for what it costs the launcher."""
+        """Idle until something comes: what it costs here would be taken for what it costs the
+        launcher.
+        """
         tags: dict[str, str] = {}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with selectors.DefaultSelector() as selector:
@@ -101,8 +125,14 @@ class Watchers:
                     told = key.fileobj.recv(65536).count(b"event: changed")
                     self.changes += told
                     if told:
-                        path = ("/api/v1/overview", "/api/v1/nodes?limit=100", "/api/v1/requests?limit=100")[key.data % 3]
-                        connection.request("GET", path, headers={"If-None-Match": tags.get(path, "")})
+                        path = (
+                            "/api/v1/overview",
+                            "/api/v1/nodes?limit=100",
+                            "/api/v1/requests?limit=100",
+                        )[key.data % 3]
+                        connection.request(
+                            "GET", path, headers={"If-None-Match": tags.get(path, "")}
+                        )
                         answer = connection.getresponse()
                         answer.read()
                         tags[path] = answer.headers["ETag"]
@@ -149,7 +179,10 @@ def command(python: str, bench: Bench, *arguments: str) -> float:
     began = time.monotonic()
     program = "import sys; from nodepool.cmd.nodepoolcmd import main; sys.exit(main())"
     done = subprocess.run(
-        [python, "-c", program, "-c", str(bench.config_path), *arguments], capture_output=True, check=False, timeout=600
+        [python, "-c", program, "-c", str(bench.config_path), *arguments],
+        capture_output=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-500:]
     return time.monotonic() - began
@@ -158,22 +191,34 @@ def command(python: str, bench: Bench, *arguments: str) -> float:
 def start(program: str) -> float:
     """Seconds of one of our programs that only tells how it is used."""
     began = time.monotonic()
-    subprocess.run([pathlib.Path(sys.executable).with_name(program), "--help"], capture_output=True, check=True, timeout=60)
+    subprocess.run(
+        [pathlib.Path(sys.executable).with_name(program), "--help"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
     return time.monotonic() - began
 
 
 def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
-    pools = [{"name": "main", "labels": ["small"]}, {"name": "full", "labels": ["stuck"], "max-servers": 1}]
+    pools = [
+        {"name": "main", "labels": ["small"]},
+        {"name": "full", "labels": ["stuck"], "max-servers": 1},
+    ]
     bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
     labels = [{"name": name} for name in ("small", "stuck", "idle")]
-    bench.start({"labels": labels, "providers": [{"name": "p0", "driver": "instant", "pools": pools}]})
+    bench.start(
+        {"labels": labels, "providers": [{"name": "p0", "driver": "instant", "pools": pools}]}
+    )
     zuul = bench.zuul
     zuul.wait([zuul.submit(["stuck"])])
     zuul.create_nodes(args.nodes)
     zuul.submit_many([["stuck"]] * args.waiting)
     time.sleep(8)
     found = {f"{program} --help: s": min(start(program) for _ in range(5)) for program in PROGRAMS}
-    found["image-list (there are none): s"] = min(command(sys.executable, bench, "image-list") for _ in range(5))
+    found["image-list (there are none): s"] = min(
+        command(sys.executable, bench, "image-list") for _ in range(5)
+    )
     found["list: s"] = min(command(sys.executable, bench, "list") for _ in range(3))
     if args.other:
         # What this release alone has for labels would be refused there.
@@ -190,7 +235,9 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
 
 
 def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
-    """Alone, beside readers, and beside watchers in turn, several times: the speed of the machine changes meanwhile."""
+    """Alone, beside readers, and beside watchers in turn, several times: the speed of the
+    machine changes meanwhile.
+    """
     alone, read, watched, shares, memory = [], [], [], [], []
     times: dict[str, list[float]] = {path: [] for path in PATHS}
     for _ in range(args.rounds):
@@ -208,11 +255,18 @@ def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float
         watchers.stop()
         watched.append(latency_beside / latency)
         shares.append(100 * (more - cpu) / args.seconds)
-        log(f"{watchers.changes} changes told, {watchers.asked} pages asked for, {shares[-1]:.1f} % of a core")
+        log(
+            f"{watchers.changes} changes told, {watchers.asked} pages asked for, {shares[-1]:.1f} "
+            "% of a core"
+        )
     for path in PATHS:
-        log(f"{path}: {len(times[path])} times, 95th {1000 * percentile(times[path] or [0.0], 0.95):.0f} ms")
+        log(
+            f"{path}: {len(times[path])} times, 95th "
+            f"{1000 * percentile(times[path] or [0.0], 0.95):.0f} ms"
+        )
     return {
-        "pages and API: 95th ms": 1000 * percentile([each for path in PATHS for each in times[path]], 0.95),
+        "pages and API: 95th ms": 1000
+        * percentile([each for path in PATHS for each in times[path]], 0.95),
         f"{args.rate:g}/s: median ms": median(alone),
         f"{args.rate:g}/s beside readers: ratio": median(read),
         f"{args.watchers} watchers: MB": max(memory),
@@ -221,7 +275,9 @@ def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float
     }
 
 
-def run(measure: Callable[[Bench, int, argparse.Namespace], dict[str, float]], args: argparse.Namespace) -> int:
+def run(
+    measure: Callable[[Bench, int, argparse.Namespace], dict[str, float]], args: argparse.Namespace
+) -> int:
     """Print what `measure` finds with a launcher whose web server has this port."""
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
     tool: Any = load_tool()
@@ -241,7 +297,9 @@ def run(measure: Callable[[Bench, int, argparse.Namespace], dict[str, float]], a
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="python of the release to compare with")
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--waiting", type=int, default=2000)

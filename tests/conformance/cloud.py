@@ -9,11 +9,15 @@ PROVIDER = "conforming"
 
 
 class Unsupported(Exception):
-    """The cloud cannot be made to do this; the text is for whoever reads the list of skipped tests."""
+    """The cloud cannot be made to do this; the text is for whoever reads the list of skipped
+    tests.
+    """
 
 
 class CloudUnderTest:
-    """To be subclassed once for each driver. What is not overridden is skipped, with the reason given here."""
+    """To be subclassed once for each driver. What is not overridden is skipped, with the reason
+    given here.
+    """
 
     #: Whether the cloud lives on when the launcher is killed.
     outside = False
@@ -21,7 +25,9 @@ class CloudUnderTest:
     patience = 30.0
 
     def provider(self) -> dict[str, Any]:
-        """The provider :data:`PROVIDER` with one pool that has the label :data:`LABEL`, as in a configuration file."""
+        """The provider :data:`PROVIDER` with one pool that has the label :data:`LABEL`, as in a
+        configuration file.
+        """
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:

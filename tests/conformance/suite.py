@@ -1,7 +1,7 @@
 """The driver conformance suite: tests that any driver, ours or not, has to pass.
 
-A driver is put to the test by a subclass whose fixture ``cloud`` gives a :class:`~tests.conformance.cloud.CloudUnderTest`;
-see test_fake.py for the smallest example.
+A driver is put to the test by a subclass whose fixture ``cloud`` gives a
+:class:`~tests.conformance.cloud.CloudUnderTest`; see test_fake.py for the smallest example.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from nodepool.zk.zookeeper import ABORTED, BUILDING, DELETING, FAILED, FULFILLED, IN_USE, PENDING, READY, REQUESTED
+from nodepool.zk.zookeeper import (
+    ABORTED,
+    BUILDING,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    IN_USE,
+    PENDING,
+    READY,
+    REQUESTED,
+)
 from tests.conformance.cloud import LABEL, PROVIDER, CloudUnderTest, Unsupported
 from tests.conftest import Chroot, wait_for, zookeeper_server
 from tests.support.driver_scene import DriverBench
@@ -53,7 +63,9 @@ class DriverConformance:
         yield
 
     @pytest.fixture
-    def bench(self, zk_chroot: Chroot, cloud: CloudUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverBench]:
+    def bench(
+        self, zk_chroot: Chroot, cloud: CloudUnderTest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[DriverBench]:
         for name, value in cloud.environment().items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("nodepool.driver.lifecycle.LAUNCH_GRACE", 0.3)
@@ -94,15 +106,25 @@ class DriverConformance:
     def test_four_at_once(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
         self.start(bench, cloud)
         requests = [bench.submit(LABEL) for _ in range(4)]
-        nodes = [node for request in requests for node in bench.accept(bench.wait_state(request, FULFILLED, cloud.patience * 2))]
-        assert len({cloud.instance_of(node.external_id) for node in nodes}) == 4 == len(cloud.instances())
+        nodes = [
+            node
+            for request in requests
+            for node in bench.accept(bench.wait_state(request, FULFILLED, cloud.patience * 2))
+        ]
+        assert (
+            len({cloud.instance_of(node.external_id) for node in nodes})
+            == 4
+            == len(cloud.instances())
+        )
         bench.give_back(*nodes)
         self.wait_empty(bench, cloud)
 
     @supported
     def test_several_nodes_of_one_request(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
         self.start(bench, cloud)
-        nodes = bench.accept(bench.wait_state(bench.submit(LABEL, LABEL), FULFILLED, cloud.patience * 2))
+        nodes = bench.accept(
+            bench.wait_state(bench.submit(LABEL, LABEL), FULFILLED, cloud.patience * 2)
+        )
         assert len({node.az for node in nodes}) == 1, "nodes of one request are in one zone"
         bench.give_back(*nodes)
         self.wait_empty(bench, cloud)
@@ -116,7 +138,9 @@ class DriverConformance:
         self.start(bench, cloud)
         first = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
         second = bench.submit(LABEL)
-        wait_for(lambda: bench.state(second) in (PENDING, REQUESTED), cloud.patience, "the second waits")
+        wait_for(
+            lambda: bench.state(second) in (PENDING, REQUESTED), cloud.patience, "the second waits"
+        )
         assert len(cloud.instances()) == 1
         bench.give_back(*first)
         nodes = bench.accept(bench.wait_state(second, FULFILLED, cloud.patience * 2))
@@ -130,7 +154,9 @@ class DriverConformance:
         first = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
         cloud.limit(1)
         second = bench.submit(LABEL)
-        wait_for(lambda: bench.state(second) in (PENDING, REQUESTED), cloud.patience, "the second waits")
+        wait_for(
+            lambda: bench.state(second) in (PENDING, REQUESTED), cloud.patience, "the second waits"
+        )
         bench.give_back(*first)
         nodes = bench.accept(bench.wait_state(second, FULFILLED, cloud.patience * 3))
         bench.give_back(*nodes)
@@ -141,8 +167,16 @@ class DriverConformance:
         cloud.sold_out(True)
         self.start(bench, cloud)
         request = bench.submit(LABEL)
-        wait_for(lambda: bench.state(request) in ("failed", PENDING, REQUESTED), cloud.patience, "an answer")
-        wait_for(lambda: bench.state(request) == "failed", cloud.patience * 2, "a failed request: nobody else can serve it")
+        wait_for(
+            lambda: bench.state(request) in ("failed", PENDING, REQUESTED),
+            cloud.patience,
+            "an answer",
+        )
+        wait_for(
+            lambda: bench.state(request) == "failed",
+            cloud.patience * 2,
+            "a failed request: nobody else can serve it",
+        )
         self.wait_empty(bench, cloud)
         cloud.sold_out(False)
         nodes = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience * 2))
@@ -182,7 +216,9 @@ class DriverConformance:
         self.wait_empty(bench, cloud)
 
     @supported
-    def test_instance_vanishes_while_it_is_made(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
+    def test_instance_vanishes_while_it_is_made(
+        self, bench: DriverBench, cloud: CloudUnderTest
+    ) -> None:
         cloud.pause(True)
         self.start(bench, cloud)
         request = bench.submit(LABEL)
@@ -206,7 +242,9 @@ class DriverConformance:
         cloud.down(False)
         if bench.state(request) == "failed":  # all attempts were over meanwhile
             request = bench.submit(LABEL)
-        wait_for(lambda: bench.state(request) in (FULFILLED, "failed"), cloud.patience * 2, "an end")
+        wait_for(
+            lambda: bench.state(request) in (FULFILLED, "failed"), cloud.patience * 2, "an end"
+        )
         if bench.state(request) == "failed":
             request = bench.submit(LABEL)
         nodes = bench.accept(bench.wait_state(request, FULFILLED, cloud.patience * 2))
@@ -214,7 +252,9 @@ class DriverConformance:
         self.wait_empty(bench, cloud)
 
     @supported
-    def test_api_down_harms_no_healthy_node(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
+    def test_api_down_harms_no_healthy_node(
+        self, bench: DriverBench, cloud: CloudUnderTest
+    ) -> None:
         self.start(bench, cloud, min_ready=1)
         (node,) = bench.wait_nodes(LABEL, 1, cloud.patience)
         cloud.down(True)
@@ -252,19 +292,29 @@ class DriverConformance:
     def test_leak(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
         """Ours without a record goes; those of others, and the ones in use, stay."""
         spend_node_ids(bench.zk)
-        ours = {"nodepool_node_id": "0000000099", "nodepool_pool_name": "main", "nodepool_provider_name": PROVIDER}
+        ours = {
+            "nodepool_node_id": "0000000099",
+            "nodepool_pool_name": "main",
+            "nodepool_provider_name": PROVIDER,
+        }
         leaked = cloud.stray(ours)
         foreign = cloud.stray({**ours, "nodepool_provider_name": "of-others"})
         self.start(bench, cloud)
         (node,) = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
-        wait_for(lambda: leaked not in cloud.instances(), cloud.patience + 5 * PASS, "the leak is gone")
+        wait_for(
+            lambda: leaked not in cloud.instances(), cloud.patience + 5 * PASS, "the leak is gone"
+        )
         assert cloud.instances() == {foreign, cloud.instance_of(node.external_id)}
         bench.give_back(node)
-        wait_for(lambda: cloud.instances() == {foreign}, cloud.patience, "all but the stranger gone")
+        wait_for(
+            lambda: cloud.instances() == {foreign}, cloud.patience, "all but the stranger gone"
+        )
 
 
 class CrashConformance:
-    """SIGKILL of the launcher in each state: nothing is lost, nothing stays. For clouds that outlive the launcher."""
+    """SIGKILL of the launcher in each state: nothing is lost, nothing stays. For clouds that
+    outlive the launcher.
+    """
 
     @pytest.fixture
     def cloud(self) -> Iterator[CloudUnderTest]:
@@ -284,21 +334,31 @@ class CrashConformance:
 
     #: What a node looks like when the launcher is killed.
     STATES: dict[str, Callable[[dict[str, Any]], bool]] = {
-        "before the cloud has answered": lambda node: node.get("state") == BUILDING and not node.get("external_id"),
-        "while it is made": lambda node: node.get("state") == BUILDING and bool(node.get("external_id")),
+        "before the cloud has answered": lambda node: (
+            node.get("state") == BUILDING and not node.get("external_id")
+        ),
+        "while it is made": lambda node: (
+            node.get("state") == BUILDING and bool(node.get("external_id"))
+        ),
         "ready": lambda node: node.get("state") == READY,
         "while it is deleted": lambda node: node.get("state") == DELETING,
         "failed": lambda node: node.get("state") in (FAILED, ABORTED),
     }
 
     @pytest.mark.fault
-    @pytest.mark.parametrize("state", ["before the cloud has answered", "while it is made", "ready", "while it is deleted"])
+    @pytest.mark.parametrize(
+        "state",
+        ["before the cloud has answered", "while it is made", "ready", "while it is deleted"],
+    )
     @supported
     def test_killed(self, crash_bench: Bench, cloud: CloudUnderTest, state: str) -> None:
         if not cloud.outside:
             raise Unsupported("this cloud lives in the launcher, and ends with it")
         bench, seen = crash_bench, self.STATES[state]
-        path, environment = self.configure(bench, cloud), {**cloud.environment(), "PYTHONWARNINGS": "ignore"}
+        path, environment = (
+            self.configure(bench, cloud),
+            {**cloud.environment(), "PYTHONWARNINGS": "ignore"},
+        )
         launcher = bench.start(path, **environment)
         if state == "while it is made":
             cloud.pause(True)
@@ -306,7 +366,11 @@ class CrashConformance:
         if state == "while it is deleted":
             bench.zuul.wait_fulfilled([request], cloud.patience)
             bench.zuul.use([request])
-        wait_for(lambda: any(seen(node) for node in bench.zuul.read("nodes").values()), cloud.patience, f"a node {state}")
+        wait_for(
+            lambda: any(seen(node) for node in bench.zuul.read("nodes").values()),
+            cloud.patience,
+            f"a node {state}",
+        )
         os.kill(launcher.process.pid, signal.SIGKILL)
         launcher.process.wait(10)
         if state == "while it is made":
@@ -324,7 +388,9 @@ class CrashConformance:
     @pytest.mark.parametrize("when", ["txn-before", "txn-sent", "txn-after"])
     @pytest.mark.parametrize("number", range(1, 8))
     @supported
-    def test_killed_around_every_write(self, crash_bench: Bench, cloud: CloudUnderTest, when: str, number: int) -> None:
+    def test_killed_around_every_write(
+        self, crash_bench: Bench, cloud: CloudUnderTest, when: str, number: int
+    ) -> None:
         if not cloud.outside:
             raise Unsupported("this cloud lives in the launcher, and ends with it")
         bench, environment = crash_bench, {**cloud.environment(), "PYTHONWARNINGS": "ignore"}

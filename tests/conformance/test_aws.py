@@ -29,16 +29,26 @@ class Amazon(CloudUnderTest):
         self._paused = False
         # moto has no limits, and its instances run at once.
         aws.proxy.fail(
-            lambda request: request.operation == "RunInstances" and len(self.instances()) >= self._allowed,
+            lambda request: (
+                request.operation == "RunInstances" and len(self.instances()) >= self._allowed
+            ),
             ec2_error("VcpuLimitExceeded"),
             math.inf,
         )
-        aws.proxy.fail(lambda request: request.operation == "DescribeInstances" and self._paused, self._pending, math.inf)
+        aws.proxy.fail(
+            lambda request: request.operation == "DescribeInstances" and self._paused,
+            self._pending,
+            math.inf,
+        )
 
     @staticmethod
     def _pending(request: Request, forward: Forward) -> Reply:
         answer = forward(request)
-        answer.body = re.sub(rb"<code>16</code>\s*<name>running</name>", b"<code>0</code><name>pending</name>", answer.body)
+        answer.body = re.sub(
+            rb"<code>16</code>\s*<name>running</name>",
+            b"<code>0</code><name>pending</name>",
+            answer.body,
+        )
         return answer
 
     def provider(self) -> dict[str, Any]:
@@ -55,7 +65,9 @@ class Amazon(CloudUnderTest):
         return str(external_id["instance"])
 
     def metadata(self, instance: str) -> dict[str, str]:
-        found = self.aws.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        found = self.aws.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0][
+            "Instances"
+        ][0]
         return {tag["Key"]: tag["Value"] for tag in found.get("Tags", [])}
 
     def remove(self, instance: str) -> None:
@@ -70,7 +82,9 @@ class Amazon(CloudUnderTest):
 
     def sold_out(self, yes: bool) -> None:
         if yes:
-            self._sold_out = self.aws.proxy.fail("RunInstances", ec2_error("InsufficientInstanceCapacity", 500), math.inf)
+            self._sold_out = self.aws.proxy.fail(
+                "RunInstances", ec2_error("InsufficientInstanceCapacity", 500), math.inf
+            )
         else:
             self._sold_out.left = 0
 
@@ -84,7 +98,9 @@ class Amazon(CloudUnderTest):
         return self._down.used
 
     def throttle(self, calls: int) -> int:
-        self._throttling = self.aws.proxy.fail(lambda _request: True, ec2_error("RequestLimitExceeded", 503), calls)
+        self._throttling = self.aws.proxy.fail(
+            lambda _request: True, ec2_error("RequestLimitExceeded", 503), calls
+        )
         return calls
 
     def throttled(self) -> int:

@@ -17,7 +17,9 @@ from tests.support.fault_proxy import Action, reply
 
 class Azure(StandInUnderTest):
     cloud: AzureCloud
-    busy: Action = staticmethod(reply(429, '{"error": {"code": "TooManyRequests", "message": "later"}}', "application/json"))
+    busy: Action = staticmethod(
+        reply(429, '{"error": {"code": "TooManyRequests", "message": "later"}}', "application/json")
+    )
 
     def provider(self) -> dict[str, Any]:
         return {
@@ -31,14 +33,31 @@ class Azure(StandInUnderTest):
             "rate": 100,
             "host-key-checking": False,
             "cloud-images": [
-                {"name": "image", "username": "zuul", "key": "ssh-rsa AAAA", "image-reference": {
-                    "sku": "s", "publisher": "p", "offer": "o", "version": "latest"}},
+                {
+                    "name": "image",
+                    "username": "zuul",
+                    "key": "ssh-rsa AAAA",
+                    "image-reference": {
+                        "sku": "s",
+                        "publisher": "p",
+                        "offer": "o",
+                        "version": "latest",
+                    },
+                }
             ],
             "pools": [
-                {"name": "main", "labels": [
-                    {"name": LABEL, "cloud-image": "image", "hardware-profile": {"vm-size": "Standard_B1ls"}}]},
+                {
+                    "name": "main",
+                    "labels": [
+                        {
+                            "name": LABEL,
+                            "cloud-image": "image",
+                            "hardware-profile": {"vm-size": "Standard_B1ls"},
+                        }
+                    ],
+                }
             ],
-        }  # fmt: skip
+        }
 
     def limit(self, instances: int | None) -> None:
         super().limit(instances)
@@ -53,7 +72,11 @@ class Azure(StandInUnderTest):
 
     def stray(self, metadata: dict[str, str]) -> str:
         self._strays += 1
-        body = {"location": LOCATION, "tags": metadata, "properties": {"hardwareProfile": {"vmSize": "Standard_B1ls"}}}
+        body = {
+            "location": LOCATION,
+            "tags": metadata,
+            "properties": {"hardwareProfile": {"vmSize": "Standard_B1ls"}},
+        }
         return self.cloud.new_machine(f"stray-{self._strays}", body).id
 
 

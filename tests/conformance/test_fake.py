@@ -31,7 +31,9 @@ class FakeCloud(CloudUnderTest):
             def create_server(self, name: str = "", **kwargs: Any) -> Any:
                 test.check()
                 if test.sold:
-                    raise RuntimeError("No valid host was found. There are not enough hosts available.")
+                    raise RuntimeError(
+                        "No valid host was found. There are not enough hosts available."
+                    )
                 return super().create_server(name, **kwargs)
 
             def list_servers(self, **kwargs: Any) -> list[Any]:
@@ -45,14 +47,21 @@ class FakeCloud(CloudUnderTest):
         self.cloud = Cloud()
         self.broken = False
         self.asked = 0
-        monkeypatch.setattr("nodepool.driver.fake.adapter.FakeAdapter.fake_cloud", lambda: self.cloud)
+        monkeypatch.setattr(
+            "nodepool.driver.fake.adapter.FakeAdapter.fake_cloud", lambda: self.cloud
+        )
         path = tmp / "clouds.yaml"
         path.write_text(
             yaml.safe_dump(
                 {
                     "clouds": {
                         "fake": {
-                            "auth": {"username": "fake", "password": "fake", "project_id": "fake", "auth_url": "http://fake"}
+                            "auth": {
+                                "username": "fake",
+                                "password": "fake",
+                                "project_id": "fake",
+                                "auth_url": "http://fake",
+                            }
                         }
                     }
                 }
@@ -73,7 +82,12 @@ class FakeCloud(CloudUnderTest):
             "cloud": "fake",
             "rate": 0.0001,
             "cloud-images": [{"name": "image", "image-name": "Fake Precise", "username": "zuul"}],
-            "pools": [{"name": "main", "labels": [{"name": LABEL, "cloud-image": "image", "min-ram": 8192}]}],
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [{"name": LABEL, "cloud-image": "image", "min-ram": 8192}],
+                }
+            ],
         }
 
     def instances(self) -> set[str]:
@@ -84,7 +98,9 @@ class FakeCloud(CloudUnderTest):
 
     def remove(self, instance: str) -> None:
         with self.cloud._lock:
-            self.cloud._server_list[:] = [server for server in self.cloud._server_list if server.id != instance]
+            self.cloud._server_list[:] = [
+                server for server in self.cloud._server_list if server.id != instance
+            ]
 
     def halt(self, instance: str) -> None:
         self.cloud._server_list.by_id(instance).status = "SHUTOFF"

@@ -17,7 +17,9 @@ from tests.support.fault_proxy import Action, reply
 
 class Google(StandInUnderTest):
     cloud: GoogleCloud
-    busy: Action = staticmethod(reply(429, '{"error": {"code": 429, "errors": [{"reason": "rateLimitExceeded"}]}}'))
+    busy: Action = staticmethod(
+        reply(429, '{"error": {"code": 429, "errors": [{"reason": "rateLimitExceeded"}]}}')
+    )
 
     def provider(self) -> dict[str, Any]:
         return {
@@ -28,8 +30,22 @@ class Google(StandInUnderTest):
             "zone": ZONES[0],
             "rate": 100,
             "host-key-checking": False,
-            "cloud-images": [{"name": "image", "image-project": "images", "image-family": FAMILY, "username": "zuul"}],
-            "pools": [{"name": "main", "labels": [{"name": LABEL, "cloud-image": "image", "instance-type": "n1-standard-1"}]}],
+            "cloud-images": [
+                {
+                    "name": "image",
+                    "image-project": "images",
+                    "image-family": FAMILY,
+                    "username": "zuul",
+                }
+            ],
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [
+                        {"name": LABEL, "cloud-image": "image", "instance-type": "n1-standard-1"}
+                    ],
+                }
+            ],
         }
 
     def limit(self, instances: int | None) -> None:
@@ -37,14 +53,18 @@ class Google(StandInUnderTest):
         self.cloud.quotas["INSTANCES"] = 1000 if instances is None else instances
 
     def metadata(self, instance: str) -> dict[str, str]:
-        return {item["key"]: item["value"] for item in self.machine(instance).body["metadata"]["items"]}
+        return {
+            item["key"]: item["value"] for item in self.machine(instance).body["metadata"]["items"]
+        }
 
     def stray(self, metadata: dict[str, str]) -> str:
         self._strays += 1
         body = {
             "name": f"stray-{self._strays}",
             "machineType": "zones/z/machineTypes/n1-standard-1",
-            "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
+            "metadata": {
+                "items": [{"key": key, "value": value} for key, value in metadata.items()]
+            },
             "networkInterfaces": [{}],
         }
         return self.cloud.new_machine(body["name"], body, ZONES[0]).id

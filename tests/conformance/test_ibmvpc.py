@@ -17,7 +17,13 @@ from tests.support.fault_proxy import Action, reply
 
 class Ibm(StandInUnderTest):
     cloud: IbmCloud
-    busy: Action = staticmethod(reply(429, '{"errors": [{"code": "too_many_requests", "message": "later"}]}', "application/json"))
+    busy: Action = staticmethod(
+        reply(
+            429,
+            '{"errors": [{"code": "too_many_requests", "message": "later"}]}',
+            "application/json",
+        )
+    )
 
     def provider(self) -> dict[str, Any]:
         return {
@@ -31,8 +37,15 @@ class Ibm(StandInUnderTest):
             "public-ipv4": True,
             "rate": 100,
             "host-key-checking": False,
-            "cloud-images": [{"name": "image", "username": "root", "keys": ["zuul"], "image-name": "debian-1"}],
-            "pools": [{"name": "main", "labels": [{"name": LABEL, "cloud-image": "image", "profile": "cx2-2x4"}]}],
+            "cloud-images": [
+                {"name": "image", "username": "root", "keys": ["zuul"], "image-name": "debian-1"}
+            ],
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [{"name": LABEL, "cloud-image": "image", "profile": "cx2-2x4"}],
+                }
+            ],
         }
 
     def metadata(self, instance: str) -> dict[str, str]:
@@ -40,7 +53,11 @@ class Ibm(StandInUnderTest):
         machine = self.machine(instance)
         _, provider, pool = machine.facts["group"]["name"].split("_")
         node = machine.name.removeprefix("np")
-        return {"nodepool_provider_name": provider, "nodepool_pool_name": pool, "nodepool_node_id": node}
+        return {
+            "nodepool_provider_name": provider,
+            "nodepool_pool_name": pool,
+            "nodepool_node_id": node,
+        }
 
     def stray(self, metadata: dict[str, str]) -> str:
         group = f"np_{metadata['nodepool_provider_name']}_{metadata['nodepool_pool_name']}"
@@ -57,7 +74,9 @@ def ibm(tmp_path: pathlib.Path) -> Iterator[CloudUnderTest]:
     made = Ibm(IbmCloud(tmp_path / "ibm"))
     try:
         yield made
-        assert {each["name"] for each in made.cloud.addresses.values()} <= {each.name for each in made.cloud.machines}
+        assert {each["name"] for each in made.cloud.addresses.values()} <= {
+            each.name for each in made.cloud.machines
+        }
     finally:
         made.close()
 

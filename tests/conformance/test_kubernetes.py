@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
 
 
 class Kubernetes(CloudUnderTest):
-    """An instance is a namespace with a pod, known by its uid: a further attempt has the same name."""
+    """An instance is a namespace with a pod, known by its uid: a further attempt has the same
+    name.
+    """
 
     outside = True
     patience = 60.0
@@ -38,7 +40,9 @@ class Kubernetes(CloudUnderTest):
         message = f'{self.limited} "x" is forbidden: exceeded quota: all'
         self.proxy.fail(
             lambda each: (
-                each.method == "POST" and each.path.endswith(f"/{self.limited}") and len(self._objects()) >= self._allowed
+                each.method == "POST"
+                and each.path.endswith(f"/{self.limited}")
+                and len(self._objects()) >= self._allowed
             ),
             failure(403, "Forbidden", message),
             math.inf,
@@ -70,14 +74,18 @@ class Kubernetes(CloudUnderTest):
         return str(found["metadata"]["uid"]) if found else ""
 
     def _name(self, instance: str) -> str:
-        return next(name for name, each in self._objects().items() if each["metadata"]["uid"] == instance)
+        return next(
+            name for name, each in self._objects().items() if each["metadata"]["uid"] == instance
+        )
 
     def metadata(self, instance: str) -> dict[str, str]:
         found: dict[str, str] = self._objects()[self._name(instance)]["metadata"]["labels"]
         return found
 
     def remove(self, instance: str) -> None:
-        assert self.cluster.admin.status("DELETE", f"/api/v1/namespaces/{self._name(instance)}") == 200
+        assert (
+            self.cluster.admin.status("DELETE", f"/api/v1/namespaces/{self._name(instance)}") == 200
+        )
 
     def _pod_path(self, instance: str) -> str:
         return f"/api/v1/namespaces/{self._name(instance)}/pods/{LABEL}"
@@ -110,7 +118,10 @@ class Kubernetes(CloudUnderTest):
     def pause(self, yes: bool) -> None:
         for node in self.cluster.admin.call("GET", "/api/v1/nodes")["items"]:
             path = f"/api/v1/nodes/{node['metadata']['name']}"
-            assert self.cluster.admin.status("PATCH", path, {"spec": {"unschedulable": yes or None}}) == 200
+            assert (
+                self.cluster.admin.status("PATCH", path, {"spec": {"unschedulable": yes or None}})
+                == 200
+            )
 
     _strays = 0
 
@@ -161,7 +172,10 @@ class Pods(Kubernetes):
 
     def __init__(self, cluster: KubernetesCluster, folder: pathlib.Path) -> None:
         super().__init__(cluster, folder)
-        assert cluster.admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": self.pool}}) == 200
+        assert (
+            cluster.admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": self.pool}})
+            == 200
+        )
 
     def label(self) -> dict[str, Any]:
         return {"name": LABEL, "image": "an/image"}
@@ -170,10 +184,16 @@ class Pods(Kubernetes):
         return {f"{self.pool}-{name}": each for name, each in self.cluster.pods(self.pool).items()}
 
     def _pod_path(self, instance: str) -> str:
-        return f"/api/v1/namespaces/{self.pool}/pods/{self._name(instance).removeprefix(f'{self.pool}-')}"
+        return (
+            f"/api/v1/namespaces/{self.pool}/pods/"
+            f"{self._name(instance).removeprefix(f'{self.pool}-')}"
+        )
 
     def remove(self, instance: str) -> None:
-        assert self.cluster.admin.status("DELETE", f"{self._pod_path(instance)}?gracePeriodSeconds=0") == 200
+        assert (
+            self.cluster.admin.status("DELETE", f"{self._pod_path(instance)}?gracePeriodSeconds=0")
+            == 200
+        )
 
     def stray(self, metadata: dict[str, str]) -> str:
         self._strays += 1
@@ -181,7 +201,11 @@ class Pods(Kubernetes):
             "metadata": {"name": f"stray-{self._strays}", "labels": metadata},
             "spec": {"containers": [{"name": "c", "image": "an/image"}]},
         }
-        return str(self.cluster.admin.call("POST", f"/api/v1/namespaces/{self.pool}/pods", body)["metadata"]["uid"])
+        return str(
+            self.cluster.admin.call("POST", f"/api/v1/namespaces/{self.pool}/pods", body)[
+                "metadata"
+            ]["uid"]
+        )
 
 
 @pytest.fixture
@@ -233,7 +257,10 @@ def planned(node: dict[str, Any]) -> bool:
     return node.get("state") == BUILDING
 
 
-STATES: dict[str, Callable[[dict[str, Any]], bool]] = {**CrashConformance.STATES, "before the cloud has answered": planned}
+STATES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    **CrashConformance.STATES,
+    "before the cloud has answered": planned,
+}
 
 
 class TestKubernetesCrashes(CrashConformance):

@@ -37,7 +37,11 @@ class Real(CloudUnderTest):
         self._throttling: Fault | None = None
         self._paused = False
         cloud.compute.fail(
-            lambda request: self._paused and request.method == "GET" and "/servers/" in request.path, self._building, math.inf
+            lambda request: (
+                self._paused and request.method == "GET" and "/servers/" in request.path
+            ),
+            self._building,
+            math.inf,
         )
 
     @staticmethod
@@ -53,18 +57,30 @@ class Real(CloudUnderTest):
         return {"OS_CLIENT_CONFIG_FILE": str(self._clouds)}
 
     def instances(self) -> set[str]:
-        return {server["id"] for server in self.openstack.servers() if server["OS-EXT-STS:task_state"] != "deleting"}
+        return {
+            server["id"]
+            for server in self.openstack.servers()
+            if server["OS-EXT-STS:task_state"] != "deleting"
+        }
 
     def metadata(self, instance: str) -> dict[str, str]:
         return dict(self.openstack.server(instance)["metadata"])
 
     def remove(self, instance: str) -> None:
         self.openstack.sdk.compute.delete(f"/servers/{instance}")
-        wait_for(lambda: instance not in {server["id"] for server in self.openstack.servers()}, self.patience, "its end")
+        wait_for(
+            lambda: instance not in {server["id"] for server in self.openstack.servers()},
+            self.patience,
+            "its end",
+        )
 
     def halt(self, instance: str) -> None:
         self.openstack.sdk.compute.post(f"/servers/{instance}/action", json={"os-stop": None})
-        wait_for(lambda: self.openstack.server(instance)["status"] == "SHUTOFF", self.patience, "a server that is off")
+        wait_for(
+            lambda: self.openstack.server(instance)["status"] == "SHUTOFF",
+            self.patience,
+            "a server that is off",
+        )
 
     def limit(self, instances: int | None) -> None:
         self._quota.close()
@@ -83,7 +99,9 @@ class Real(CloudUnderTest):
             )
 
             def turn(status: str) -> None:
-                answer = admin.put(f"/os-services/{service}", json={"status": status}, microversion="2.53")
+                answer = admin.put(
+                    f"/os-services/{service}", json={"status": status}, microversion="2.53"
+                )
                 assert answer.status_code == 200, answer.text
 
             turn("disabled")
@@ -91,7 +109,10 @@ class Real(CloudUnderTest):
 
     def down(self, yes: bool) -> None:
         if yes:
-            self._faults = [proxy.fail(lambda _request: True, html(502), math.inf) for proxy in self.openstack.proxies.values()]
+            self._faults = [
+                proxy.fail(lambda _request: True, html(502), math.inf)
+                for proxy in self.openstack.proxies.values()
+            ]
         else:
             for fault in self._faults:
                 fault.left = 0
@@ -132,7 +153,11 @@ class Real(CloudUnderTest):
         )
         assert answer.status_code == 202, answer.text
         server: str = answer.json()["server"]["id"]
-        wait_for(lambda: self.openstack.server(server)["status"] == "ACTIVE", self.patience, "an active server")
+        wait_for(
+            lambda: self.openstack.server(server)["status"] == "ACTIVE",
+            self.patience,
+            "an active server",
+        )
         return server
 
     def close(self) -> None:

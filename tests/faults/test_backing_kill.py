@@ -1,4 +1,6 @@
-"""A launcher that is killed while it gets, fills or gives back backing nodes (NM-C.8, ``backing-label``)."""
+"""A launcher that is killed while it gets, fills or gives back backing nodes (NM-C.8,
+``backing-label``).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def bench(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
+def bench(
+    zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[LauncherBench]:
     yield from make_bench(zk_chroot, monkeypatch, tmp_path)
 
 
@@ -38,7 +42,17 @@ class Launcher:
         self.log = tmp_path / "launcher.log"
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nodepool.cmd.launcher", "-f", "--no-webapp", "-c", config, "-p", str(tmp_path / "pid")],
+                [
+                    sys.executable,
+                    "-m",
+                    "nodepool.cmd.launcher",
+                    "-f",
+                    "--no-webapp",
+                    "-c",
+                    config,
+                    "-p",
+                    str(tmp_path / "pid"),
+                ],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -55,7 +69,11 @@ class Launcher:
 
 
 def ours(bench: LauncherBench) -> list[Any]:
-    return [node for node in bench.nodes(provider="racks") if node.user_data and "metastatic:metal" in node.user_data]
+    return [
+        node
+        for node in bench.nodes(provider="racks")
+        if node.user_data and "metastatic:metal" in node.user_data
+    ]
 
 
 def slivers(hosts: BackingHosts) -> list[str]:
@@ -74,7 +92,9 @@ BEFORE: dict[str, Callable[[LauncherBench, BackingHosts], Any]] = {
 }
 AFTER: dict[str, Callable[[LauncherBench, BackingHosts], Any]] = {
     "sliver gone": lambda bench, hosts: not slivers(hosts),
-    "marked": lambda bench, hosts: any(json.loads(node.user_data)["failed"] for node in ours(bench)),
+    "marked": lambda bench, hosts: any(
+        json.loads(node.user_data)["failed"] for node in ours(bench)
+    ),
     "daemon removed": lambda bench, hosts: not hosts.places(),
 }
 
@@ -108,8 +128,16 @@ def test_killed_launcher_loses_no_backing_node(
             launcher = Launcher(path, tmp_path)
             bench.zuul.give_back(node_id)
         bench.wait_gone(node_id, timeout=60)
-        wait_for(lambda: not ours(bench) and not hosts.places(), 120, "all backing nodes to be given back")
-        wait_for(lambda: len(bench.nodes(provider="racks", state="ready")) == 2, 60, "the machines to be ready for others")
+        wait_for(
+            lambda: not ours(bench) and not hosts.places(),
+            120,
+            "all backing nodes to be given back",
+        )
+        wait_for(
+            lambda: len(bench.nodes(provider="racks", state="ready")) == 2,
+            60,
+            "the machines to be ready for others",
+        )
         assert not [n for n in bench.nodes() if n.provider == "metal"]
     except BaseException:
         print(launcher.log.read_text()[-8000:])

@@ -19,7 +19,9 @@ IMAGES = ["i0", "i1", "i2"]
 NAMES = ["b0", "b1"]
 
 
-@pytest.mark.spec("BLD-14: each build and each upload has one worker; killed builders lose and leave nothing")
+@pytest.mark.spec(
+    "BLD-14: each build and each upload has one worker; killed builders lose and leave nothing"
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_builders_lose_nothing_and_leave_nothing(bench: BuilderBench, seed: int) -> None:
     chance = random.Random(seed)
@@ -38,8 +40,15 @@ def test_killed_builders_lose_nothing_and_leave_nothing(bench: BuilderBench, see
         running[name].kill()
         kills += 1
         running[name] = bench.start(name, "--build-workers", "2", wait=False)
-    print(f"{kills} kills, {len(bench.runs())} finished commands, {len(bench.cloud.calls('upload'))} uploads")
-    wait_for(lambda: not any(bench.zk.hasBuildRequest(i) for i in bench.zk.getImageNames()), DEADLINE, "requests served")
+    print(
+        f"{kills} kills, {len(bench.runs())} finished commands, {len(bench.cloud.calls('upload'))} "
+        "uploads"
+    )
+    wait_for(
+        lambda: not any(bench.zk.hasBuildRequest(i) for i in bench.zk.getImageNames()),
+        DEADLINE,
+        "requests served",
+    )
     bench.wait_served(*IMAGES)
     for image in IMAGES:
         wait_for(lambda image=image: settled(bench, image), DEADLINE, f"{image} settled")  # type: ignore[misc]

@@ -1,4 +1,6 @@
-"""File systems without room: for images, for build logs, before the start (BLD-7, BLD-8, BLD-20)."""
+"""File systems without room: for images, for build logs, before the start (BLD-7, BLD-8,
+BLD-20).
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,36 @@ def small(bench: BuilderBench, name: str, options: str) -> pathlib.Path:
     """A file system in memory; the bench unmounts it."""
     path = bench.tmp / name
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", str(path)], check=True, timeout=20)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "small", str(path)], check=True, timeout=20
+    )
     bench.mounted.append(path)
     return path
 
 
-@pytest.mark.spec("BLD-7: a build that fills the file system fails with the reason; other images go on")
+@pytest.mark.spec(
+    "BLD-7: a build that fills the file system fails with the reason; other images go on"
+)
 def test_images_dir_fills_up(bench: BuilderBench) -> None:
     images_dir = small(bench, "small-images", "size=4m")
-    images = [bench.image("big", env={"CREATE_FILL": "1", "CREATE_MOUNTS": "1"}), bench.image("little")]
+    images = [
+        bench.image("big", env={"CREATE_FILL": "1", "CREATE_MOUNTS": "1"}),
+        bench.image("little"),
+    ]
     bench.config(images=images, images_dir=images_dir, top={"build-min-free": 1})
     bench.start()
     big = bench.wait_build("big", FAILED)
     progress = bench.wait_failed(big.id)
     assert progress.reason is not None
-    assert "No space left on device" in progress.reason and str(images_dir) in progress.reason, progress.reason
+    assert "No space left on device" in progress.reason and str(images_dir) in progress.reason, (
+        progress.reason
+    )
     bench.wait_upload("little")
     assert bench.builds("big") == []
     # Room again: it is made.
-    bench.config(images=[bench.image("big"), images[1]], images_dir=images_dir, top={"build-min-free": 1})
+    bench.config(
+        images=[bench.image("big"), images[1]], images_dir=images_dir, top={"build-min-free": 1}
+    )
     bench.wait_served("big", "little")
 
 
@@ -56,7 +69,9 @@ def test_not_enough_space_before_the_start(bench: BuilderBench) -> None:
     bench.wait_served()
 
 
-@pytest.mark.spec("BLD-8: a log that cannot be made fails the build with a reason that names the place")
+@pytest.mark.spec(
+    "BLD-8: a log that cannot be made fails the build with a reason that names the place"
+)
 def test_log_cannot_be_made(bench: BuilderBench) -> None:
     logs = small(bench, "small-logs", "size=64k,nr_inodes=2")
     (logs / "other").touch()
@@ -79,4 +94,8 @@ def test_log_becomes_full(bench: BuilderBench) -> None:
     builder = bench.start()
     bench.wait_served()
     (build,) = bench.builds()
-    wait_for(lambda: f"Cannot write build log {logs}/i0-{build.id}.log" in builder.text(), DEADLINE, "a message naming the log")
+    wait_for(
+        lambda: f"Cannot write build log {logs}/i0-{build.id}.log" in builder.text(),
+        DEADLINE,
+        "a message naming the log",
+    )

@@ -1,4 +1,6 @@
-"""SIGKILL of a builder at each step of a build and of an upload, then a new start (BLD-2, BLD-7, BLD-9, BLD-10)."""
+"""SIGKILL of a builder at each step of a build and of an upload, then a new start (BLD-2, BLD-7,
+BLD-9, BLD-10).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["bench"]
 
 
 def revived(bench: BuilderBench, crash_at: str) -> str:
-    """A builder that dies at this point; a new one, which puts everything right; the id of the build that was hit."""
+    """A builder that dies at this point; a new one, which puts everything right; the id of the
+    build that was hit.
+    """
     builder = bench.start(crash_at=crash_at, wait=False)
     builder.end(DEADLINE)
     assert builder.process.returncode == -signal.SIGKILL
@@ -29,9 +33,19 @@ def revived(bench: BuilderBench, crash_at: str) -> str:
     return ids[0] if ids else ""
 
 
-@pytest.mark.spec("BLD-2: a killed builder's build is failed, its files, processes and trees go, the image is built again")
+@pytest.mark.spec(
+    "BLD-2: a killed builder's build is failed, its files, processes and trees go, the image is "
+    "built again"
+)
 @pytest.mark.parametrize(
-    "crash_at", ["build-record-before", "build-record-after", "process-before", "process-after", "result-before"]
+    "crash_at",
+    [
+        "build-record-before",
+        "build-record-after",
+        "process-before",
+        "process-after",
+        "result-before",
+    ],
 )
 def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
     bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
@@ -70,7 +84,11 @@ def test_after_the_result(bench: BuilderBench) -> None:
     hit = revived(bench, "result-after")
     assert [b.id for b in bench.builds(state=None)] == [hit]
     assert len(bench.runs()) == 1
-    wait_for(lambda: (p := bench.progress(hit)) is not None and p.state == READY, DEADLINE, "progress says ready")
+    wait_for(
+        lambda: (p := bench.progress(hit)) is not None and p.state == READY,
+        DEADLINE,
+        "progress says ready",
+    )
 
 
 @pytest.mark.spec("BLD-6: a manual request outlives a killed builder")
@@ -113,7 +131,9 @@ def test_during_an_upload(bench: BuilderBench, crash_at: str) -> None:
     assert len(bench.cloud.calls("upload")) == uploads.get(crash_at, 1)
 
 
-@pytest.mark.spec("BLD-9: an image that came into being in the cloud just before the kill does not stay")
+@pytest.mark.spec(
+    "BLD-9: an image that came into being in the cloud just before the kill does not stay"
+)
 def test_killed_while_the_cloud_works(bench: BuilderBench) -> None:
     bench.config()
     bench.cloud.do("upload-blocks")
@@ -129,7 +149,9 @@ def test_killed_while_the_cloud_works(bench: BuilderBench) -> None:
     assert len(bench.cloud.images()) == 1
 
 
-@pytest.mark.spec("BLD-14: another builder drops a killed builder's upload; its image goes when that is back")
+@pytest.mark.spec(
+    "BLD-14: another builder drops a killed builder's upload; its image goes when that is back"
+)
 def test_other_builder_drops_the_record(bench: BuilderBench) -> None:
     bench.config("b0")
     bench.config("b1")
@@ -158,12 +180,16 @@ def test_during_a_deletion(bench: BuilderBench, crash_at: str) -> None:
     crashed = bench.start(crash_at=crash_at, wait=False)
     crashed.end(DEADLINE)
     bench.start()
-    wait_for(lambda: not bench.cloud.images() and not bench.uploads(state=None), DEADLINE, "upload gone")
+    wait_for(
+        lambda: not bench.cloud.images() and not bench.uploads(state=None), DEADLINE, "upload gone"
+    )
     bench.wait_clean()
     assert len(bench.builds()) == 1
 
 
-@pytest.mark.spec("BLD-14: record deleted while the builder is down: it deletes the files when it is back")
+@pytest.mark.spec(
+    "BLD-14: record deleted while the builder is down: it deletes the files when it is back"
+)
 def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
     images = [bench.image(formats=["qcow2"])]
     bench.config(images=images)
@@ -186,7 +212,9 @@ def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
     bench.wait_clean()
 
 
-@pytest.mark.spec("BLD-2: a builder killed again and again while it cleans up leaves nothing in the end")
+@pytest.mark.spec(
+    "BLD-2: a builder killed again and again while it cleans up leaves nothing in the end"
+)
 def test_killed_again_and_again(bench: BuilderBench) -> None:
     bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     for pause in (0.2, 0.4, 0.6, 0.8, 1.0, 1.2):

@@ -36,7 +36,9 @@ def proxy(bench: BuilderBench) -> Iterator[Proxy]:
 
 
 class Cut:
-    """Separates one builder from the rest: the process stands still, or its connection is closed or silent."""
+    """Separates one builder from the rest: the process stands still, or its connection is closed
+    or silent.
+    """
 
     def __init__(self, bench: BuilderBench, proxy: Proxy, how: str) -> None:
         self.bench, self.proxy, self.how = bench, proxy, how
@@ -66,7 +68,9 @@ class Cut:
         kazoo = self.bench.client.client
         assert kazoo is not None
         directory = "/nodepool/components/builder"
-        wait_for(lambda: not kazoo.get_children(directory), DEADLINE, "session of the builder ended")
+        wait_for(
+            lambda: not kazoo.get_children(directory), DEADLINE, "session of the builder ended"
+        )
 
 
 @pytest.fixture(params=["stop", "close", "hold"])
@@ -74,8 +78,12 @@ def cut(request: pytest.FixtureRequest, bench: BuilderBench, proxy: Proxy) -> Cu
     return Cut(bench, proxy, request.param)
 
 
-def lose_session(bench: BuilderBench, cut: Cut, when: str) -> tuple[BuilderProcess, Any, pathlib.Path]:
-    """A builder whose session ends during a build; the build goes on until the file is removed, or its command has ended."""
+def lose_session(
+    bench: BuilderBench, cut: Cut, when: str
+) -> tuple[BuilderProcess, Any, pathlib.Path]:
+    """A builder whose session ends during a build; the build goes on until the file is removed,
+    or its command has ended.
+    """
     hold = bench.hold("before")
     builder = cut.start()
     bench.wait_begun()
@@ -103,7 +111,9 @@ def test_short_cut_during_a_build(bench: BuilderBench, cut: Cut) -> None:
     assert len(bench.runs()) == 1
 
 
-@pytest.mark.spec("a build over a lost session counts when nobody else built: the lock is taken again")
+@pytest.mark.spec(
+    "a build over a lost session counts when nobody else built: the lock is taken again"
+)
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> None:
     builder, build, hold = lose_session(bench, cut, when)
@@ -115,7 +125,9 @@ def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> No
     assert len(bench.runs()) == 1 and builder.alive()
 
 
-@pytest.mark.spec("BLD-17: the session expired and others built: the build is failed, its local files are deleted")
+@pytest.mark.spec(
+    "BLD-17: the session expired and others built: the build is failed, its local files are deleted"
+)
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> None:
     first, lost, hold = lose_session(bench, cut, when)
@@ -136,7 +148,9 @@ def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> N
     assert first.alive()
 
 
-@pytest.mark.spec("BLD-17: one stands still while the other builds: one result counts, the loser's files go")
+@pytest.mark.spec(
+    "BLD-17: one stands still while the other builds: one result counts, the loser's files go"
+)
 def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
     """The second builds still when the first comes back with its result."""
     slow = bench.hold("after", "i0")
@@ -161,10 +175,14 @@ def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
     assert len(bench.uploads()) == len(bench.cloud.images()) == 1
 
 
-@pytest.mark.spec("BLD-17: same idea for uploads: the result of an upload over a lost session is not lost")
+@pytest.mark.spec(
+    "BLD-17: same idea for uploads: the result of an upload over a lost session is not lost"
+)
 @pytest.mark.parametrize("seconds", [SHORT, None], ids=["short", "long"])
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "two builders"])
-def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | None, others: bool) -> None:
+def test_cut_during_an_upload(
+    bench: BuilderBench, cut: Cut, seconds: float | None, others: bool
+) -> None:
     bench.cloud.do("upload-blocks")
     first = cut.start()
     wait_for(bench.cloud.images, DEADLINE, "an image in the cloud")
@@ -180,7 +198,11 @@ def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | No
         cut.wait_expired()
         if others:
             bench.start("b1")
-            wait_for(lambda: not bench.uploads(state="uploading"), DEADLINE, "record of the upload dropped by the other builder")
+            wait_for(
+                lambda: not bench.uploads(state="uploading"),
+                DEADLINE,
+                "record of the upload dropped by the other builder",
+            )
     bench.cloud.stop_doing("upload-blocks")
     cut.end()
     bench.wait_served()
@@ -191,13 +213,19 @@ def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | No
         assert len(bench.cloud.calls("upload")) == 1
 
 
-@pytest.mark.spec("BLD-2: connect (waits for ZooKeeper for ever, warning every 10 s); a signal ends it")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.spec(
+    "BLD-2: connect (waits for ZooKeeper for ever, warning every 10 s); a signal ends it"
+)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name
+)
 def test_no_server_at_the_start(bench: BuilderBench, proxy: Proxy, number: signal.Signals) -> None:
     proxy.set("close")
     bench.config(hosts=proxy.host)
     builder = bench.start(plain=True, wait=False)
-    pattern = re.compile(rf"^.*Waiting for ZooKeeper: no server answers at {re.escape(proxy.host)}.*$", re.MULTILINE)
+    pattern = re.compile(
+        rf"^.*Waiting for ZooKeeper: no server answers at {re.escape(proxy.host)}.*$", re.MULTILINE
+    )
     wait_for(lambda: pattern.search(builder.text()), 30, "a message naming the server")
     assert "Traceback" not in builder.text()
     assert builder.stop(number, 20) < 5

@@ -21,7 +21,12 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 from demo import image as demo_image
 
 MINUTES = 60
-pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(15 * MINUTES)]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.slow,
+    pytest.mark.real,
+    pytest.mark.timeout(15 * MINUTES),
+]
 
 __all__ = ["bench"]
 
@@ -34,7 +39,10 @@ def configure(bench: BuilderBench) -> Any:
     elements = bench.tmp / "elements"
     elements.mkdir()
     # The image of the sample configuration that builds on every kernel.
-    sample = {i["name"]: i for i in yaml.safe_load((REPOSITORY / "etc" / "nodepool.yaml").read_text())["diskimages"]}
+    sample = {
+        i["name"]: i
+        for i in yaml.safe_load((REPOSITORY / "etc" / "nodepool.yaml").read_text())["diskimages"]
+    }
     block_device = sample["debian-flat"]["env-vars"]["DIB_BLOCK_DEVICE_CONFIG"]
 
     def write(fmt: str, **options: Any) -> None:
@@ -61,7 +69,9 @@ def configure(bench: BuilderBench) -> Any:
     return write
 
 
-def wait_phase(bench: BuilderBench, builder: BuilderProcess, phase: str, besides: tuple[str, ...] = ()) -> str:
+def wait_phase(
+    bench: BuilderBench, builder: BuilderProcess, phase: str, besides: tuple[str, ...] = ()
+) -> str:
     """Until a build is in this phase; its id."""
 
     def reached() -> str:
@@ -84,12 +94,16 @@ def leader(bench: BuilderBench) -> int:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.spec("BLD-2: a real build ends in seconds with its builder, without mounts, processes, trees")
+@pytest.mark.spec(
+    "BLD-2: a real build ends in seconds with its builder, without mounts, processes, trees"
+)
 def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     configure("tar")
     builder = bench.start(plain=True)
     build_id = wait_phase(bench, builder, "root")
-    wait_for(lambda: any("debootstrap" in p for p in bench.processes()), MINUTES, "debootstrap at work")
+    wait_for(
+        lambda: any("debootstrap" in p for p in bench.processes()), MINUTES, "debootstrap at work"
+    )
     wait_for(bench.mounts, 2 * MINUTES, "a mount of debootstrap")
     took = builder.stop(timeout=20)
     print(f"stopped within {took:.1f} s")
@@ -99,14 +113,20 @@ def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     (record,) = bench.builds("debian", state=None)
     assert record.id == build_id and record.state == FAILED
     progress = bench.progress(build_id)
-    assert progress is not None and progress.state == FAILED and progress.reason == "the builder is stopping"
+    assert (
+        progress is not None
+        and progress.state == FAILED
+        and progress.reason == "the builder is stopping"
+    )
     assert (bench.tmp / "logs-b0" / f"debian-{build_id}.log").read_text().splitlines()[-1] == (
         "Build terminated: the builder is stopping"
     )
 
 
 @pytest.mark.exhaustive
-@pytest.mark.spec("BLD-2: mounts, loop device, processes and trees of a killed real build go with the next start")
+@pytest.mark.spec(
+    "BLD-2: mounts, loop device, processes and trees of a killed real build go with the next start"
+)
 def test_killed_with_mounts_and_loop_device(bench: BuilderBench, configure: Any) -> None:
     configure("raw")
     builder = bench.start(plain=True)

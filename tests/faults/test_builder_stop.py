@@ -44,7 +44,10 @@ def check_failed(bench: BuilderBench, build_id: str) -> None:
     assert bench.processes() == [] and bench.mounts() == [] and list(bench.scratch.iterdir()) == []
 
 
-@pytest.mark.spec("BLD-2: SIGINT/SIGTERM end the child's whole process group, mark the build failed, exit in seconds")
+@pytest.mark.spec(
+    "BLD-2: SIGINT/SIGTERM end the child's whole process group, mark the build failed, exit in "
+    "seconds"
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_build_ends_with_the_builder(bench: BuilderBench, number: signal.Signals) -> None:
     builder, build_id = begin(bench, CREATE_MOUNTS="1")
@@ -71,9 +74,13 @@ def test_command_ignores_term(bench: BuilderBench) -> None:
 
 @pytest.mark.spec("BLD-2: keep a way to ask for 'finish the current build, then exit'")
 @pytest.mark.parametrize(
-    ("options", "number"), [((), signal.SIGUSR1), (("--finish-builds",), signal.SIGTERM)], ids=["SIGUSR1", "--finish-builds"]
+    ("options", "number"),
+    [((), signal.SIGUSR1), (("--finish-builds",), signal.SIGTERM)],
+    ids=["SIGUSR1", "--finish-builds"],
 )
-def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number: signal.Signals) -> None:
+def test_build_is_finished(
+    bench: BuilderBench, options: tuple[str, ...], number: signal.Signals
+) -> None:
     builder, build_id = begin(bench, *options)
     builder.send(number)
     wait_for(lambda: "when running work is finished" in builder.text(), 10, "the message")
@@ -92,7 +99,9 @@ def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number
 
 @pytest.mark.spec("CLI-2: a second signal ends the build that is waited for")
 @pytest.mark.parametrize("second", [signal.SIGUSR1, signal.SIGTERM], ids=lambda n: n.name)
-def test_second_signal_ends_the_build_that_is_waited_for(bench: BuilderBench, second: signal.Signals) -> None:
+def test_second_signal_ends_the_build_that_is_waited_for(
+    bench: BuilderBench, second: signal.Signals
+) -> None:
     builder, build_id = begin(bench)
     builder.send(signal.SIGUSR1)
     wait_for(lambda: "when running work is finished" in builder.text(), 10, "the message")
@@ -120,7 +129,11 @@ def test_stop_during_an_upload(bench: BuilderBench) -> None:
 def test_stop_while_starting(bench: BuilderBench) -> None:
     bench.config()
     builder = bench.start("b0", plain=True, wait=False)
-    wait_for(lambda: (bench.tmp / "images-b0" / "builder_id.txt").exists() or not builder.alive(), 30, "the start")
+    wait_for(
+        lambda: (bench.tmp / "images-b0" / "builder_id.txt").exists() or not builder.alive(),
+        30,
+        "the start",
+    )
     assert builder.stop(timeout=LIMIT) < 10
     assert builder.process.returncode == 0
     assert bench.processes() == []

@@ -1,6 +1,7 @@
 """SIGKILL at each step of a node's life, then a clean start.
 
-The cases are independent and mostly wait, so several run at once; each test only fetches the outcome of its case.
+The cases are independent and mostly wait, so several run at once; each test only fetches the
+outcome of its case.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from tests.support.faults.launcher import Bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 
-#: Transactions about requests and nodes from submission to the last removal, for one request with two nodes.
+#: Transactions about requests and nodes from submission to the last removal, for one request with
+#: two nodes.
 TRANSACTIONS = 10
-#: The same of the first of two launchers, with a node that is kept ready; so many are surely not done by the other one.
+#: The same of the first of two launchers, with a node that is kept ready; so many are surely not
+#: done by the other one.
 TWO_TRANSACTIONS, SURE = 12, 3
 #: How often a case is repeated in which the other launcher did everything.
 AGAIN = 3
@@ -26,7 +29,12 @@ AT_ONCE = 4
 
 CASES = [
     *(f"txn-{when}:{n}" for n in range(1, TRANSACTIONS + 1) for when in ("before", "after")),
-    *(f"{step}-{when}:{n}" for step in ("create", "delete") for when in ("before", "after") for n in (1, 2)),
+    *(
+        f"{step}-{when}:{n}"
+        for step in ("create", "delete")
+        for when in ("before", "after")
+        for n in (1, 2)
+    ),
     "txn-sent:1",
     "txn-sent:2",
     "txn-done:2",
@@ -40,7 +48,11 @@ CASES = [
     # With min-ready nodes: their requests, the hand-over of one that is ready, its replacement.
     *(f"ready:txn-after:{n}" for n in range(1, 13)),
     # Another launcher runs all the time; one of the nodes is held for a while.
-    *(f"two:txn-{when}:{n}" for n in range(1, TWO_TRANSACTIONS + 1) for when in ("before", "after")),
+    *(
+        f"two:txn-{when}:{n}"
+        for n in range(1, TWO_TRANSACTIONS + 1)
+        for when in ("before", "after")
+    ),
 ]
 
 
@@ -54,7 +66,11 @@ def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """The futures of all cases that were selected."""
-    selected = [i.callspec.params["case"] for i in request.session.items if i.path == request.path and hasattr(i, "callspec")]
+    selected = [
+        i.callspec.params["case"]
+        for i in request.session.items
+        if i.path == request.path and hasattr(i, "callspec")
+    ]
     settings, tmp = zookeeper_server(), tmp_path_factory.mktemp("crash")
 
     def run(case: str, again: int = AGAIN) -> dict[str, Any]:
@@ -80,7 +96,9 @@ def outcomes(
 
 
 def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
-    """Two nodes from request to gone; whenever the launcher has died another is started, at last a clean one."""
+    """Two nodes from request to gone; whenever the launcher has died another is started, at last
+    a clean one.
+    """
     bench.cloud.set(create_delay=0.1, delete_delay=0.1)
     config = bench.config()
     crashes = list(crashes)
@@ -89,7 +107,9 @@ def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
 
     def revive() -> None:
         if not launchers[-1].alive():
-            launchers.append(bench.start(config, wait=False, crash_at=crashes.pop(0) if crashes else ""))
+            launchers.append(
+                bench.start(config, wait=False, crash_at=crashes.pop(0) if crashes else "")
+            )
 
     zuul = bench.zuul
     request_id = zuul.submit("l0", "l0")
@@ -101,7 +121,10 @@ def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
         **bench.check_counts(),
         "launchers": len(launchers),
         "transactions": sum(
-            any("/nodepool/nodes" in op["path"] or "/nodepool/requests" in op["path"] for op in line["ops"])
+            any(
+                "/nodepool/nodes" in op["path"] or "/nodepool/requests" in op["path"]
+                for op in line["ops"]
+            )
             for line in bench.transactions()
         ),
     }
@@ -141,10 +164,14 @@ def ready_life(bench: Bench, crash: str) -> dict[str, Any]:
 
 
 def two_lives(bench: Bench, crash: str) -> dict[str, Any]:
-    """The first of two launchers, which requests are for, dies: the other one finishes what it began."""
+    """The first of two launchers, which requests are for, dies: the other one finishes what it
+    began.
+    """
     bench.cloud.set(create_delay=0.1, delete_delay=0.1)
     label = {"name": "l0", "min-ready": 1}
-    doomed, other = (bench.config(bench.provider(priority=priority), labels=[label]) for priority in (1, 200))
+    doomed, other = (
+        bench.config(bench.provider(priority=priority), labels=[label]) for priority in (1, 200)
+    )
     launchers = [bench.start(doomed, crash_at=crash, wait=False), bench.start(other, wait=False)]
     zuul = bench.zuul
 
@@ -158,7 +185,11 @@ def two_lives(bench: Bench, crash: str) -> dict[str, Any]:
     held, given = zuul.accept(request_id)
     zuul.hold(held, 1)
     zuul.give_back(given)
-    wait_for(lambda: kept() and len(zuul.read("nodes")) == 1, 40, "one ready node, and the held one is gone")
+    wait_for(
+        lambda: kept() and len(zuul.read("nodes")) == 1,
+        40,
+        "one ready node, and the held one is gone",
+    )
     alive = launchers[0].alive()
     for launcher in launchers:
         launcher.kill()
@@ -170,12 +201,22 @@ def two_lives(bench: Bench, crash: str) -> dict[str, Any]:
 
 def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[""].result()
-    assert result == {"requests": 1, "created": 2, "leaked": 0, "launchers": 1, "transactions": result["transactions"]}
-    assert result["transactions"] <= TRANSACTIONS, "more transactions than cases: raise TRANSACTIONS"
+    assert result == {
+        "requests": 1,
+        "created": 2,
+        "leaked": 0,
+        "launchers": 1,
+        "transactions": result["transactions"],
+    }
+    assert result["transactions"] <= TRANSACTIONS, (
+        "more transactions than cases: raise TRANSACTIONS"
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_request_is_served_although_its_launcher_was_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+def test_request_is_served_although_its_launcher_was_killed(
+    case: str, outcomes: dict[str, Future[dict[str, Any]]]
+) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
     assert result["launchers"] > 1 or not _surely_passed(case), "the point was never passed"

@@ -1,4 +1,6 @@
-"""A launcher killed in the foreground, as in a container: its next start does not wait for the session to time out."""
+"""A launcher killed in the foreground, as in a container: its next start does not wait for the
+session to time out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ REQUESTS = 250
 SESSION = 60.0
 
 
-def start(bench: Bench, config: pathlib.Path, again: LauncherProcess | None = None) -> LauncherProcess:
+def start(
+    bench: Bench, config: pathlib.Path, again: LauncherProcess | None = None
+) -> LauncherProcess:
     """Without a pid file, and with a home of its own."""
     launcher = LauncherProcess.__new__(LauncherProcess)
     if again is None:
@@ -38,7 +42,15 @@ def start(bench: Bench, config: pathlib.Path, again: LauncherProcess | None = No
     # The directory of the default pid file may be there on this machine.
     with open(launcher.log, "ab") as out:
         launcher.process = subprocess.Popen(
-            [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(launcher.config), "-p", "/nonexistent/nodepool.pid"],
+            [
+                sys.executable,
+                str(HERE / "serve.py"),
+                "-f",
+                "-c",
+                str(launcher.config),
+                "-p",
+                "/nonexistent/nodepool.pid",
+            ],
             stdout=out,
             stderr=out,
             cwd="/",
@@ -48,7 +60,9 @@ def start(bench: Bench, config: pathlib.Path, again: LauncherProcess | None = No
     return launcher
 
 
-@pytest.mark.spec("issue 11, point 7: 250 requests in work are served at once after a kill in the foreground")
+@pytest.mark.spec(
+    "issue 11, point 7: 250 requests in work are served at once after a kill in the foreground"
+)
 def test_kill_in_the_foreground(bench: Bench) -> None:
     (bench.tmp / "home").mkdir()
     bench.cloud.set(create_delay=30, delete_delay=0.1)

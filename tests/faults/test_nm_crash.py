@@ -1,4 +1,6 @@
-"""SIGKILL of the node manager before every step of making and of removing a sliver (NM-C.7, NM-C.9.5)."""
+"""SIGKILL of the node manager before every step of making and of removing a sliver (NM-C.7,
+NM-C.9.5).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,15 @@ class CrashingDaemon(NmDaemon):
         self.steps.unlink(missing_ok=True)
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "serve_nm.py"), "-f", "-c", str(self.config), "-p", str(self.tmp / "pid")],
+                [
+                    sys.executable,
+                    str(HERE / "serve_nm.py"),
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(self.tmp / "pid"),
+                ],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -104,7 +114,9 @@ def quiet(nm: CrashingDaemon) -> bool:
 
 @pytest.mark.parametrize("what", ["create", "delete"])
 @pytest.mark.spec("NM-C.9.5: kill -9 at every step of create and delete")
-def test_daemon_killed_at_any_step_completes_it_at_the_next_start(tmp_path: pathlib.Path, what: str) -> None:
+def test_daemon_killed_at_any_step_completes_it_at_the_next_start(
+    tmp_path: pathlib.Path, what: str
+) -> None:
     nm = CrashingDaemon(tmp_path, 5)
     seen: list[str] = []
     for number in range(1, MOST):
@@ -117,14 +129,20 @@ def test_daemon_killed_at_any_step_completes_it_at_the_next_start(tmp_path: path
             nm.attempt("PutRecord", record(nm, "nat"))
         else:
             nm.attempt("DeleteSliver", "alpha")
-        wait_for(lambda: settled(nm, "ready" if what == "create" else "gone"), 60, f"an end at step {number}")
+        wait_for(
+            lambda: settled(nm, "ready" if what == "create" else "gone"),
+            60,
+            f"an end at step {number}",
+        )
         crashed = quiet(nm)
         nm.armed.unlink()
         seen.append(nm.last_step())
         if crashed:
             nm.start()
         if what == "create":
-            if not nm.client.call("ListSlivers"):  # it died before the record was there: nobody was told that it is
+            if not nm.client.call(
+                "ListSlivers"
+            ):  # it died before the record was there: nobody was told that it is
                 nm.client.call("PutRecord", record(nm, "nat"))
             nm.wait("alpha")
             assert nm.ssh("alpha", "echo fine") == "fine\n", seen[-1]

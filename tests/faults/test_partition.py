@@ -1,4 +1,6 @@
-"""The launcher is cut off from ZooKeeper, or stands still, for shorter and longer than its session lives."""
+"""The launcher is cut off from ZooKeeper, or stands still, for shorter and longer than its
+session lives.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def work_off(bench: Bench, ids: list[str], timeout: float = 40.0) -> None:
 
 @pytest.mark.parametrize("how", ["close", "hold"])
 @pytest.mark.parametrize("seconds", [SESSION / 4, SESSION * 2.5], ids=["short", "long"])
-def test_requests_are_served_once_although_the_connection_was_cut(bench: Bench, proxy: Proxy, how: str, seconds: float) -> None:
+def test_requests_are_served_once_although_the_connection_was_cut(
+    bench: Bench, proxy: Proxy, how: str, seconds: float
+) -> None:
     bench.cloud.set(create_delay=1.0, delete_delay=0.2)
     launcher = bench.start(bench.config(bench.provider(pool={"max-servers": 15}), hosts=proxy.host))
     bench.wait_pools(1)
@@ -70,7 +74,10 @@ def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
     bench.cloud.set(create_delay=0.2, delete_delay=0.1)
     launcher = bench.start(
         bench.config(
-            bench.provider(pool={"max-servers": 12}), labels=[{"name": "l0", "min-ready": 2}], hosts=proxy.host, session=5.0
+            bench.provider(pool={"max-servers": 12}),
+            labels=[{"name": "l0", "min-ready": 2}],
+            hosts=proxy.host,
+            session=5.0,
         )
     )
     bench.wait_pools(1)
@@ -114,17 +121,25 @@ def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
     wait_for(settled, 20, "two idle nodes and nothing else")
     launcher.rewrite(lambda c: c.update(labels=[{"name": "l0", "max-ready-age": 1}]))
     bench.wait_nothing_left(20)
-    print(f"{cuts} cuts, {unknown} unknown outcomes, {time.monotonic() - began:.1f} s, {bench.check_counts()}")
+    print(
+        f"{cuts} cuts, {unknown} unknown outcomes, {time.monotonic() - began:.1f} s, "
+        f"{bench.check_counts()}"
+    )
     assert launcher.alive()
     bench.check_fencing()
     assert len({line["session"] for line in bench.transactions()}) == 1
 
 
 @pytest.mark.parametrize(
-    ("how", "delay"), [("stop", 0.0), ("stop", 0.3), ("stop", 1.0), ("hold", 0.3), ("close", 0.3), ("hold", 1.0)]
+    ("how", "delay"),
+    [("stop", 0.0), ("stop", 0.3), ("stop", 1.0), ("hold", 0.3), ("close", 0.3), ("hold", 1.0)],
 )
-def test_replaced_launcher_overwrites_nothing(bench: Bench, proxy: Proxy, how: str, delay: float) -> None:
-    """One launcher stands still or is cut off, the other takes over; the first, back again, has lost its locks."""
+def test_replaced_launcher_overwrites_nothing(
+    bench: Bench, proxy: Proxy, how: str, delay: float
+) -> None:
+    """One launcher stands still or is cut off, the other takes over; the first, back again, has
+    lost its locks.
+    """
     bench.cloud.set(create_delay=1.0, delete_delay=0.3)
     first = bench.start(bench.config(hosts=proxy.host))
     bench.wait_pools(1)

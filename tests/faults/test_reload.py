@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 def test_providers_added_changed_and_removed(bench: Bench) -> None:
     bench.cloud.set(create_delay=1.0, delete_delay=0.1)
     zuul = bench.zuul
-    providers: dict[str, dict[str, Any]] = {name: bench.provider(name, ["l0", f"only-{name}"]) for name in ("p0", "p1", "p2")}
+    providers: dict[str, dict[str, Any]] = {
+        name: bench.provider(name, ["l0", f"only-{name}"]) for name in ("p0", "p1", "p2")
+    }
     labels = [{"name": n} for n in ("l0", "only-p0", "only-p1", "only-p2")]
     launcher = bench.start(bench.config(providers["p0"], providers["p1"], labels=labels))
     bench.wait_pools(2)
@@ -51,14 +53,22 @@ def test_providers_added_changed_and_removed(bench: Bench) -> None:
         return all(n["provider"] == "p1" for n in zuul.read("nodes").values())
 
     wait_for(only_left, 20, "only nodes of p1")
-    assert all(n["allocated_to"] is None or n["state"] != "ready" for n in zuul.read("nodes").values())
+    assert all(
+        n["allocated_to"] is None or n["state"] != "ready" for n in zuul.read("nodes").values()
+    )
     use(["p0", "p1", "p2"])
     # Launches that finished for nobody are ready nodes now, good for the next request.
-    wait_for(lambda: all(n["state"] == "ready" for n in zuul.read("nodes").values()), 20, "only idle nodes")
+    wait_for(
+        lambda: all(n["state"] == "ready" for n in zuul.read("nodes").values()),
+        20,
+        "only idle nodes",
+    )
     again = zuul.submit("only-p1")
     zuul.wait_fulfilled([again])
     zuul.use([again])
-    launcher.rewrite(lambda content: content.update(labels=[{**label, "max-ready-age": 1} for label in labels]))
+    launcher.rewrite(
+        lambda content: content.update(labels=[{**label, "max-ready-age": 1} for label in labels])
+    )
     bench.wait_nothing_left(20)
     print(bench.check_counts())
     assert launcher.alive()
@@ -96,7 +106,9 @@ def test_a_bad_file_is_kept_out(bench: Bench) -> None:
 
 
 def test_a_driver_that_is_not_there(bench: Bench) -> None:
-    """A provider whose new entry names no driver goes on as it was, and is named; a new one is left out and named."""
+    """A provider whose new entry names no driver goes on as it was, and is named; a new one is
+    left out and named.
+    """
     bench.cloud.set(create_delay=0.5, delete_delay=0.1)
     zuul = bench.zuul
     launcher = bench.start(bench.config(bench.provider("p0"), bench.provider("p1")))
@@ -104,13 +116,23 @@ def test_a_driver_that_is_not_there(bench: Bench) -> None:
     ids = [zuul.submit("l0") for _ in range(10)]
     zuul.wait_states(ids, lambda states: states["pending"] == 10)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="nosuch"))
-    wait_for(lambda: "provider p0: uses its last valid configuration" in launcher.readiness(), 5, "readiness names the provider")
+    wait_for(
+        lambda: "provider p0: uses its last valid configuration" in launcher.readiness(),
+        5,
+        "readiness names the provider",
+    )
     assert launcher.ready()
     zuul.wait_fulfilled(ids)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="diskcloud"))
     wait_for(lambda: "p0" not in launcher.readiness(), 5, "all is well again")
-    launcher.rewrite(lambda c: c["providers"].append({**c["providers"][0], "name": "p2", "driver": "nosuch"}))
-    wait_for(lambda: "provider p2: not running" in launcher.readiness(), 5, "readiness names the new provider")
+    launcher.rewrite(
+        lambda c: c["providers"].append({**c["providers"][0], "name": "p2", "driver": "nosuch"})
+    )
+    wait_for(
+        lambda: "provider p2: not running" in launcher.readiness(),
+        5,
+        "readiness names the new provider",
+    )
     bench.wait_pools(2)
     zuul.use(ids)
     # What p0 was making when it went is ready and idle now.

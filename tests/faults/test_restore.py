@@ -1,4 +1,6 @@
-"""ZooKeeper is restored from a backup, or emptied: nothing that is in use is deleted, and `recover` sorts it out."""
+"""ZooKeeper is restored from a backup, or emptied: nothing that is in use is deleted, and
+`recover` sorts it out.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,11 @@ class Drill:
         server = self.server
         client = ZooKeeperClient(
             f"{server['hosts']}{self.bench.chroot}",
-            timeout=60, tls_cert=server["cert"], tls_key=server["key"], tls_ca=server["ca"],
-        )  # fmt: skip
+            timeout=60,
+            tls_cert=server["cert"],
+            tls_key=server["key"],
+            tls_ca=server["ca"],
+        )
         client.connect(timeout=30)
         self.bench.zuul = Zuul(client)
 
@@ -62,7 +67,8 @@ class Drill:
         self.reconnect()
 
     def restore(self) -> None:
-        # Zuul's session must outlive the server: if it ended first, launchers would delete the nodes that it uses.
+        # Zuul's session must outlive the server: if it ended first, launchers would delete the
+        # nodes that it uses.
         self.server["stop"]()
         self.zuul.connection.disconnect()
         shutil.rmtree(self.server["data"])
@@ -80,13 +86,25 @@ class Drill:
 
     def start(self, *args: str, crash_at: str = "") -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, str(HERE / "command.py"), "-c", str(self.config), "recover", *args, "--format", "json"],
-            stdout=subprocess.PIPE, text=True,
+            [
+                sys.executable,
+                str(HERE / "command.py"),
+                "-c",
+                str(self.config),
+                "recover",
+                *args,
+                "--format",
+                "json",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
             env={
-                **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
                 "NODEPOOL_CRASH_AT": crash_at,
             },
-        )  # fmt: skip
+        )
 
     def status(self, *args: str, crash_at: str) -> int:
         with self.start(*args, crash_at=crash_at) as process:
@@ -100,7 +118,9 @@ class Drill:
         return list(json.loads(out))
 
     def wait_searches(self, launcher: LauncherProcess, count: int = 3) -> None:
-        """Until so many leak searches have begun since now: a leak is deleted by the second one that sees it."""
+        """Until so many leak searches have begun since now: a leak is deleted by the second one
+        that sees it.
+        """
         cloud = self.bench.cloud
         before = cloud.count("listed")
         wait_for(lambda: cloud.count("listed") >= before + count, 30, "further leak searches")
@@ -111,7 +131,10 @@ class Drill:
 
     def machines(self) -> dict[str, str]:
         """Node ids by the ids of their machines."""
-        return {name: metadata["nodepool_node_id"] for name, metadata in self.bench.cloud.instances().items()}
+        return {
+            name: metadata["nodepool_node_id"]
+            for name, metadata in self.bench.cloud.instances().items()
+        }
 
     def leak(self, **metadata: str) -> str:
         """Something that the launcher created and forgot."""
@@ -138,7 +161,9 @@ def drill(tmp_path: pathlib.Path) -> Iterator[Drill]:
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["launcher restarted", "launcher kept running"])
-def test_machines_launched_after_the_backup_survive_and_can_be_recovered(drill: Drill, live: bool) -> None:
+def test_machines_launched_after_the_backup_survive_and_can_be_recovered(
+    drill: Drill, live: bool
+) -> None:
     bench = drill.bench
     launcher = bench.start(drill.config)
     first = drill.use_some(3)
@@ -171,7 +196,9 @@ def test_machines_launched_after_the_backup_survive_and_can_be_recovered(drill: 
     assert {row["provider"] for row in rows} == {"p0"} and all(row["age"] for row in rows)
     held, adopted, deleted = used[:5], used[5:10], used[10:]
     assert [row["result"] for row in drill.run("--hold", "--label", "l0", *held)] == ["held"] * 5
-    assert [row["result"] for row in drill.run("--adopt", "--label", "l0", *adopted)] == ["adopted"] * 5
+    assert [row["result"] for row in drill.run("--adopt", "--label", "l0", *adopted)] == [
+        "adopted"
+    ] * 5
     assert drill.problem(launcher)
     assert [row["result"] for row in drill.run("--delete", "--all")] == ["deleted"] * len(deleted)
     assert drill.run() == []
@@ -182,8 +209,9 @@ def test_machines_launched_after_the_backup_survive_and_can_be_recovered(drill: 
     assert sorted(drill.machines().values()) == held + adopted
     records = drill.zuul.read("nodes")
     assert {node: records[node]["state"] for node in held + adopted} == {
-        **dict.fromkeys(held, "hold"), **dict.fromkeys(adopted, "ready")
-    }  # fmt: skip
+        **dict.fromkeys(held, "hold"),
+        **dict.fromkeys(adopted, "ready"),
+    }
     taken = drill.use_some(5)
     assert sorted(taken) == adopted
     drill.zuul.give_back(*taken)
@@ -233,7 +261,13 @@ def test_running_launcher_serves_again_after_its_store_was_emptied(drill: Drill,
     assert time.monotonic() - began < limit(10)
     for kind in ("components/launcher", "launcher-reports", "launcher-configs"):
         path = f"/nodepool/{kind}"
-        wait_for(lambda path=path: drill.zuul.kazoo.exists(path) and len(drill.zuul.kazoo.get_children(path)) == 1, 10, kind)
+        wait_for(
+            lambda path=path: (
+                drill.zuul.kazoo.exists(path) and len(drill.zuul.kazoo.get_children(path)) == 1
+            ),
+            10,
+            kind,
+        )
     drill.zuul.use(ids)
     bench.wait_nothing_left()
     assert "trying again" not in launcher.text()
@@ -250,7 +284,9 @@ def test_recovery_needs_no_launcher_after_the_store_was_emptied(drill: Drill) ->
 
 
 def test_a_recovery_killed_before_any_write_can_be_repeated(drill: Drill) -> None:
-    """What has been written keeps the machines safe in between: a launcher searches for leaks all the time."""
+    """What has been written keeps the machines safe in between: a launcher searches for leaks
+    all the time.
+    """
     bench = drill.bench
     launcher = bench.start(drill.config)
     drill.back_up()
@@ -267,5 +303,9 @@ def test_a_recovery_killed_before_any_write_can_be_repeated(drill: Drill) -> Non
     assert kills >= 3, "too few writes"
     wait_for(lambda: not drill.problem(launcher), 30, "the problem gone")
     drill.wait_searches(launcher)
-    assert sorted(drill.machines().values()) == [*used, "0000000010"] == sorted(drill.zuul.read("nodes"))
+    assert (
+        sorted(drill.machines().values())
+        == [*used, "0000000010"]
+        == sorted(drill.zuul.read("nodes"))
+    )
     assert unmarked in drill.machines()

@@ -1,4 +1,6 @@
-"""The installed nodepool-launcher program: orderly stop with work under way, and the restart after it."""
+"""The installed nodepool-launcher program: orderly stop with work under way, and the restart
+after it.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,24 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 
 def start_program(bench: Bench, number: int) -> LauncherProcess:
-    """``nodepool-launcher`` itself; the driver comes in through the entry-point group ``nodepool.drivers``."""
+    """``nodepool-launcher`` itself; the driver comes in through the entry-point group
+    ``nodepool.drivers``.
+    """
     package = bench.tmp / "site"
     information = package / "diskcloud-1.dist-info"
     if not package.exists():
         information.mkdir(parents=True)
-        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: diskcloud\nVersion: 1\n")
-        (information / "entry_points.txt").write_text("[nodepool.drivers]\ndiskcloud = diskcloud:DiskDriver\n")
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: diskcloud\nVersion: 1\n"
+        )
+        (information / "entry_points.txt").write_text(
+            "[nodepool.drivers]\ndiskcloud = diskcloud:DiskDriver\n"
+        )
         shutil.copytree(HERE / "drivers" / "diskcloud", package / "diskcloud")
     program = pathlib.Path(sys.executable).parent / "nodepool-launcher"
-    command = [str(program)] if program.exists() else [sys.executable, "-m", "nodepool.cmd.launcher"]
+    command = (
+        [str(program)] if program.exists() else [sys.executable, "-m", "nodepool.cmd.launcher"]
+    )
     launcher = LauncherProcess.__new__(LauncherProcess)
     launcher.prepare(bench, bench.config(), f"program-{number}")
     env = {**os.environ, "PYTHONPATH": f"{package}:{REPOSITORY}"}
@@ -68,14 +78,18 @@ def test_stop_with_launches_under_way(bench: Bench, number: signal.Signals) -> N
     assert "Traceback" not in text, text[-3000:]
     # Its session has ended: no locks, no registration.
     assert zuul.pools() == []
-    # What was nearly ready has been finished, nothing is in a state that needs a time-out to be found.
+    # What was nearly ready has been finished, nothing is in a state that needs a time-out to be
+    # found.
     states = zuul.states(slow + quick)
     assert states["LOST"] == states["failed"] == 0
     bench.cloud.set(create_delay=0.2, delete_delay=0.1)
     began = time.monotonic()
     second = start_program(bench, 2)
     zuul.wait_fulfilled(slow + quick, 30)
-    print(f"stopped in {seconds:.1f} s with {dict(states)}; all served {time.monotonic() - began:.1f} s after the restart began")
+    print(
+        f"stopped in {seconds:.1f} s with {dict(states)}; all served "
+        f"{time.monotonic() - began:.1f} s after the restart began"
+    )
     zuul.use(early[2:] + slow + quick)
     # Those that were abandoned are deleted by their records, not by the search for leaks (60 s).
     bench.wait_nothing_left(15)

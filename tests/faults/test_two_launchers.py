@@ -45,14 +45,18 @@ def test_one_is_killed_in_the_middle(bench: Bench) -> None:
 
 
 def test_min_ready_is_kept_exactly(bench: Bench) -> None:
-    """Started at the same moment, when nodes are taken, and when one launcher dies: never more than five."""
+    """Started at the same moment, when nodes are taken, and when one launcher dies: never more
+    than five.
+    """
     bench.cloud.set(create_delay=0.3, delete_delay=0.1)
     config = bench.config(labels=[{"name": "l0", "min-ready": 5}])
     launchers = [bench.start(config, wait=False) for _ in range(2)]
     zuul = bench.zuul
 
     def idle() -> int:
-        return sum(n["state"] == "ready" and not n["allocated_to"] for n in zuul.read("nodes").values())
+        return sum(
+            n["state"] == "ready" and not n["allocated_to"] for n in zuul.read("nodes").values()
+        )
 
     def settled() -> bool:
         return idle() == 5 and not zuul.read("requests")
@@ -92,20 +96,29 @@ def test_min_ready_is_kept_exactly(bench: Bench) -> None:
     zuul.wait_fulfilled(ids)
     launchers[0].kill()
     zuul.use(ids)
-    wait_for(lambda: settled() and len(zuul.read("nodes")) == 5, 30, "five idle nodes after a crash")
+    wait_for(
+        lambda: settled() and len(zuul.read("nodes")) == 5, 30, "five idle nodes after a crash"
+    )
     stays()
     launchers[1].rewrite(lambda c: c.update(labels=[{"name": "l0", "max-ready-age": 1}]))
     bench.wait_nothing_left(20)
     print(bench.check_counts())
 
 
-#: One of each kind of write: request accepted, nodes locked, nodes ready and request fulfilled, deletion; before and after.
-CRASHES = [*(f"txn-{when}:{n}" for n in (1, 2, 3, 5, 7) for when in ("before", "after")), "create-after:1", "delete-before:1"]
+#: One of each kind of write: request accepted, nodes locked, nodes ready and request fulfilled,
+#: deletion; before and after.
+CRASHES = [
+    *(f"txn-{when}:{n}" for n in (1, 2, 3, 5, 7) for when in ("before", "after")),
+    "create-after:1",
+    "delete-before:1",
+]
 
 
 @pytest.mark.parametrize("crash", CRASHES)
 def test_crash_beside_other_launchers_loses_nothing(bench: Bench, crash: str) -> None:
-    """A second launcher with the same provider, and one with another provider of the label, end what the dead one began."""
+    """A second launcher with the same provider, and one with another provider of the label, end
+    what the dead one began.
+    """
     bench.cloud.set(create_delay=0.1, delete_delay=0.1)
     zuul = bench.zuul
     config = bench.config(bench.provider("p0"))
@@ -125,17 +138,24 @@ def test_crash_beside_other_launchers_loses_nothing(bench: Bench, crash: str) ->
                 used.append(request_id)
 
     wait_for(lambda: use_fulfilled() or len(used) == len(ids), 40, "all requests served")
-    # Others may have been faster at the last steps; then this launcher dies without having passed the point.
+    # Others may have been faster at the last steps; then this launcher dies without having passed
+    # the point.
     doomed.kill()
     bench.wait_nothing_left(40)
     bench.check_fencing()
     assert bench.check_counts()["requests"] == 2
-    held = [path for path in zuul.read("requests-lock") if zuul.kazoo.get_children(f"/nodepool/requests-lock/{path}")]
+    held = [
+        path
+        for path in zuul.read("requests-lock")
+        if zuul.kazoo.get_children(f"/nodepool/requests-lock/{path}")
+    ]
     assert not held, held
 
 
 def test_held_node_ends_once_after_its_launcher_died(bench: Bench) -> None:
-    """Two launchers with the same provider; the one that made the node is dead when its hold time ends."""
+    """Two launchers with the same provider; the one that made the node is dead when its hold
+    time ends.
+    """
     bench.cloud.set(create_delay=0.1, delete_delay=0.1)
     zuul = bench.zuul
     config = bench.config(bench.provider("p0"))
@@ -149,8 +169,12 @@ def test_held_node_ends_once_after_its_launcher_died(bench: Bench) -> None:
     maker.kill()
     zuul.hold(node_id, expiration=1)
     bench.wait_nothing_left(30)
-    ends = [op for line in bench.transactions() for op in line["ops"]
-            if op["path"] == f"/nodepool/nodes/{node_id}" and op["op"] == "Delete"]  # fmt: skip
+    ends = [
+        op
+        for line in bench.transactions()
+        for op in line["ops"]
+        if op["path"] == f"/nodepool/nodes/{node_id}" and op["op"] == "Delete"
+    ]
     assert len(ends) == 1, ends
     assert bench.cloud.count("deleted") == 1
     assert all(launcher.alive() for launcher in others)
@@ -158,7 +182,9 @@ def test_held_node_ends_once_after_its_launcher_died(bench: Bench) -> None:
 
 
 def test_metastatic_slots_are_booked_once(bench: Bench) -> None:
-    """200 nodes on backing nodes of 16 slots, taken and returned while one of the launchers dies."""
+    """200 nodes on backing nodes of 16 slots, taken and returned while one of the launchers
+    dies.
+    """
     bench.cloud.set(create_delay=0.2, delete_delay=0.1)
     backing = bench.provider("p0", ["backing"])
     metastatic = {
@@ -168,7 +194,14 @@ def test_metastatic_slots_are_booked_once(bench: Bench) -> None:
             {
                 "name": "main",
                 "max-servers": 200,
-                "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 16, "grace-time": 1}],
+                "labels": [
+                    {
+                        "name": "slot",
+                        "backing-label": "backing",
+                        "max-parallel-jobs": 16,
+                        "grace-time": 1,
+                    }
+                ],
             }
         ],
     }
@@ -190,7 +223,10 @@ def test_metastatic_slots_are_booked_once(bench: Bench) -> None:
     twice = {place: count for place, count in booked.items() if count > 1}
     assert not twice, twice
     assert all(0 <= nodes[i]["slot"] < 16 for i in taken)
-    print(f"200 slots on {bench.cloud.count('created')} backing nodes, {time.monotonic() - began:.1f} s")
+    print(
+        f"200 slots on {bench.cloud.count('created')} backing nodes, "
+        f"{time.monotonic() - began:.1f} s"
+    )
     zuul.external.clear()  # the slots of a backing node share its id
     zuul.give_back(*taken)
     bench.wait_nothing_left(30)

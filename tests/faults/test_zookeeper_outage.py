@@ -39,8 +39,12 @@ def own_bench(server: dict[str, Any], tmp_path: pathlib.Path) -> Iterator[Bench]
         made.close()
 
 
-@pytest.mark.parametrize("seconds", [0.2, SESSION * 2.5], ids=["shorter than the session", "longer than the session"])
-def test_restart_with_requests_in_flight(own_bench: Bench, server: dict[str, Any], seconds: float) -> None:
+@pytest.mark.parametrize(
+    "seconds", [0.2, SESSION * 2.5], ids=["shorter than the session", "longer than the session"]
+)
+def test_restart_with_requests_in_flight(
+    own_bench: Bench, server: dict[str, Any], seconds: float
+) -> None:
     bench = own_bench
     bench.cloud.set(create_delay=1.5, delete_delay=0.2)
     launcher = bench.start(bench.config(bench.provider(pool={"max-servers": 20})))
@@ -61,7 +65,9 @@ def test_restart_with_requests_in_flight(own_bench: Bench, server: dict[str, Any
     while len(done) < REQUESTS:
         assert time.monotonic() < deadline, zuul.states([i for i in first + ids if i not in done])
         states = zuul.read("requests", [i for i in first + ids if i not in done])
-        assert not [i for i in first + ids if i not in done and i not in states], "requests are lost"
+        assert not [i for i in first + ids if i not in done and i not in states], (
+            "requests are lost"
+        )
         ready = [i for i, record in states.items() if record["state"] == "fulfilled"]
         zuul.use(ready)
         done.update(ready)
@@ -84,7 +90,11 @@ def test_not_there_at_the_start(bench: Bench) -> None:
         launcher = bench.start(bench.config(hosts=proxy.host), wait=False)
         pattern = re.compile(rf"^.*{re.escape(proxy.host)}.*$", re.MULTILINE)
         began = time.monotonic()
-        wait_for(lambda: len(set(pattern.findall(launcher.text()))) >= 2, 25, "two messages naming the server")
+        wait_for(
+            lambda: len(set(pattern.findall(launcher.text()))) >= 2,
+            25,
+            "two messages naming the server",
+        )
         assert time.monotonic() - began < limit(15)
         assert launcher.alive() and not launcher.ready()
         assert "Traceback" not in launcher.text()

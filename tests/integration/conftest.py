@@ -19,7 +19,9 @@ from tests.support.others import environment
 
 
 @pytest.fixture
-def bench(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
+def bench(
+    zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[LauncherBench]:
     yield from make_bench(zk_chroot, monkeypatch, tmp_path)
 
 
@@ -29,7 +31,9 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
 
 
 @pytest.fixture
-def builders(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[BuilderBench]:
+def builders(
+    zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[BuilderBench]:
     yield from make_builder_bench(zk_chroot, monkeypatch, tmp_path)
 
 

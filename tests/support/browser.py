@@ -1,4 +1,6 @@
-"""Headless Chromium for the tests of the pages; a test fails when a page logs an error or breaks its security policy."""
+"""Headless Chromium for the tests of the pages; a test fails when a page logs an error or breaks
+its security policy.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,14 @@ class Browser:
         self.foreign: list[str] = []
         page.set_default_timeout(SECONDS * 1000)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type == "error" else None,
+        )
+        page.on(
+            "dialog",
+            lambda dialog: (self.errors.append(f"dialog {dialog.message}"), dialog.dismiss()),
+        )
         page.on("request", self._asked)
 
     def _asked(self, request: Any) -> None:
@@ -60,7 +68,10 @@ class Browser:
 
 @contextmanager
 def browser(
-    address: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None, **options: Any
+    address: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Iterator[Browser]:
     """:param arguments: of Chromium.
 
@@ -69,7 +80,9 @@ def browser(
     """
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
-            executable_path=executable(), args=["--no-sandbox", *arguments], env={**os.environ, **(environment or {})}
+            executable_path=executable(),
+            args=["--no-sandbox", *arguments],
+            env={**os.environ, **(environment or {})},
         )
         try:
             found = Browser(chromium.new_page(**options), address)

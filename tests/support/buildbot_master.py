@@ -50,7 +50,9 @@ class Master:
     :param scripts: name -> what its builds run.
     """
 
-    def __init__(self, folder: pathlib.Path, workers: dict[str, dict[str, Any]], scripts: dict[str, str]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, workers: dict[str, dict[str, Any]], scripts: dict[str, str]
+    ) -> None:
         self.folder = folder
         self.port, self.www = reserve(), reserve()
         self.process: subprocess.Popen[bytes] | None = None
@@ -58,11 +60,18 @@ class Master:
         common = {"master": f"127.0.0.1:{self.port}", "program": program("buildbot-worker")}
         given = {name: {**common, **options} for name, options in workers.items()}
         self._run("create-master", str(folder))
-        (folder / "master.cfg").write_text(CONFIG.format(workers=given, scripts=scripts, port=self.port, www=self.www))
+        (folder / "master.cfg").write_text(
+            CONFIG.format(workers=given, scripts=scripts, port=self.port, www=self.www)
+        )
 
     def _run(self, *args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [program("buildbot"), *args], env=self.environment, check=False, timeout=60, capture_output=True, text=True
+            [program("buildbot"), *args],
+            env=self.environment,
+            check=False,
+            timeout=60,
+            capture_output=True,
+            text=True,
         )
 
     def check_config(self) -> str:
@@ -76,11 +85,15 @@ class Master:
     def start(self) -> None:
         argv = [program("buildbot"), "start", "--nodaemon", str(self.folder)]
         with open(self.folder / "output", "ab") as output:
-            self.process = subprocess.Popen(argv, env=self.environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                argv, env=self.environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+            )
         wait_for(lambda: self._answers(), 60, "a master that answers")
 
     def _answers(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, (self.folder / "output").read_text() + self.log()
+        assert self.process is not None and self.process.poll() is None, (
+            self.folder / "output"
+        ).read_text() + self.log()
         try:
             return bool(self.get("forceschedulers"))
         except OSError:
@@ -99,20 +112,28 @@ class Master:
     def get(self, path: str, timeout: float = 10) -> list[dict[str, Any]]:
         """Return the objects of a path of the REST API; none if it does not exist yet."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.www}/api/v2/{path}", timeout=timeout) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.www}/api/v2/{path}", timeout=timeout
+            ) as answer:
                 content = json.load(answer)
         except urllib.error.HTTPError as error:
             error.close()
             return []
-        except http.client.IncompleteRead:  # seen once: Buildbot closed the connection after the headers
+        except (
+            http.client.IncompleteRead
+        ):  # seen once: Buildbot closed the connection after the headers
             return []
         content.pop("meta", None)
         [found] = content.values()
         return list(found)
 
     def post(self, path: str, method: str, **parameters: str) -> None:
-        body = json.dumps({"id": 1, "jsonrpc": "2.0", "method": method, "params": parameters}).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.www}/api/v2/{path}", body, {"Content-Type": "application/json"})
+        body = json.dumps(
+            {"id": 1, "jsonrpc": "2.0", "method": method, "params": parameters}
+        ).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.www}/api/v2/{path}", body, {"Content-Type": "application/json"}
+        )
         urllib.request.urlopen(request, timeout=10).close()
 
     def force(self, builder: str) -> None:
@@ -121,7 +142,9 @@ class Master:
         self.post("forceschedulers/force", "force", builderid=str(one["builderid"]))
 
     def builds(self, builder: str) -> list[dict[str, Any]]:
-        return sorted(self.get(f"builders/{builder}/builds"), key=lambda build: int(build["number"]))
+        return sorted(
+            self.get(f"builders/{builder}/builds"), key=lambda build: int(build["number"])
+        )
 
     def finished(self, builder: str, count: int = 1, timeout: float = 60) -> list[int]:
         """Wait until this many builds have ended; return their results."""
@@ -141,5 +164,7 @@ class Master:
         """Return the content of all logs of a step."""
         found = ""
         for one in self.get(f"builders/{builder}/builds/{number}/steps/{name}/logs"):
-            found += "".join(str(chunk["content"]) for chunk in self.get(f"logs/{one['logid']}/contents"))
+            found += "".join(
+                str(chunk["content"]) for chunk in self.get(f"logs/{one['logid']}/contents")
+            )
         return found

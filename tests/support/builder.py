@@ -22,7 +22,9 @@ PERIOD = 0.2
 class BuilderBench:
     """Configuration, builders and what they leave, of one test."""
 
-    def __init__(self, chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    def __init__(
+        self, chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    ) -> None:
         from nodepool.zk.zookeeper import ZooKeeper
 
         self.chroot = chroot
@@ -53,7 +55,10 @@ class BuilderBench:
 
     @staticmethod
     def provider(
-        name: str = "fake-provider", images: list[Any] | tuple[Any, ...] = ("fake-image",), cloud: str = "fake", **options: Any
+        name: str = "fake-provider",
+        images: list[Any] | tuple[Any, ...] = ("fake-image",),
+        cloud: str = "fake",
+        **options: Any,
     ) -> dict[str, Any]:
         """An entry of ``providers``: a fake cloud with these images."""
         return {
@@ -62,8 +67,18 @@ class BuilderBench:
             "driver": "fake",
             "region-name": "fake-region",
             "rate": 0.0001,
-            "diskimages": [i if isinstance(i, dict) else {"name": i, "meta": {"key": "value"}} for i in images],
-            "pools": [{"name": "main", "max-servers": 9, "availability-zones": ["az1"], "networks": ["net-name"], "labels": []}],
+            "diskimages": [
+                i if isinstance(i, dict) else {"name": i, "meta": {"key": "value"}} for i in images
+            ],
+            "pools": [
+                {
+                    "name": "main",
+                    "max-servers": 9,
+                    "availability-zones": ["az1"],
+                    "networks": ["net-name"],
+                    "labels": [],
+                }
+            ],
             **options,
         }
 
@@ -88,7 +103,13 @@ class BuilderBench:
 
     # -- builders
 
-    def make(self, config: str, secure: str | None = None, cleanup_interval: float = PERIOD, **options: Any) -> Any:
+    def make(
+        self,
+        config: str,
+        secure: str | None = None,
+        cleanup_interval: float = PERIOD,
+        **options: Any,
+    ) -> Any:
         from nodepool.builder import NodePoolBuilder
 
         builder = NodePoolBuilder(config, secure, **options)
@@ -116,18 +137,37 @@ class BuilderBench:
         """Newest first."""
         return list(self.zk.getMostRecentBuilds(99, image, state))
 
-    def uploads(self, image: str = "fake-image", provider: str = "fake-provider", state: str | None = "ready") -> list[Any]:
+    def uploads(
+        self,
+        image: str = "fake-image",
+        provider: str = "fake-provider",
+        state: str | None = "ready",
+    ) -> list[Any]:
         found = []
         for build in self.zk.getBuildIds(image):
             found += self.zk.getUploads(image, build, provider, None if state is None else [state])
         return found
 
-    def wait_builds(self, count: int, image: str = "fake-image", state: str | None = "ready", timeout: float = 20) -> list[Any]:
-        wait_for(lambda: len(self.builds(image, state)) == count, timeout, f"{count} builds of {image} in state {state}")
+    def wait_builds(
+        self,
+        count: int,
+        image: str = "fake-image",
+        state: str | None = "ready",
+        timeout: float = 20,
+    ) -> list[Any]:
+        wait_for(
+            lambda: len(self.builds(image, state)) == count,
+            timeout,
+            f"{count} builds of {image} in state {state}",
+        )
         return self.builds(image, state)
 
     def wait_build(
-        self, image: str = "fake-image", besides: tuple[str, ...] = (), state: str = "ready", timeout: float = 20
+        self,
+        image: str = "fake-image",
+        besides: tuple[str, ...] = (),
+        state: str = "ready",
+        timeout: float = 20,
     ) -> Any:
         """A build that is none of these."""
         return wait_for(
@@ -137,17 +177,29 @@ class BuilderBench:
         )
 
     def wait_upload(
-        self, image: str = "fake-image", provider: str = "fake-provider", build: str | None = None, timeout: float = 20
+        self,
+        image: str = "fake-image",
+        provider: str = "fake-provider",
+        build: str | None = None,
+        timeout: float = 20,
     ) -> Any:
         def found() -> Any:
-            return next((u for u in self.uploads(image, provider) if build in (None, u.build_id)), None)
+            return next(
+                (u for u in self.uploads(image, provider) if build in (None, u.build_id)), None
+            )
 
         return wait_for(found, timeout, f"an upload of {image} to {provider}")
 
     def wait_gone(self, image: str, build_id: str, timeout: float = 20) -> None:
         """Record and files of a build."""
-        wait_for(lambda: build_id not in self.zk.getBuildIds(image), timeout, f"record of build {build_id} gone")
-        wait_for(lambda: not self.files(image, build_id), timeout, f"files of build {build_id} gone")
+        wait_for(
+            lambda: build_id not in self.zk.getBuildIds(image),
+            timeout,
+            f"record of build {build_id} gone",
+        )
+        wait_for(
+            lambda: not self.files(image, build_id), timeout, f"files of build {build_id} gone"
+        )
 
     def files(self, image: str = "fake-image", build_id: str = "") -> set[str]:
         """What of the image is in images-dir, without the common beginning ``<image>-``."""
@@ -157,7 +209,10 @@ class BuilderBench:
         """Extensions of the image files of a build."""
         from nodepool.builder import DibImageFile
 
-        return {f.extension for f in DibImageFile.from_image_id(str(self.images_dir), f"{image}-{build_id}")}
+        return {
+            f.extension
+            for f in DibImageFile.from_image_id(str(self.images_dir), f"{image}-{build_id}")
+        }
 
     def logs(self, image: str = "fake-image") -> set[str]:
         return {p.name[len(image) + 1 : -4] for p in self.log_dir.glob(f"{image}-*.log")}
@@ -172,7 +227,10 @@ class BuilderBench:
 
     def wait_progress(self, build_id: str, state: str) -> Any:
         """What is published about a build, once it says this state."""
-        wait_for(lambda: (p := self.progress(build_id)) is not None and p.state == state, what=f"progress says {state}")
+        wait_for(
+            lambda: (p := self.progress(build_id)) is not None and p.state == state,
+            what=f"progress says {state}",
+        )
         return self.progress(build_id)
 
     def cloud(self, builder: Any, provider: str = "fake-provider") -> Any:
@@ -185,7 +243,9 @@ class BuilderBench:
         return []
 
 
-def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[BuilderBench]:
+def make_bench(
+    chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[BuilderBench]:
     bench = BuilderBench(chroot, monkeypatch, tmp_path)
     try:
         yield bench

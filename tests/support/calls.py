@@ -8,7 +8,9 @@ import pytest
 
 
 def count_calls(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Return a list that gets the positional arguments of each call of ``target.name``, which works as before."""
+    """Return a list that gets the positional arguments of each call of ``target.name``, which
+    works as before.
+    """
     calls: list[tuple[Any, ...]] = []
     original = getattr(target, name)
 

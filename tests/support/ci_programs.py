@@ -9,7 +9,13 @@ from tests import REPOSITORY
 from tests.support import others
 
 FOLDER = pathlib.Path(os.environ.get("NODEPOOL_CI_VENV") or REPOSITORY / ".ci-venv")
-REQUIREMENTS = ("buildbot==4.3.0", "buildbot-worker==4.3.0", "buildbot-www==4.3.0", "ansible-core==2.19.14", "tmt==1.78.0")
+REQUIREMENTS = (
+    "buildbot==4.3.0",
+    "buildbot-worker==4.3.0",
+    "buildbot-www==4.3.0",
+    "ansible-core==2.19.14",
+    "tmt==1.78.0",
+)
 
 
 def program(name: str) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from nodepool.launcher import NodePool
-from nodepool.zk.zookeeper import FULFILLED, IN_USE, READY, REQUESTED, USED, Node, NodeRequest, ZooKeeper
+from nodepool.zk.zookeeper import (
+    FULFILLED,
+    IN_USE,
+    READY,
+    REQUESTED,
+    USED,
+    Node,
+    NodeRequest,
+    ZooKeeper,
+)
 from tests.conftest import Chroot, wait_for
 
 
@@ -18,7 +27,9 @@ class DriverBench:
         assert self.zk.wait_synced(20)
         self.pools: list[NodePool] = []
 
-    def start(self, content: dict[str, Any], name: str = "nodepool.yaml", **settings: Any) -> NodePool:
+    def start(
+        self, content: dict[str, Any], name: str = "nodepool.yaml", **settings: Any
+    ) -> NodePool:
         pool = NodePool(None, self.chroot.config(content, name))
         for key, value in settings.items():
             setattr(pool, key, value)
@@ -36,7 +47,9 @@ class DriverBench:
 
     # Nodes
 
-    def nodes(self, label: str | None = None, state: str | None = READY, provider: str | None = None) -> list[Node]:
+    def nodes(
+        self, label: str | None = None, state: str | None = READY, provider: str | None = None
+    ) -> list[Node]:
         return [
             node
             for node in self.zk.nodeIterator()
@@ -59,7 +72,9 @@ class DriverBench:
         return found
 
     def wait_gone(self, node_id: str | None) -> None:
-        wait_for(lambda: self.zk.getCachedNode(node_id or "") is None, what=f"deletion of {node_id}")
+        wait_for(
+            lambda: self.zk.getCachedNode(node_id or "") is None, what=f"deletion of {node_id}"
+        )
 
     # Requests
 

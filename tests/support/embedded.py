@@ -12,7 +12,9 @@ from tests.conftest import load_tool
 
 
 class Server:
-    """The embedded server with TLS and its data on disk, which can be killed and started again at the same port."""
+    """The embedded server with TLS and its data on disk, which can be killed and started again
+    at the same port.
+    """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
@@ -23,9 +25,17 @@ class Server:
     def start(self) -> None:
         files = {"cert": "server.pem", "key": "server.key", "ca": "ca.pem"}
         keys = [f"--tls-{name}={self.directory / file}" for name, file in files.items()]
-        command = [sys.executable, "-m", "nodepool.zkserver", f"--tls-port={self.port}", f"--directory={self.directory / 'data'}"]
+        command = [
+            sys.executable,
+            "-m",
+            "nodepool.zkserver",
+            f"--tls-port={self.port}",
+            f"--directory={self.directory / 'data'}",
+        ]
         with open(self.directory / "zookeeper.log", "a") as log:
-            self.process = subprocess.Popen([*command, *keys], stdout=subprocess.PIPE, stderr=log, text=True, cwd=REPOSITORY)
+            self.process = subprocess.Popen(
+                [*command, *keys], stdout=subprocess.PIPE, stderr=log, text=True, cwd=REPOSITORY
+            )
         assert self.process.stdout is not None
         self.port = json.loads(self.process.stdout.readline())["tls_port"]
 
@@ -37,5 +47,6 @@ class Server:
 
     def client_files(self) -> dict[str, str]:
         return {
-            name: str(self.directory / file) for name, file in (("cert", "client.pem"), ("key", "client.key"), ("ca", "ca.pem"))
+            name: str(self.directory / file)
+            for name, file in (("cert", "client.pem"), ("key", "client.key"), ("ca", "ca.pem"))
         }

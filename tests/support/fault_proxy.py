@@ -1,9 +1,11 @@
-"""An HTTP proxy in front of a real API server: records requests, and fails in the ways that networks and clouds do.
+"""An HTTP proxy in front of a real API server: records requests, and fails in the ways that
+networks and clouds do.
 
     with FaultProxy(("127.0.0.1", port)) as proxy:
         proxy.fail(lambda r: r.operation == "RunInstances", html(502), times=2)
 
-Faults are used up in the order in which they were added. ``look_alike`` may answer what the server cannot.
+Faults are used up in the order in which they were added. ``look_alike`` may answer what the server
+cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-connection", "content-length"}
+HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "proxy-connection",
+    "content-length",
+}
 
 
 @dataclass
@@ -43,7 +54,9 @@ class Request:
         """The form that AWS's query protocol sends."""
         if "x-www-form-urlencoded" not in self.headers.get("content-type", ""):
             return {}
-        return dict(urllib.parse.parse_qsl(self.body.decode("utf-8", "replace"), keep_blank_values=True))
+        return dict(
+            urllib.parse.parse_qsl(self.body.decode("utf-8", "replace"), keep_blank_values=True)
+        )
 
 
 @dataclass
@@ -69,7 +82,11 @@ def reply(status: int, body: bytes | str, content_type: str = "text/xml") -> Act
 
 def html(status: int = 502) -> Action:
     """What a gateway or a captive portal says."""
-    return reply(status, f"<!DOCTYPE html><html><body><h1>{status} gateway<br></h1></body></html>", "text/html")
+    return reply(
+        status,
+        f"<!DOCTYPE html><html><body><h1>{status} gateway<br></h1></body></html>",
+        "text/html",
+    )
 
 
 def drop() -> Action:
@@ -99,12 +116,16 @@ def cut_off(keep: float = 0.5) -> Action:
 
 
 def half_sent(proxy: FaultProxy, then: Callable[[], object]) -> Action:
-    """The server gets half of the body; ``then`` is called, and the connection to the server breaks."""
+    """The server gets half of the body; ``then`` is called, and the connection to the server
+    breaks.
+    """
 
     def act(request: Request, _forward: Forward) -> None:
         connection = http.client.HTTPConnection(*proxy.upstream, timeout=60)
         try:
-            connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(
+                request.method, request.path, skip_host=True, skip_accept_encoding=True
+            )
             for key, value in request.headers.items():
                 if key not in HOP_BY_HOP:
                     connection.putheader(key, value)
@@ -147,7 +168,8 @@ class Fault:
 class FaultProxy:
     """Listens on a port of its own on loopback until closed.
 
-    :param tls: certificate and key of this side, and the CA of the server behind it, when both speak TLS.
+    :param tls: certificate and key of this side, and the CA of the server behind it, when both
+        speak TLS.
     """
 
     def __init__(
@@ -176,10 +198,15 @@ class FaultProxy:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(tls[0], tls[1])
             # The handshake is made by the thread of the connection.
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fault-proxy", daemon=True
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name="fault-proxy",
+            daemon=True,
         )
         self._thread.start()
 
@@ -187,7 +214,9 @@ class FaultProxy:
     def url(self) -> str:
         return f"{'https' if self._client_tls else 'http'}://127.0.0.1:{self.port}"
 
-    def fail(self, match: Callable[[Request], bool] | str, action: Action, times: float = 1) -> Fault:
+    def fail(
+        self, match: Callable[[Request], bool] | str, action: Action, times: float = 1
+    ) -> Fault:
         """Treat the next ``times`` requests that match (or have this operation) so."""
         wanted = match
         test = (lambda request: request.operation == wanted) if isinstance(wanted, str) else wanted
@@ -210,7 +239,9 @@ class FaultProxy:
     def answer(self, request: Request) -> Reply | None:
         with self._lock:
             self.requests.append(request)
-            fault = next((each for each in self._faults if each.left > 0 and each.match(request)), None)
+            fault = next(
+                (each for each in self._faults if each.left > 0 and each.match(request)), None
+            )
             if fault is not None:
                 fault.left -= 1
                 fault.used += 1
@@ -228,7 +259,9 @@ class FaultProxy:
     def ask_server(self, request: Request) -> Reply:
         connection: http.client.HTTPConnection
         if self._client_tls is not None:
-            connection = http.client.HTTPSConnection(*self.upstream, timeout=60, context=self._client_tls)
+            connection = http.client.HTTPSConnection(
+                *self.upstream, timeout=60, context=self._client_tls
+            )
         else:
             connection = http.client.HTTPConnection(*self.upstream, timeout=60)
         streaming = False
@@ -245,7 +278,9 @@ class FaultProxy:
             if not streaming:
                 connection.close()
 
-    def _pieces(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    def _pieces(
+        self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
+    ) -> Iterator[bytes]:
         """Of an answer that goes on, until it ends here or there."""
         sock = connection.sock
         if sock is not None:
@@ -337,7 +372,9 @@ class _Handler(BaseHTTPRequestHandler):
             pass
 
     def _serve(self) -> None:
-        request = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self._body())
+        request = Request(
+            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self._body()
+        )
         answer = self.owner.answer(request)
         if answer is None or self.owner._closed.is_set():
             self.close_connection = True
@@ -353,7 +390,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.body if answer.cut_after is None else answer.body[: answer.cut_after])
+            self.wfile.write(
+                answer.body if answer.cut_after is None else answer.body[: answer.cut_after]
+            )
         if answer.cut_after is not None:
             self.close_connection = True
             self.wfile.flush()

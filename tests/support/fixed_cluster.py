@@ -18,7 +18,12 @@ from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, UploadFail
 NOW = 1793613600.0
 """2026-11-02 10:00 UTC, for the server and the browser."""
 HOST, PID = "nl01", 4242
-IN_USE_NODE, HELD_NODE, WAITING_REQUEST, LEASE = "0000000102", "0000000105", "200-0000000204", "200-0000000190"
+IN_USE_NODE, HELD_NODE, WAITING_REQUEST, LEASE = (
+    "0000000102",
+    "0000000105",
+    "200-0000000204",
+    "200-0000000190",
+)
 IMAGE, BUILD, FAILED_BUILD = "noble", "4f1c" * 8, "b2d9" * 8
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 LABELS = ("noble-small", "noble-large", "sliver")
@@ -27,7 +32,9 @@ QUOTA = "Quota of east: 20 of 20 instances in use"
 
 
 def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all of the product see :data:`NOW`, including functions whose default clock is the real one."""
+    """Let all of the product see :data:`NOW`, including functions whose default clock is the
+    real one.
+    """
     real = time.time
 
     def fixed() -> float:
@@ -77,7 +84,10 @@ class Launcher:
         times = iter(event["time"] for event in events())
         self.feed = Feed(lambda: next(times))
         for event in events():
-            self.feed.note(event["type"], **{key: value for key, value in event.items() if key not in ("time", "type")})
+            self.feed.note(
+                event["type"],
+                **{key: value for key, value in event.items() if key not in ("time", "type")},
+            )
         self.trends = types.SimpleNamespace(chart=points)
 
     def getReadiness(self) -> tuple[bool, list[str]]:
@@ -87,9 +97,23 @@ class Launcher:
         return self.zk
 
     def shown_config(self) -> dict[str, Any]:
-        pool = {"name": "main", "max-servers": 20, "labels": [{"name": name, "diskimage": IMAGE} for name in LABELS[:2]]}
-        east = {"name": "east", "driver": "openstack", "cloud": "east", "region-name": "e1", "rate": 0.1, "pools": [pool]}
-        hosts = [{"name": "h1", "url": "https://h1.example.org:8443"}, {"name": "h2", "url": "https://h2.example.org:8443"}]
+        pool = {
+            "name": "main",
+            "max-servers": 20,
+            "labels": [{"name": name, "diskimage": IMAGE} for name in LABELS[:2]],
+        }
+        east = {
+            "name": "east",
+            "driver": "openstack",
+            "cloud": "east",
+            "region-name": "e1",
+            "rate": 0.1,
+            "pools": [pool],
+        }
+        hosts = [
+            {"name": "h1", "url": "https://h1.example.org:8443"},
+            {"name": "h2", "url": "https://h2.example.org:8443"},
+        ]
         lab = {"name": "lab", "driver": "nodemanager", "token": "(redacted)", "hosts": hosts}
         image = {
             "elements": ["ubuntu-minimal", "vm"],
@@ -113,7 +137,9 @@ class Launcher:
 
 
 def files() -> dict[str, Any]:
-    warning = "/etc/nodepool/nodepool.yaml:31: label sliver is not offered by any pool of provider west"
+    warning = (
+        "/etc/nodepool/nodepool.yaml:31: label sliver is not offered by any pool of provider west"
+    )
     return {
         "file": "/etc/nodepool/nodepool.yaml",
         "secure": "/etc/nodepool/secure.conf",
@@ -123,7 +149,15 @@ def files() -> dict[str, Any]:
     }
 
 
-def reason(code: str, pool: str, text: str, advice: str, root: str = "", blocker: str = "", headline: str = "") -> dict[str, str]:
+def reason(
+    code: str,
+    pool: str,
+    text: str,
+    advice: str,
+    root: str = "",
+    blocker: str = "",
+    headline: str = "",
+) -> dict[str, str]:
     return {
         "code": code,
         "pool": pool,
@@ -150,21 +184,45 @@ def report() -> dict[str, Any]:
         "tenant-limit",
         "east-main",
         "tenant acme has 6 of 6 instances",
-        "raise `max-servers` of tenant acme in `tenant-resource-limits`, or wait until it returns nodes",
+        "raise `max-servers` of tenant acme in `tenant-resource-limits`, or wait until it returns "
+        "nodes",
         "",
         "acme instances",
         "Tenant limit of acme: 6 of 6 instances in use",
     )
 
     def group(label: str, since: float, ids: list[str], one: dict[str, str]) -> dict[str, Any]:
-        return {"labels": [label], "state": "pending", "since": NOW - since, "count": len(ids), "ids": ids, "reasons": [one]}
+        return {
+            "labels": [label],
+            "state": "pending",
+            "since": NOW - since,
+            "count": len(ids),
+            "ids": ids,
+            "reasons": [one],
+        }
 
     def entry(driver: str, labels: tuple[str, ...], **more: Any) -> dict[str, Any]:
         name = "east" if driver == "openstack" else "lab"
-        pool = {"labels": sorted(labels), "max_servers": 20 if name == "east" else None, "id": LAUNCHER.format(name)}
-        return {"driver": driver, "max_concurrency": -1, "pools": {"main": pool}, "hosts": [], "launching": 1, **more}
+        pool = {
+            "labels": sorted(labels),
+            "max_servers": 20 if name == "east" else None,
+            "id": LAUNCHER.format(name),
+        }
+        return {
+            "driver": driver,
+            "max_concurrency": -1,
+            "pools": {"main": pool},
+            "hosts": [],
+            "launching": 1,
+            **more,
+        }
 
-    error = {"operation": "create_server", "kind": "quota", "message": "Quota exceeded for instances", "time": NOW - 95}
+    error = {
+        "operation": "create_server",
+        "kind": "quota",
+        "message": "Quota exceeded for instances",
+        "time": NOW - 95,
+    }
     host = {"limits": {"memory": 65536, "slivers": 8}, "used": {"memory": 24576, "slivers": 3}}
     return {
         "hostname": HOST,
@@ -180,7 +238,11 @@ def report() -> dict[str, Any]:
                 LABELS[:2],
                 limits={"cores": 100, "instances": 20, "ram": 1000000, "volumes": 0},
                 used={"cores": 72, "instances": 20, "ram": 163840},
-                calls={"paces": {"read": "10/s", "write": "4/s"}, "throttled": False, "last_error": error},
+                calls={
+                    "paces": {"read": "10/s", "write": "4/s"},
+                    "throttled": False,
+                    "last_error": error,
+                },
             ),
             "lab": entry(
                 "nodemanager",
@@ -195,7 +257,12 @@ def report() -> dict[str, Any]:
         "not_running_labels": {},
         "labels": {name: {"min_ready": 2 * (name == LABELS[0]), "declined": []} for name in LABELS},
         "images": {
-            IMAGE: {"paused": False, "rebuild_age": 86400, "labels": list(LABELS[:2]), "providers": ["east"]},
+            IMAGE: {
+                "paused": False,
+                "rebuild_age": 86400,
+                "labels": list(LABELS[:2]),
+                "providers": ["east"],
+            },
             "jammy": {"paused": True, "rebuild_age": 86400, "labels": [], "providers": ["east"]},
         },
         "lately": {LABELS[0]: {"launch": 38.2, "wait": 61.0}},
@@ -208,7 +275,12 @@ def report() -> dict[str, Any]:
 
 
 def request(**values: Any) -> dict[str, Any]:
-    data = {"build_set_uuid": "bs", "tenant_name": "acme", "pipeline_name": "check", "job_name": "unit"}
+    data = {
+        "build_set_uuid": "bs",
+        "tenant_name": "acme",
+        "pipeline_name": "check",
+        "job_name": "unit",
+    }
     return {
         "node_types": [LABELS[1]],
         "requestor": "zuul",
@@ -226,7 +298,9 @@ def request(**values: Any) -> dict[str, Any]:
     }
 
 
-def node(number: int, state: str, label: str, age: float, provider: str = "east", **values: Any) -> dict[str, Any]:
+def node(
+    number: int, state: str, label: str, age: float, provider: str = "east", **values: Any
+) -> dict[str, Any]:
     return {
         "state": state,
         "state_time": NOW - age,
@@ -269,9 +343,33 @@ def nodes() -> dict[str, dict[str, Any]]:
     }
     return {
         "0000000101": node(101, "ready", LABELS[0], 240),
-        IN_USE_NODE: node(102, "in-use", LABELS[1], 900, allocated_to="200-0000000180", tenant_name="acme", user_data=build),
-        "0000000103": node(103, "in-use", LABELS[1], 4000, allocated_to="200-0000000181", tenant_name="globex", user_data=build),
-        "0000000104": node(104, "building", LABELS[1], 20, allocated_to="200-0000000204", host_keys=[], interface_ip=None),
+        IN_USE_NODE: node(
+            102,
+            "in-use",
+            LABELS[1],
+            900,
+            allocated_to="200-0000000180",
+            tenant_name="acme",
+            user_data=build,
+        ),
+        "0000000103": node(
+            103,
+            "in-use",
+            LABELS[1],
+            4000,
+            allocated_to="200-0000000181",
+            tenant_name="globex",
+            user_data=build,
+        ),
+        "0000000104": node(
+            104,
+            "building",
+            LABELS[1],
+            20,
+            allocated_to="200-0000000204",
+            host_keys=[],
+            interface_ip=None,
+        ),
         HELD_NODE: node(
             105,
             "hold",
@@ -283,41 +381,108 @@ def nodes() -> dict[str, dict[str, Any]]:
             comment="lease alice: bisect a crash",
         ),
         "0000000106": node(106, "deleting", LABELS[0], 65),
-        "0000000107": node(107, "ready", LABELS[2], 7000, "lab", external_id={"host": "h1", "name": "np107"}),
+        "0000000107": node(
+            107, "ready", LABELS[2], 7000, "lab", external_id={"host": "h1", "name": "np107"}
+        ),
         "0000000108": node(108, "used", LABELS[1], 3, allocated_to=None),
     }
 
 
 def requests() -> dict[str, dict[str, Any]]:
-    waiting = {f"200-00000002{number:02}": request(created_time=NOW - 187 + number) for number in range(4, 9)}
+    waiting = {
+        f"200-00000002{number:02}": request(created_time=NOW - 187 + number)
+        for number in range(4, 9)
+    }
     limited = {
-        each: request(node_types=[LABELS[0]], tenant_name="acme", created_time=NOW - 620, state_time=NOW - 610)
+        each: request(
+            node_types=[LABELS[0]], tenant_name="acme", created_time=NOW - 620, state_time=NOW - 610
+        )
         for each in ("200-0000000209", "200-0000000210")
     }
-    terms = {"lease": {"v": 1, "owner": "bob", "via": "token", "purpose": "debug", "created": NOW - 100, "size": 1}}
+    terms = {
+        "lease": {
+            "v": 1,
+            "owner": "bob",
+            "via": "token",
+            "purpose": "debug",
+            "created": NOW - 100,
+            "size": 1,
+        }
+    }
     leased = request(
-        node_types=[LABELS[1]], requestor="nodepool-lease", requestor_data=terms, created_time=NOW - 100, tenant_name=None
+        node_types=[LABELS[1]],
+        requestor="nodepool-lease",
+        requestor_data=terms,
+        created_time=NOW - 100,
+        tenant_name=None,
     )
-    failed = request(node_types=["arm"], state="failed", created_time=NOW - 2000, state_time=NOW - 1990)
+    failed = request(
+        node_types=["arm"], state="failed", created_time=NOW - 2000, state_time=NOW - 1990
+    )
     return {**waiting, **limited, "200-0000000211": leased, "100-0000000150": failed}
 
 
 def events() -> list[dict[str, Any]]:
     """Return what has happened, oldest first."""
     first = {"request": WAITING_REQUEST, "labels": [LABELS[1]], "requestor": "zuul"}
-    of_node = {"node": "0000000104", "provider": "east", "pool": "main", "labels": [LABELS[1]], "request": WAITING_REQUEST}
-    of_use = {"node": IN_USE_NODE, "provider": "east", "pool": "main", "labels": [LABELS[1]], "request": "200-0000000180"}
+    of_node = {
+        "node": "0000000104",
+        "provider": "east",
+        "pool": "main",
+        "labels": [LABELS[1]],
+        "request": WAITING_REQUEST,
+    }
+    of_use = {
+        "node": IN_USE_NODE,
+        "provider": "east",
+        "pool": "main",
+        "labels": [LABELS[1]],
+        "request": "200-0000000180",
+    }
     return [
         {"time": NOW - 990, "type": "node-created", **of_use, "state": "init"},
-        {"time": NOW - 988, "type": "node-step", **of_use, "step": "attempt 1 of 3: server requested"},
-        {"time": NOW - 950, "type": "node-changed", **of_use, "state": "ready", "before": "building"},
+        {
+            "time": NOW - 988,
+            "type": "node-step",
+            **of_use,
+            "step": "attempt 1 of 3: server requested",
+        },
+        {
+            "time": NOW - 950,
+            "type": "node-changed",
+            **of_use,
+            "state": "ready",
+            "before": "building",
+        },
         {"time": NOW - 900, "type": "node-changed", **of_use, "state": "in-use", "before": "ready"},
         {"time": NOW - 183, "type": "request-submitted", **first, "state": "requested"},
-        {"time": NOW - 180, "type": "request-changed", **first, "state": "pending", "before": "requested"},
+        {
+            "time": NOW - 180,
+            "type": "request-changed",
+            **first,
+            "state": "pending",
+            "before": "requested",
+        },
         {"time": NOW - 140, "type": "node-created", **of_node, "state": "init"},
-        {"time": NOW - 139, "type": "node-step", **of_node, "step": "attempt 1 of 3: server requested"},
-        {"time": NOW - 95, "type": "launch-failed", **of_node, "reason": "Quota exceeded for instances", "attempt": 1},
-        {"time": NOW - 20, "type": "node-step", **of_node, "step": "attempt 2 of 3: server requested"},
+        {
+            "time": NOW - 139,
+            "type": "node-step",
+            **of_node,
+            "step": "attempt 1 of 3: server requested",
+        },
+        {
+            "time": NOW - 95,
+            "type": "launch-failed",
+            **of_node,
+            "reason": "Quota exceeded for instances",
+            "attempt": 1,
+        },
+        {
+            "time": NOW - 20,
+            "type": "node-step",
+            **of_node,
+            "step": "attempt 2 of 3: server requested",
+        },
     ]
 
 
@@ -330,13 +495,24 @@ def write(kazoo: Any) -> None:
     for node_id, record in nodes().items():
         create(paths.node(node_id), record)
         if record["state"] in ("in-use", "building", "deleting"):
-            kazoo.create(f"{paths.node_lock(node_id)}/{'a' * 32}__lock__", makepath=True, ephemeral=True, sequence=True)
+            kazoo.create(
+                f"{paths.node_lock(node_id)}/{'a' * 32}__lock__",
+                makepath=True,
+                ephemeral=True,
+                sequence=True,
+            )
     for request_id, record in requests().items():
         create(paths.request(request_id), record)
     for build, age, state in ((BUILD, 40000, "ready"), (FAILED_BUILD, 3000, "failed")):
         create(
             paths.build(IMAGE, build),
-            {"state": state, "state_time": NOW - age, "builder": "nb01", "builder_id": "b", "formats": "qcow2"},
+            {
+                "state": state,
+                "state_time": NOW - age,
+                "builder": "nb01",
+                "builder_id": "b",
+                "formats": "qcow2",
+            },
         )
     upload = {
         "state": "ready",
@@ -347,10 +523,21 @@ def write(kazoo: Any) -> None:
     }
     create(paths.upload(IMAGE, BUILD, "east", "0000000001"), upload)
     store = ProgressStore(kazoo)
-    tail = ["Get:1 http://archive.ubuntu.com noble InRelease", "E: Unable to fetch some archives", "exit status 100"]
+    tail = [
+        "Get:1 http://archive.ubuntu.com noble InRelease",
+        "E: Unable to fetch some archives",
+        "exit status 100",
+    ]
     store.write(
         BuildProgress(
-            IMAGE, BUILD, "nb01", state="ready", started=NOW - 41000, ended=NOW - 40000, duration=1000.0, sizes={"qcow2": 3 << 30}
+            IMAGE,
+            BUILD,
+            "nb01",
+            state="ready",
+            started=NOW - 41000,
+            ended=NOW - 40000,
+            duration=1000.0,
+            sizes={"qcow2": 3 << 30},
         )
     )
     store.write(
@@ -370,8 +557,16 @@ def write(kazoo: Any) -> None:
     )
     store.write(UploadFailure(IMAGE, "lab", BUILD, "0000000002", "quota exceeded"))
     problems = [
-        {"provider": "east", "label": LABELS[1], "problem": "launch failed: Quota exceeded for instances"},
-        {"provider": "lab", "label": None, "problem": "host h2 does not answer: connection refused"},
+        {
+            "provider": "east",
+            "label": LABELS[1],
+            "problem": "launch failed: Quota exceeded for instances",
+        },
+        {
+            "provider": "lab",
+            "label": None,
+            "problem": "host h2 does not answer: connection refused",
+        },
     ]
     components = {
         f"launcher/{HOST}": {"kind": "launcher", "hostname": HOST, "problems": problems},
@@ -398,5 +593,8 @@ def write(kazoo: Any) -> None:
         },
     }
     for name, content in components.items():
-        create(f"{paths.COMPONENTS}/{name}0000000000", {"model_api": 0, "state": "running", "version": "12.0.0", **content})
+        create(
+            f"{paths.COMPONENTS}/{name}0000000000",
+            {"model_api": 0, "state": "running", "version": "12.0.0", **content},
+        )
     reports.write(kazoo, reports.path(f"{HOST}-{PID}"), report())

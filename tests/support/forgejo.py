@@ -1,7 +1,8 @@
-"""Answers like Forgejo 15 for the calls that the daemon makes, by its documented schemas; and plays ``forgejo-runner one-job``.
+"""Answers like Forgejo 15 for the calls that the daemon makes, by its documented schemas; and plays
+``forgejo-runner one-job``.
 
-Forgejo itself cannot be built here: its modules are not public. The calls of the runner are made up: its protocol is not
-what is tested.
+Forgejo itself cannot be built here: its modules are not public. The calls of the runner are made
+up: its protocol is not what is tested.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ class LookAlike:
         with self._lock:
             for name in names:
                 handle, number = f"handle-{name}", len(self.jobs) + 1
-                self.jobs[handle] = {"id": number, "name": name, "runs_on": [label], "status": "waiting", "handle": handle}
+                self.jobs[handle] = {
+                    "id": number,
+                    "name": name,
+                    "runs_on": [label],
+                    "status": "waiting",
+                    "handle": handle,
+                }
 
     def cancel(self, handle: str) -> Reply:
         """Cancel a job; return the answer for the runner that asks for it."""
@@ -63,12 +70,20 @@ class LookAlike:
     def _call(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
         number = re.fullmatch(rf"{RUNNERS}/(\d+)", path)
         if (method, path) == ("GET", f"{RUNNERS}/jobs"):
-            return 200, [job for job in self.jobs.values() if job["status"] in ("waiting", "running")] or None
+            return 200, [
+                job for job in self.jobs.values() if job["status"] in ("waiting", "running")
+            ] or None
         if (method, path) == ("GET", RUNNERS):
             return 200, list(self.made.values()) if "page=1&" in query else []
         if (method, path) == ("POST", RUNNERS) and body["ephemeral"] is True:
             new = len(self.ran) + 100 + len(self.made)
-            self.made[new] = {"id": new, "uuid": f"u-{new}", "name": body["name"], "status": "offline", "ephemeral": True}
+            self.made[new] = {
+                "id": new,
+                "uuid": f"u-{new}",
+                "name": body["name"],
+                "status": "offline",
+                "ephemeral": True,
+            }
             return 201, {"id": new, "uuid": f"u-{new}", "token": f"t-{new}"}
         if number is not None:
             found = self.made.get(int(number[1]))
@@ -76,7 +91,12 @@ class LookAlike:
                 return 404, {}
             return (204, self.made.pop(int(number[1]))) if method == "DELETE" else (200, found)
         runner = next(
-            (each for each in self.made.values() if body and (each["uuid"], f"t-{each['id']}") == tuple(body["who"])), None
+            (
+                each
+                for each in self.made.values()
+                if body and (each["uuid"], f"t-{each['id']}") == tuple(body["who"])
+            ),
+            None,
         )
         job = self.jobs.get(body["handle"]) if body else None
         if runner is None or job is None:
@@ -106,7 +126,9 @@ def main() -> int:
     def call(path: str) -> bool:
         body = json.dumps({"who": who, "handle": args.handle}).encode()
         try:
-            with urllib.request.urlopen(urllib.request.Request(args.url + path, body), timeout=10) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(args.url + path, body), timeout=10
+            ) as answer:
                 return bool(answer.read())
         except urllib.error.HTTPError:
             return False

@@ -1,4 +1,6 @@
-"""A real Gitea (tools/gitea) with an administrator; repositories with workflows, and what its API tells about their jobs."""
+"""A real Gitea (tools/gitea) with an administrator; repositories with workflows, and what its
+API tells about their jobs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def workflow(jobs: dict[str, tuple[Sequence[str], str]]) -> str:
 
     :param jobs: labels and script of each job.
     """
-    found = {name: {"runs-on": list(labels), "steps": [{"run": script}]} for name, (labels, script) in jobs.items()}
+    found = {
+        name: {"runs-on": list(labels), "steps": [{"run": script}]}
+        for name, (labels, script) in jobs.items()
+    }
     return json.dumps({"on": ["push"], "jobs": found}, indent=1)  # which is YAML
 
 
@@ -52,7 +57,10 @@ class Forge:
 
         :raises urllib.error.HTTPError: the server refuses it.
         """
-        headers = {"Authorization": f"token {token or self.server.token}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"token {token or self.server.token}",
+            "Content-Type": "application/json",
+        }
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/api/v1{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=CALL_TIMEOUT) as answer:
@@ -62,15 +70,26 @@ class Forge:
     def repository(self, jobs: dict[str, tuple[Sequence[str], str]]) -> str:
         """Create a repository with a workflow, which runs; return ``owner/name``."""
         name = f"r{uuid.uuid4().hex[:8]}"
-        self.call("POST", "/user/repos", {"name": name, "auto_init": True, "default_branch": "main"})
+        self.call(
+            "POST", "/user/repos", {"name": name, "auto_init": True, "default_branch": "main"}
+        )
         found = f"{self.server.user}/{name}"
         self.push(found, jobs)
         return found
 
-    def push(self, repository: str, jobs: dict[str, tuple[Sequence[str], str]], name: str = "") -> None:
+    def push(
+        self, repository: str, jobs: dict[str, tuple[Sequence[str], str]], name: str = ""
+    ) -> None:
         """Add a workflow to a repository; it runs."""
         path = f"/repos/{repository}/contents/.gitea/workflows/{name or uuid.uuid4().hex[:8]}.yaml"
-        self.call("POST", path, {"content": base64.b64encode(workflow(jobs).encode()).decode(), "message": "add workflow"})
+        self.call(
+            "POST",
+            path,
+            {
+                "content": base64.b64encode(workflow(jobs).encode()).decode(),
+                "message": "add workflow",
+            },
+        )
 
     def jobs(self, repository: str) -> dict[str, dict[str, Any]]:
         """Return the jobs of a repository by their names."""
@@ -84,7 +103,10 @@ class Forge:
 
     def states(self, repository: str) -> dict[str, str]:
         """Return status or conclusion of each job."""
-        return {name: job.get("conclusion") or job["status"] for name, job in self.jobs(repository).items()}
+        return {
+            name: job.get("conclusion") or job["status"]
+            for name, job in self.jobs(repository).items()
+        }
 
     def log(self, repository: str, job: int) -> str:
         request = urllib.request.Request(
@@ -108,9 +130,14 @@ class Forge:
             self._page(opener, f"/{repository}/actions/runs/{run}/cancel", {})
 
     def _page(self, opener: urllib.request.OpenerDirector, path: str, form: dict[str, str]) -> None:
-        request = urllib.request.Request(self.url + path, urllib.parse.urlencode(form).encode(), {"Origin": self.url})
+        request = urllib.request.Request(
+            self.url + path, urllib.parse.urlencode(form).encode(), {"Origin": self.url}
+        )
         # Pages are not built: what counts is what the server does.
-        with contextlib.suppress(urllib.error.HTTPError), opener.open(request, timeout=CALL_TIMEOUT) as answer:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            opener.open(request, timeout=CALL_TIMEOUT) as answer,
+        ):
             answer.read()
 
 

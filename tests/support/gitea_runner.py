@@ -1,7 +1,9 @@
-"""Plays ``gitea-runner daemon``: the protocol of runners in JSON over HTTP, and the ``run:`` steps of a job with bash.
+"""Plays ``gitea-runner daemon``: the protocol of runners in JSON over HTTP, and the ``run:`` steps
+of a job with bash.
 
-The real one cannot be built here: its modules are not public. What this does is what its source and its manual say. It
-needs no Docker, no Node.js and no network, and runs ``uses:`` steps as if they were empty.
+The real one cannot be built here: its modules are not public. What this does is what its source and
+its manual say. It needs no Docker, no Node.js and no network, and runs ``uses:`` steps as if they
+were empty.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ import yaml
 
 #: Seconds between two questions for a task, between two reports while one runs, and of one call.
 FETCH, REPORT, CALL = 0.3, 0.5, 20.0
-#: Seconds without an answer after which it gives up. The real one never does, but tests may leave one behind.
+#: Seconds without an answer after which it gives up. The real one never does, but tests may leave
+#: one behind.
 PATIENCE = 60.0
-SUCCESS, FAILURE, CANCELLED, SKIPPED = "RESULT_SUCCESS", "RESULT_FAILURE", "RESULT_CANCELLED", "RESULT_SKIPPED"
+SUCCESS, FAILURE, CANCELLED, SKIPPED = (
+    "RESULT_SUCCESS",
+    "RESULT_FAILURE",
+    "RESULT_CANCELLED",
+    "RESULT_SKIPPED",
+)
 
 
 class Refused(Exception):
@@ -42,16 +50,20 @@ class Connection:
     def __init__(self, runner: dict[str, Any]) -> None:
         self._url = f"{runner['address'].rstrip('/')}/api/actions/runner.v1.RunnerService/"
         self._headers = {
-            "Content-Type": "application/json", "Connect-Protocol-Version": "1", "x-runner-uuid": runner["uuid"],
+            "Content-Type": "application/json",
+            "Connect-Protocol-Version": "1",
+            "x-runner-uuid": runner["uuid"],
             "x-runner-token": runner["token"],
-        }  # fmt: skip
+        }
 
     def call(self, method: str, **message: Any) -> dict[str, Any]:
         """Return the answer.
 
         :raises Refused: the runner is not registered. :raises OSError: no answer, or an error.
         """
-        request = urllib.request.Request(self._url + method, json.dumps(message).encode(), self._headers)
+        request = urllib.request.Request(
+            self._url + method, json.dumps(message).encode(), self._headers
+        )
         try:
             with urllib.request.urlopen(request, timeout=CALL) as answer:
                 return dict(json.loads(answer.read()))
@@ -90,11 +102,20 @@ class Task:
         result = SUCCESS
         with tempfile.TemporaryDirectory() as folder:
             for number, step in enumerate(self._job.get("steps", [])):
-                state = {"id": str(number), "startedAt": now(), "logIndex": str(len(self._rows)), "logLength": "0"}
+                state = {
+                    "id": str(number),
+                    "startedAt": now(),
+                    "logIndex": str(len(self._rows)),
+                    "logLength": "0",
+                }
                 with self._lock:
                     self._steps.append(state)
                 found = self._step(step, folder) if result == SUCCESS else SKIPPED
-                state.update(stoppedAt=now(), result=found, logLength=str(len(self._rows) - int(state["logIndex"])))
+                state.update(
+                    stoppedAt=now(),
+                    result=found,
+                    logLength=str(len(self._rows) - int(state["logIndex"])),
+                )
                 if result == SUCCESS and found != SUCCESS:
                     result = found
         self._ended.set()
@@ -120,12 +141,23 @@ class Task:
         for name, value in self._secrets.items():
             text = text.replace("${{ secrets." + name + " }}", value)
         self._log(f"Run {text.splitlines()[0] if text else step.get('uses', '')}")
-        environment = {**os.environ, "CI": "true", "GITHUB_REPOSITORY": str(self._context.get("repository", ""))}
-        environment |= {name: str(value) for name, value in {**self._env, **step.get("env", {})}.items()}
+        environment = {
+            **os.environ,
+            "CI": "true",
+            "GITHUB_REPOSITORY": str(self._context.get("repository", "")),
+        }
+        environment |= {
+            name: str(value) for name, value in {**self._env, **step.get("env", {})}.items()
+        }
         self._process = subprocess.Popen(
-            ["bash", "-e", "-o", "pipefail", "-c", text], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0,
-        )  # fmt: skip
+            ["bash", "-e", "-o", "pipefail", "-c", text],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._log(line.decode(errors="replace").rstrip("\n"))
@@ -151,13 +183,20 @@ class Task:
     def _send_log(self, no_more: bool = False) -> int:
         with self._lock:
             rows = self._rows[self._sent :]
-        answer = self._connection.call("UpdateLog", taskId=self._id, index=str(self._sent), rows=rows, noMore=no_more)
+        answer = self._connection.call(
+            "UpdateLog", taskId=self._id, index=str(self._sent), rows=rows, noMore=no_more
+        )
         self._sent = int(answer.get("ackIndex", 0))
         return self._sent
 
     def _send_state(self, result: str = "RESULT_UNSPECIFIED") -> str:
         with self._lock:
-            state: dict[str, Any] = {"id": self._id, "startedAt": self._began, "result": result, "steps": list(self._steps)}
+            state: dict[str, Any] = {
+                "id": self._id,
+                "startedAt": self._began,
+                "result": result,
+                "steps": list(self._steps),
+            }
         if result != "RESULT_UNSPECIFIED":
             state["stoppedAt"] = now()
         answer = self._connection.call("UpdateTask", state=state)
@@ -176,7 +215,11 @@ def main() -> int:
     runner = json.loads(path.read_text())
     connection = Connection(runner)
     try:
-        connection.call("Declare", version="v3.3.0", labels=[label.partition(":")[0] for label in runner["labels"]])
+        connection.call(
+            "Declare",
+            version="v3.3.0",
+            labels=[label.partition(":")[0] for label in runner["labels"]],
+        )
     except (Refused, OSError) as error:
         print(f"fail to invoke Declare: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """GitHub's service for runner scale sets, by an emulator of others, and a stand-in for its runner.
 
-The real runner cannot be had as a package. The stand-in takes the emulator's secret from where the runner takes GitHub's,
-looks for a job, runs a worker process, and ends with a status of choice.
+The real runner cannot be had as a package. The stand-in takes the emulator's secret from where the
+runner takes GitHub's, looks for a job, runs a worker process, and ends with a status of choice.
 """
 
 from __future__ import annotations
@@ -72,13 +72,17 @@ class Emulator:
     """
 
     def __init__(self, *options: str) -> None:
-        path = subprocess.run([TOOL, "path"], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        path = subprocess.run(
+            [TOOL, "path"], capture_output=True, text=True, check=True, timeout=60
+        ).stdout.strip()
         if not pathlib.Path(path).exists():
             pytest.skip("the emulator of GitHub's service is not built: tools/scaleset install")
         command = [path, "--port", "0", "--long-poll-ms", "700", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], limit(30))[0], "the emulator does not start"
+        assert select.select([self.process.stdout], [], [], limit(30))[0], (
+            "the emulator does not start"
+        )
         found = json.loads(self.process.stdout.readline())
         self.url, self.config_url = found["url"].rstrip("/"), found["config_url"]
 
@@ -91,7 +95,9 @@ class Emulator:
     def call(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/_emulator{path}", data, headers, method=method)
+        request = urllib.request.Request(
+            f"{self.url}/_emulator{path}", data, headers, method=method
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read() or b"null")
 
@@ -102,7 +108,11 @@ class Emulator:
         return next((one["id"] for one in self.state()["scaleSets"] if one["name"] == name), None)
 
     def add_job(self, name: str) -> int:
-        return int(self.call("POST", "/jobs", {"scaleSetId": self.set_id(name), "labels": [name]})["runnerRequestId"])
+        return int(
+            self.call("POST", "/jobs", {"scaleSetId": self.set_id(name), "labels": [name]})[
+                "runnerRequestId"
+            ]
+        )
 
     def jobs(self, *states: str) -> list[dict[str, Any]]:
         return [job for job in self.state()["jobs"] if not states or job["state"] in states]
@@ -134,10 +144,13 @@ class Program:
     def behave(self, seconds: float = 0.0, status: int = 0, early: int | None = None) -> None:
         """Decide about the runners that start from now on.
 
-        :param seconds: of each job. :param status: with which they end. :param early: with which they end before any job.
+        :param seconds: of each job. :param status: with which they end. :param early: with which
+            they end before any job.
         """
         new = self.folder / "new"
-        new.write_text(json.dumps({"url": self._url, "seconds": seconds, "status": status, "early": early}))
+        new.write_text(
+            json.dumps({"url": self._url, "seconds": seconds, "status": status, "early": early})
+        )
         new.replace(self.folder / "behavior.json")
 
     def started(self) -> list[str]:

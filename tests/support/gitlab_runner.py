@@ -1,6 +1,8 @@
-"""Plays the manager of GitLab Runner for the custom executor: order of stages, attempts, environment, signals.
+"""Plays the manager of GitLab Runner for the custom executor: order of stages, attempts,
+environment, signals.
 
-The real one cannot be built here: its modules are not public. What this does is what its source and its manual say.
+The real one cannot be built here: its modules are not public. What this does is what its source and
+its manual say.
 """
 
 from __future__ import annotations
@@ -27,10 +29,23 @@ PROGRAM = (sys.executable, "-m", "nodepool.adapters.gitlab")
 
 def response(number: int = 7, **more: Any) -> dict[str, Any]:
     """Return the description of a job."""
-    info = {"name": "check", "stage": "test", "project_id": 1, "project_full_path": "acme/tools/widget"}
+    info = {
+        "name": "check",
+        "stage": "test",
+        "project_id": 1,
+        "project_full_path": "acme/tools/widget",
+    }
     repo = "https://gitlab-ci-token:secret-of-job@gitlab.example.org/acme/tools/widget.git"
-    return {"id": number, "token": "secret-of-job", "job_info": info, "git_info": {"repo_url": repo, "ref": "main"},
-            "runner_info": {"timeout": 600}, "image": {}, "services": [], **more}  # fmt: skip
+    return {
+        "id": number,
+        "token": "secret-of-job",
+        "job_info": info,
+        "git_info": {"repo_url": repo, "ref": "main"},
+        "runner_info": {"timeout": 600},
+        "image": {},
+        "services": [],
+        **more,
+    }
 
 
 @dataclass
@@ -49,7 +64,11 @@ class Manager:
     """
 
     def __init__(
-        self, directory: pathlib.Path, environment: Mapping[str, str], config: Sequence[str] = (), prepare: Sequence[str] = ()
+        self,
+        directory: pathlib.Path,
+        environment: Mapping[str, str],
+        config: Sequence[str] = (),
+        prepare: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.environment = dict(environment)
@@ -132,7 +151,12 @@ class Manager:
 
     def _cleanup(self, result: Result) -> None:
         process = subprocess.run(
-            [*PROGRAM, "cleanup"], env=self._env(), cwd=self.tmp, capture_output=True, timeout=60, check=False
+            [*PROGRAM, "cleanup"],
+            env=self._env(),
+            cwd=self.tmp,
+            capture_output=True,
+            timeout=60,
+            check=False,
         )
         self.warnings += process.stderr.decode()
         result.stages.append(("cleanup", process.returncode))
@@ -140,9 +164,14 @@ class Manager:
     def _stage(self, result: Result, name: str, *args: str, title: str = "") -> int:
         with self.log.open("ab") as log:
             self.current = subprocess.Popen(
-                [*PROGRAM, name, *args], env=self._env(), cwd=self.tmp, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                [*PROGRAM, name, *args],
+                env=self._env(),
+                cwd=self.tmp,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             status = self.current.wait(120)
             self.current = None
         result.stages.append((title or name, status))
@@ -150,8 +179,13 @@ class Manager:
 
     def _env(self) -> dict[str, str]:
         return {
-            **self.environment, "TMPDIR": str(self.tmp), "BUILD_FAILURE_EXIT_CODE": str(BUILD_FAILURE),
-            "SYSTEM_FAILURE_EXIT_CODE": str(SYSTEM_FAILURE), "BUILD_EXIT_CODE_FILE": str(self.tmp / "exit_code"),
-            "JOB_RESPONSE_FILE": str(self.tmp / "response.json"), **self.own,
-            "CUSTOM_ENV_CI_JOB_ID": "666", "CUSTOM_ENV_CI_JOB_IMAGE": "nodepool/of-the-attacker",
-        }  # fmt: skip
+            **self.environment,
+            "TMPDIR": str(self.tmp),
+            "BUILD_FAILURE_EXIT_CODE": str(BUILD_FAILURE),
+            "SYSTEM_FAILURE_EXIT_CODE": str(SYSTEM_FAILURE),
+            "BUILD_EXIT_CODE_FILE": str(self.tmp / "exit_code"),
+            "JOB_RESPONSE_FILE": str(self.tmp / "response.json"),
+            **self.own,
+            "CUSTOM_ENV_CI_JOB_ID": "666",
+            "CUSTOM_ENV_CI_JOB_IMAGE": "nodepool/of-the-attacker",
+        }

@@ -6,7 +6,9 @@ from nodepool.zk.cluster import Cluster, View
 
 
 class SoundHistory:
-    """Takes the place of ``ZooKeeper.cluster``: nothing was restored, and all ids below 10 digits were given."""
+    """Takes the place of ``ZooKeeper.cluster``: nothing was restored, and all ids below 10
+    digits were given.
+    """
 
     def __init__(self, view: View | None = None) -> None:
         self.id = "here"

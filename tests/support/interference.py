@@ -1,4 +1,6 @@
-"""Another ZooKeeper client that acts between the moment a transaction is computed and the moment it is sent."""
+"""Another ZooKeeper client that acts between the moment a transaction is computed and the moment
+it is sent.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ Match = Callable[[Txn], "str | None"]
 
 
 def _path(txn: Txn, part: str, fits: Callable[[Any], bool]) -> str | None:
-    return next((txn.client.unchroot(op.path) for op in txn.operations if part in op.path and fits(op)), None)
+    return next(
+        (txn.client.unchroot(op.path) for op in txn.operations if part in op.path and fits(op)),
+        None,
+    )
 
 
 def sets(part: str, **values: object) -> Match:
@@ -36,7 +41,11 @@ def sets(part: str, **values: object) -> Match:
 
 def creates(folder: str) -> Match:
     """Match a transaction that creates a sequential record in this folder."""
-    return lambda txn: _path(txn, folder, lambda operation: isinstance(operation, Create) and operation.path.endswith(folder))
+    return lambda txn: _path(
+        txn,
+        folder,
+        lambda operation: isinstance(operation, Create) and operation.path.endswith(folder),
+    )
 
 
 def deletes(part: str) -> Match:
@@ -44,14 +53,20 @@ def deletes(part: str) -> Match:
 
 
 class Interference:
-    """The first transaction that matches: ``act`` runs before it is sent, and its outcome is recorded."""
+    """The first transaction that matches: ``act`` runs before it is sent, and its outcome is
+    recorded.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, match: Match, act: Callable[[str], Any]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, match: Match, act: Callable[[str], Any]
+    ) -> None:
         self._match, self._act = match, act
         self._began = False
         self.outcome: list[BaseException | None] = []
         self._send = Writer.submit
-        monkeypatch.setattr(Writer, "submit", lambda writer, txn, callback=None: self._submit(writer, txn, callback))
+        monkeypatch.setattr(
+            Writer, "submit", lambda writer, txn, callback=None: self._submit(writer, txn, callback)
+        )
 
     def _submit(self, writer: Writer, txn: Txn, callback: Callback | None) -> None:
         path = None if self._began else self._match(txn)
@@ -72,7 +87,9 @@ class Interference:
         """Wait for the answer; the path for which ZooKeeper refused the transaction."""
         wait_for(lambda: self.outcome, what="the answer to the transaction")
         (error,) = self.outcome
-        assert isinstance(error, TransactionFailed), f"the stale transaction was not refused: {error!r}"
+        assert isinstance(error, TransactionFailed), (
+            f"the stale transaction was not refused: {error!r}"
+        )
         return error.path
 
 
@@ -102,7 +119,9 @@ class OtherClient:
     def lock(self, directory: str) -> str:
         """Return the path of the contender."""
         self._kazoo.ensure_path(directory)
-        return str(self._kazoo.create(f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True))
+        return str(
+            self._kazoo.create(f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True)
+        )
 
     def break_lock(self, directory: str) -> None:
         for name in self._kazoo.get_children(directory):
@@ -112,4 +131,13 @@ class OtherClient:
         self._kazoo.delete(contender)
 
 
-__all__ = ["LOCKS", "NODES", "REQUESTS", "Interference", "OtherClient", "creates", "deletes", "sets"]
+__all__ = [
+    "LOCKS",
+    "NODES",
+    "REQUESTS",
+    "Interference",
+    "OtherClient",
+    "creates",
+    "deletes",
+    "sets",
+]

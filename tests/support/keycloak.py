@@ -31,7 +31,9 @@ FETCH_TIMEOUT, START_TIMEOUT, CALL_TIMEOUT, STOP_TIMEOUT = 600.0, 180.0, 20.0, 3
 
 def distribution() -> pathlib.Path:
     """Return the archive, which is fetched once by Maven; skips the test if it cannot be had."""
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "nodepool-tests")
+    cache = pathlib.Path(
+        os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "nodepool-tests"
+    )
     name = f"keycloak-quarkus-dist-{VERSION}.zip"
     if not (cache / name).exists():
         for program in ("mvn", "java"):
@@ -41,7 +43,10 @@ def distribution() -> pathlib.Path:
         goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
         artifact = f"-Dartifact=org.keycloak:keycloak-quarkus-dist:{VERSION}:zip"
         fetched = subprocess.run(
-            ["mvn", "-q", "-B", goal, artifact, f"-DoutputDirectory={part}"], capture_output=True, timeout=FETCH_TIMEOUT, cwd="/"
+            ["mvn", "-q", "-B", goal, artifact, f"-DoutputDirectory={part}"],
+            capture_output=True,
+            timeout=FETCH_TIMEOUT,
+            cwd="/",
         )
         if fetched.returncode != 0:
             pytest.skip(f"Maven cannot fetch Keycloak {VERSION}: {fetched.stdout.decode()[-500:]}")
@@ -59,13 +64,27 @@ def _client(algorithm: str, secret: str) -> dict[str, Any]:
         "access.token.claim": "true",
     }
     return {
-        "clientId": f"ci-{algorithm}", "secret": secret, "serviceAccountsEnabled": True, "standardFlowEnabled": False,
-        "publicClient": False, "attributes": {"access.token.signed.response.alg": algorithm},
+        "clientId": f"ci-{algorithm}",
+        "secret": secret,
+        "serviceAccountsEnabled": True,
+        "standardFlowEnabled": False,
+        "publicClient": False,
+        "attributes": {"access.token.signed.response.alg": algorithm},
         "protocolMappers": [
-            {"name": "audience", "protocol": "openid-connect", "protocolMapper": "oidc-audience-mapper", "config": audience},
-            {"name": "groups", "protocol": "openid-connect", "protocolMapper": "oidc-hardcoded-claim-mapper", "config": groups},
+            {
+                "name": "audience",
+                "protocol": "openid-connect",
+                "protocolMapper": "oidc-audience-mapper",
+                "config": audience,
+            },
+            {
+                "name": "groups",
+                "protocol": "openid-connect",
+                "protocolMapper": "oidc-hardcoded-claim-mapper",
+                "config": groups,
+            },
         ],
-    }  # fmt: skip
+    }
 
 
 class Keycloak:
@@ -80,33 +99,57 @@ class Keycloak:
         self._admin = admin
         self._secret = secret
 
-    def call(self, path: str, form: dict[str, str] | None = None, body: object = None, bearer: str | None = None) -> Any:
+    def call(
+        self,
+        path: str,
+        form: dict[str, str] | None = None,
+        body: object = None,
+        bearer: str | None = None,
+    ) -> Any:
         data = None if form is None else urllib.parse.urlencode(form).encode()
         headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
         if body is not None:
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=CALL_TIMEOUT) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers), timeout=CALL_TIMEOUT
+        ) as answer:
             found = answer.read()
         return json.loads(found) if found else None
 
     def token(self, algorithm: str = "RS256") -> str:
         """Return a new access token of the service account of a client."""
-        form = {"grant_type": "client_credentials", "client_id": f"ci-{algorithm}", "client_secret": self._secret}
-        return str(self.call(f"/realms/{REALM}/protocol/openid-connect/token", form)["access_token"])
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": f"ci-{algorithm}",
+            "client_secret": self._secret,
+        }
+        return str(
+            self.call(f"/realms/{REALM}/protocol/openid-connect/token", form)["access_token"]
+        )
 
     def published(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.call(f"/realms/{REALM}/protocol/openid-connect/certs")["keys"]
+        found: list[dict[str, Any]] = self.call(f"/realms/{REALM}/protocol/openid-connect/certs")[
+            "keys"
+        ]
         return found
 
     def rotate(self) -> None:
         """Let a new RSA key sign from now on."""
-        form = {"grant_type": "password", "client_id": "admin-cli", "username": "admin", "password": self._admin}
+        form = {
+            "grant_type": "password",
+            "client_id": "admin-cli",
+            "username": "admin",
+            "password": self._admin,
+        }
         bearer = self.call("/realms/master/protocol/openid-connect/token", form)["access_token"]
         realm = self.call(f"/admin/realms/{REALM}", bearer=bearer)["id"]
         provider = {
-            "name": "new", "providerId": "rsa-generated", "providerType": "org.keycloak.keys.KeyProvider", "parentId": realm,
+            "name": "new",
+            "providerId": "rsa-generated",
+            "providerType": "org.keycloak.keys.KeyProvider",
+            "parentId": realm,
             "config": {"priority": ["500"]},
-        }  # fmt: skip
+        }
         self.call(f"/admin/realms/{REALM}/components", body=provider, bearer=bearer)
 
 
@@ -116,20 +159,34 @@ def running(directory: pathlib.Path) -> Iterator[Keycloak]:
     shutil.unpack_archive(distribution(), directory)
     home = directory / f"keycloak-{VERSION}"
     admin, secret, port = secrets.token_urlsafe(16), secrets.token_urlsafe(16), ports.reserve()
-    realm = {"realm": REALM, "enabled": True, "sslRequired": "none", "clients": [_client(name, secret) for name in ALGORITHMS]}
+    realm = {
+        "realm": REALM,
+        "enabled": True,
+        "sslRequired": "none",
+        "clients": [_client(name, secret) for name in ALGORITHMS],
+    }
     (home / "data" / "import").mkdir(parents=True)
     (home / "data" / "import" / "realm.json").write_text(json.dumps(realm))
     (home / "bin" / "kc.sh").chmod(0o755)
     environment = {
-        **os.environ, "KC_BOOTSTRAP_ADMIN_USERNAME": "admin", "KC_BOOTSTRAP_ADMIN_PASSWORD": admin,
+        **os.environ,
+        "KC_BOOTSTRAP_ADMIN_USERNAME": "admin",
+        "KC_BOOTSTRAP_ADMIN_PASSWORD": admin,
         "JAVA_OPTS_APPEND": "-Xmx700m",
-    }  # fmt: skip
+    }
     command = [
-        home / "bin" / "kc.sh", "start-dev", "--import-realm", "--db=dev-mem", "--http-host=127.0.0.1", f"--http-port={port}",
+        home / "bin" / "kc.sh",
+        "start-dev",
+        "--import-realm",
+        "--db=dev-mem",
+        "--http-host=127.0.0.1",
+        f"--http-port={port}",
         "--cache=local",
-    ]  # fmt: skip
+    ]
     with open(directory / "keycloak.log", "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
     try:
         server, deadline = Keycloak(port, admin, secret), time.monotonic() + limit(START_TIMEOUT)
         while True:

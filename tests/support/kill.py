@@ -1,4 +1,6 @@
-"""Daemons that the fault proxy kills around calls to a cloud: before the call reaches it, or when it is done and nobody knows."""
+"""Daemons that the fault proxy kills around calls to a cloud: before the call reaches it, or
+when it is done and nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,15 @@ class Daemon(Revived):
     def __init__(self, tmp: pathlib.Path, script: str, config: str, **environment: str) -> None:
         self.log = tmp / "daemon.log"
         faults = REPOSITORY / "tests" / "support" / "faults"
-        self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid")]
+        self._command = [
+            sys.executable,
+            str(faults / script),
+            "-f",
+            "-c",
+            config,
+            "-p",
+            str(tmp / "daemon.pid"),
+        ]
         if script == "serve.py":
             # Its port may be in use by whatever else runs on the machine, then the launcher ends.
             self._command.append("--no-webapp")
@@ -79,11 +89,14 @@ class Daemon(Revived):
 
     def _run(self) -> subprocess.Popen[bytes]:
         with open(self.log, "ab") as out:
-            return subprocess.Popen(self._command, stdout=out, stderr=out, env=self._environment, cwd="/")
+            return subprocess.Popen(
+                self._command, stdout=out, stderr=out, env=self._environment, cwd="/"
+            )
 
 
 def killing(daemon: Sequence[Revived], when: str) -> Action:
-    """Kill ``before`` the call reaches the cloud, ``after`` the cloud did it, or let it arrive ``late``: when the next life runs.
+    """Kill ``before`` the call reaches the cloud, ``after`` the cloud did it, or let it arrive
+    ``late``: when the next life runs.
 
     :param daemon: has one item by the time the call comes.
     """

@@ -21,10 +21,20 @@ from tests.conftest import Chroot, wait_for
 CLOUDS = {
     "clouds": {
         name: {
-            "auth": {"username": "user", "password": "secret", "project_name": "project", "auth_url": "http://localhost/"},
+            "auth": {
+                "username": "user",
+                "password": "secret",
+                "project_name": "project",
+                "auth_url": "http://localhost/",
+            },
             **({"image_format": fmt} if fmt else {}),
         }
-        for name, fmt in (("fake", None), ("fake-vhd", "vhd"), ("fake-qcow2", "qcow2"), ("fake-raw", "raw"))
+        for name, fmt in (
+            ("fake", None),
+            ("fake-vhd", "vhd"),
+            ("fake-qcow2", "qcow2"),
+            ("fake-raw", "raw"),
+        )
     }
 }
 
@@ -52,7 +62,12 @@ class Zuul:
     def submit(self, *labels: str, priority: str = "200", **fields: Any) -> str:
         now = time.time()
         record = {
-            "requestor_data": {"build_set_uuid": "bs", "tenant_name": "t", "pipeline_name": "check", "job_name": "j"},
+            "requestor_data": {
+                "build_set_uuid": "bs",
+                "tenant_name": "t",
+                "pipeline_name": "check",
+                "job_name": "j",
+            },
             "node_types": list(labels),
             "requestor": ZUUL_SYSTEM,
             "created_time": now,
@@ -64,7 +79,12 @@ class Zuul:
             "tenant_name": None,
             **fields,
         }
-        path = self.client.create(f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True, makepath=True)
+        path = self.client.create(
+            f"/nodepool/requests/{priority}-",
+            json.dumps(record).encode(),
+            sequence=True,
+            makepath=True,
+        )
         return str(path).rsplit("/", 1)[1]
 
     def request(self, request_id: str) -> Any:
@@ -79,7 +99,10 @@ class Zuul:
         path = f"/nodepool/nodes/{node_id}"
         record, _stat = self._get(path)
         assert record is not None, f"node {node_id} is gone"
-        self.client.set(path, json.dumps({**record, "state_time": time.time(), "id": node_id, **values}).encode())
+        self.client.set(
+            path,
+            json.dumps({**record, "state_time": time.time(), "id": node_id, **values}).encode(),
+        )
 
     def contenders(self, node_id: str) -> list[str]:
         from kazoo.exceptions import NoNodeError
@@ -92,7 +115,9 @@ class Zuul:
     def lock(self, node_id: str) -> None:
         directory = f"/nodepool/nodes/{node_id}/lock"
         self.client.ensure_path(directory)
-        self.locks[node_id] = self.client.create(f"{directory}/{'a' * 32}__lock__", ephemeral=True, sequence=True)
+        self.locks[node_id] = self.client.create(
+            f"{directory}/{'a' * 32}__lock__", ephemeral=True, sequence=True
+        )
 
     def unlock(self, node_id: str) -> None:
         self.client.delete(self.locks.pop(node_id))
@@ -110,7 +135,9 @@ class Zuul:
             self.lock(node_id)
         self.cancel(request_id)
         for node_id in request["nodes"]:
-            self.write_node(node_id, state="in-use", user_data={"zuul_system": ZUUL_SYSTEM, "project_name": "p"})
+            self.write_node(
+                node_id, state="in-use", user_data={"zuul_system": ZUUL_SYSTEM, "project_name": "p"}
+            )
         return list(request["nodes"])
 
     def give_back(self, *node_ids: str) -> None:
@@ -143,7 +170,10 @@ class StatsdReceiver:
 
     def last(self, name: str) -> str | None:
         """The latest ``value|type`` of a name."""
-        return next((line[len(name) + 1 :] for line in reversed(self.lines) if line.startswith(f"{name}:")), None)
+        return next(
+            (line[len(name) + 1 :] for line in reversed(self.lines) if line.startswith(f"{name}:")),
+            None,
+        )
 
     def wait_any(self, name: str, timeout: float = 10) -> str:
         """Return the latest ``value|type`` of a name; wait for the first one."""
@@ -155,7 +185,11 @@ class StatsdReceiver:
         wait_for(lambda: any(re.fullmatch(pattern, line) for line in self.lines), timeout, pattern)
 
     def wait(self, name: str, value: str, timeout: float = 10) -> None:
-        wait_for(lambda: f"{name}:{value}" in self.lines, timeout, f"{name}:{value}, have {self.last(name)},")
+        wait_for(
+            lambda: f"{name}:{value}" in self.lines,
+            timeout,
+            f"{name}:{value}, have {self.last(name)},",
+        )
 
     def close(self) -> None:
         self._stop.set()
@@ -166,7 +200,9 @@ class StatsdReceiver:
 class LauncherBench:
     """Configuration, launchers, requests, nodes and the fake cloud of one test."""
 
-    def __init__(self, chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    def __init__(
+        self, chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    ) -> None:
         from nodepool.zk.zookeeper import ZooKeeper
 
         self.chroot = chroot
@@ -191,12 +227,21 @@ class LauncherBench:
         return self.chroot.config(text, name)
 
     def quota(
-        self, cores: float = 100, instances: float = 20, ram: float = 1000000, volumes: float = 100, gigabytes: float = 1000000
+        self,
+        cores: float = 100,
+        instances: float = 20,
+        ram: float = 1000000,
+        volumes: float = 100,
+        gigabytes: float = 1000000,
     ) -> None:
         """What the fake clouds allow from now on."""
         cloud = "nodepool.driver.fake.adapter.FakeOpenStackCloud"
-        self.monkeypatch.setattr(f"{cloud}._get_quota", staticmethod(lambda: (cores, instances, ram)))
-        self.monkeypatch.setattr(f"{cloud}._get_volume_quota", staticmethod(lambda: (volumes, gigabytes)))
+        self.monkeypatch.setattr(
+            f"{cloud}._get_quota", staticmethod(lambda: (cores, instances, ram))
+        )
+        self.monkeypatch.setattr(
+            f"{cloud}._get_volume_quota", staticmethod(lambda: (volumes, gigabytes))
+        )
 
     def use_cloud(self, factory: Any) -> None:
         self.monkeypatch.setattr("nodepool.driver.fake.adapter.FakeAdapter.fake_cloud", factory)
@@ -211,7 +256,9 @@ class LauncherBench:
         cleanup_interval: float | None = 1,
         delete_interval: float | None = 0.2,
     ) -> Any:
-        """Return a launcher that has not started; intervals that are None are those of the product."""
+        """Return a launcher that has not started; intervals that are None are those of the
+        product.
+        """
         from nodepool.launcher import NodePool
 
         pool = NodePool(secure, self.config(config, name))
@@ -231,7 +278,10 @@ class LauncherBench:
 
     def wait_ready(self, pool: Any) -> None:
         wait_for(lambda: pool.ready, what="launcher ready")
-        wait_for(lambda: pool.state.workers.keys() <= {p.id for p in pool.zk.getRegisteredPools()}, what="all pools registered")
+        wait_for(
+            lambda: pool.state.workers.keys() <= {p.id for p in pool.zk.getRegisteredPools()},
+            what="all pools registered",
+        )
 
     def stop(self, pool: Any) -> None:
         self.pools.remove(pool)
@@ -276,7 +326,11 @@ class LauncherBench:
 
     def nodes(self, **values: Any) -> list[Any]:
         """Nodes whose attributes have these values."""
-        return [n for n in self.zk.nodeIterator(cached=False) if all(getattr(n, key) == value for key, value in values.items())]
+        return [
+            n
+            for n in self.zk.nodeIterator(cached=False)
+            if all(getattr(n, key) == value for key, value in values.items())
+        ]
 
     def wait_nodes(self, count: int, timeout: float = 15, **values: Any) -> list[Any]:
         found: list[Any] = []
@@ -289,7 +343,9 @@ class LauncherBench:
         return found
 
     def wait_gone(self, *node_ids: str, timeout: float = 15) -> None:
-        wait_for(lambda: not set(node_ids) & set(self.zk.getNodes()), timeout, f"nodes {node_ids} gone")
+        wait_for(
+            lambda: not set(node_ids) & set(self.zk.getNodes()), timeout, f"nodes {node_ids} gone"
+        )
 
     def use_up(self, *request_ids: str) -> None:
         """Zuul takes the nodes of the requests and returns them used; waits until they are gone."""
@@ -313,7 +369,9 @@ class LauncherBench:
 
     # -- images, as the builder would leave them
 
-    def store_image(self, image: str, provider: str, external_id: str = "fake-image-id", **values: Any) -> Any:
+    def store_image(
+        self, image: str, provider: str, external_id: str = "fake-image-id", **values: Any
+    ) -> Any:
         from nodepool.zk import zookeeper as zk
 
         build = zk.ImageBuild(image)
@@ -334,7 +392,10 @@ class LauncherBench:
 
 def reason_for(assignment: Assignment, request_id: str) -> str:
     """Return why a request waits; empty if it does not wait there."""
-    return next((render(reasons) for name, _labels, reasons in assignment.explain() if name == request_id), "")
+    return next(
+        (render(reasons) for name, _labels, reasons in assignment.explain() if name == request_id),
+        "",
+    )
 
 
 def expire_session(pool: Any) -> None:
@@ -365,7 +426,9 @@ def make_statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
         receiver.close()
 
 
-def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
+def make_bench(
+    chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[LauncherBench]:
     bench = LauncherBench(chroot, monkeypatch, tmp_path)
     try:
         yield bench
@@ -374,17 +437,35 @@ def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
 
 
 def provider(
-    name: str = "fake-provider", /, *, labels: Any = None, pool: Any = None, label: Any = None, pools: Any = None, **options: Any
+    name: str = "fake-provider",
+    /,
+    *,
+    labels: Any = None,
+    pool: Any = None,
+    label: Any = None,
+    pools: Any = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """A fake provider with one pool; every label is a ``Fake Precise`` cloud image of 4 cores and 8192 MiB."""
+    """A fake provider with one pool; every label is a ``Fake Precise`` cloud image of 4 cores
+    and 8192 MiB.
+    """
 
     def entries(names: list[str]) -> list[dict[str, Any]]:
-        return [{"name": n, "cloud-image": "fake-image", "min-ram": 8192, **(label or {})} for n in names]
+        return [
+            {"name": n, "cloud-image": "fake-image", "min-ram": 8192, **(label or {})}
+            for n in names
+        ]
 
     if pools is None:
         pools = [{"name": "main", "labels": entries(labels or ["fake-label"]), **(pool or {})}]
     else:
-        pools = [{**p, "labels": entries(p["labels"]) if isinstance(p["labels"][0], str) else p["labels"]} for p in pools]
+        pools = [
+            {
+                **p,
+                "labels": entries(p["labels"]) if isinstance(p["labels"][0], str) else p["labels"],
+            }
+            for p in pools
+        ]
     return {
         "name": name,
         "cloud": "fake",
@@ -402,4 +483,8 @@ def config(*providers: dict[str, Any], labels: Any = None, **options: Any) -> di
         for pool in entry["pools"]:
             for item in pool["labels"]:
                 names.setdefault(item if isinstance(item, str) else item["name"], {})
-    return {"labels": [{"name": n, **((labels or {}).get(n, {}))} for n in names], "providers": list(providers), **options}
+    return {
+        "labels": [{"name": n, **((labels or {}).get(n, {}))} for n in names],
+        "providers": list(providers),
+        **options,
+    }

@@ -19,5 +19,7 @@ def commands(name: str) -> list[str]:
 
 def block(name: str, language: str, number: int = 0) -> str:
     """Return a block of code of a page, without indentation."""
-    found = re.findall(rf"^( *)\.\. code-block:: {language}\n((?:\1   .*\n|\n)+)", page(name), re.MULTILINE)
+    found = re.findall(
+        rf"^( *)\.\. code-block:: {language}\n((?:\1   .*\n|\n)+)", page(name), re.MULTILINE
+    )
     return textwrap.dedent(found[number][1]).strip("\n") + "\n"

@@ -1,4 +1,6 @@
-"""A cluster as commands and pages see it: reports of launchers, requests and problems, without ZooKeeper."""
+"""A cluster as commands and pages see it: reports of launchers, requests and problems, without
+ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NAMED = ("providers", "not_running", "labels", "lately", "tenants")
 def report(name: str = "nl01", **content: Any) -> dict[str, Any]:
     """Return a report with this content as readers get it, of a launcher that is ready."""
     empty = {"details": [], "config": {}, "waiting": [], **{key: {} for key in NAMED}}
-    (found,) = reports.named([reports.parse(reports.serialize({"hostname": name, "ready": True, **empty, **content}))])
+    (found,) = reports.named(
+        [reports.parse(reports.serialize({"hostname": name, "ready": True, **empty, **content}))]
+    )
     return found
 
 
@@ -47,11 +51,15 @@ class Mirror:
         known = {request.id: request for request in self.requests}
         waiting = [
             {
-                "labels": list(known[ids[0]].node_types), "state": "requested", "since": NOW, "count": len(ids) + unlisted,
-                "ids": ids, "reasons": reasons,
+                "labels": list(known[ids[0]].node_types),
+                "state": "requested",
+                "since": NOW,
+                "count": len(ids) + unlisted,
+                "ids": ids,
+                "reasons": reasons,
             }
             for ids, reasons in groups
-        ]  # fmt: skip
+        ]
         name = f"nl{len(self.reports)}"
         self.reports.append(report(name, waiting=waiting))
 
@@ -73,7 +81,9 @@ class Mirror:
         return count_nodes(self.nodes)
 
     def readImages(self) -> Any:
-        return SimpleNamespace(uploads=self.uploads, builds=[], paused=set(), names=set(), requests={}, build_locks={})
+        return SimpleNamespace(
+            uploads=self.uploads, builds=[], paused=set(), names=set(), requests={}, build_locks={}
+        )
 
     def readProgress(self) -> ProgressData:
         return ProgressData()
@@ -96,6 +106,13 @@ class Mirror:
     def getRegisteredPools(self) -> list[Any]:
         labels = frozenset(f"label-{number}" for number in range(500))
         return [
-            SimpleNamespace(provider_name=name, name="main", id=name, labels=labels, paused=False, priority=100.0)
+            SimpleNamespace(
+                provider_name=name,
+                name="main",
+                id=name,
+                labels=labels,
+                paused=False,
+                priority=100.0,
+            )
             for name in ("east", "west")
         ]

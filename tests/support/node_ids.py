@@ -11,7 +11,9 @@ SPENT = 100
 
 
 def spend_node_ids(zk: Any) -> None:
-    """Give `SPENT` node ids, so that resources tagged with one of them, and without a record, are leaked."""
+    """Give `SPENT` node ids, so that resources tagged with one of them, and without a record,
+    are leaked.
+    """
     kazoo = zk.kazoo_client
     kazoo.ensure_path(paths.NODES)
     for answer in [kazoo.create_async(f"{paths.NODES}/", sequence=True) for _ in range(SPENT)]:

@@ -1,7 +1,8 @@
 """Comparison of screenshots with their references.
 
-``NODEPOOL_REFERENCES=renew`` replaces references that differ. Text depends on the browser and the fonts: the tests
-bring a font, and references count only for the version of the browser that made them.
+``NODEPOOL_REFERENCES=renew`` replaces references that differ. Text depends on the browser and the
+fonts: the tests bring a font, and references count only for the version of the browser that made
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from tests import REPOSITORY
 
 FOLDER = REPOSITORY / "tests/integration/web/reference"
 VERSION = FOLDER / "browser"
-RENEW = "NODEPOOL_REFERENCES=renew tools/zookeeper run -- python -m pytest tests/integration/web/test_screenshots.py"
+RENEW = (
+    "NODEPOOL_REFERENCES=renew tools/zookeeper run -- python -m pytest "
+    "tests/integration/web/test_screenshots.py"
+)
 TOLERANCE = 16
 """Difference of a color (of 255) that does not count: edges of letters."""
 SHARE = 0.0002
@@ -34,7 +38,10 @@ def require_version(version: str) -> None:
     if renews():
         VERSION.write_text(f"{version}\n")
     elif version != known:
-        pytest.skip(f"the references are from Chromium {known}, this is Chromium {version}; renew them with: {RENEW}")
+        pytest.skip(
+            f"the references are from Chromium {known}, this is Chromium {version}; renew them "
+            f"with: {RENEW}"
+        )
 
 
 def difference(actual: Image.Image, expected: Image.Image) -> tuple[float, Image.Image]:
@@ -69,6 +76,7 @@ def compare(png: bytes, name: str, folder: pathlib.Path) -> str | None:
     actual.save(folder / f"{name}.png")
     mask.save(folder / f"{name}-difference.png")
     return (
-        f"{name}: {share:.2%} of the pixels differ from {reference}; see {folder}/{name}.png and {name}-difference.png. "
+        f"{name}: {share:.2%} of the pixels differ from {reference}; see {folder}/{name}.png and "
+        f"{name}-difference.png. "
         f"If the change is wanted: {RENEW}"
     )

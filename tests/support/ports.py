@@ -18,11 +18,15 @@ ID_RANGES = 10
 
 
 def reserve(count: int = 1) -> int:
-    """Return the first of *count* adjacent ports on loopback that stay free until a server of the test binds them."""
+    """Return the first of *count* adjacent ports on loopback that stay free until a server of
+    the test binds them.
+    """
     return int(_ports.reserve(count))
 
 
 def id_base(number: int) -> int:
-    """Return the first user id of the node manager *number* (below `ID_RANGES`) of this test process."""
+    """Return the first user id of the node manager *number* (below `ID_RANGES`) of this test
+    process.
+    """
     assert 0 <= number < ID_RANGES, number
     return 1_000_000_000 + (int(_ports.number()) * ID_RANGES + number) * ID_SPAN

@@ -1,10 +1,11 @@
 """Which tests run in the short set, in which order, and how far a run is.
 
-``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
-most `SHORT` seconds, each unknown one, each that notices a planted defect (``tests/world/guards``), and those marked
-``core``, without those marked ``full`` or whose servers take long to build. The rest runs with ``tools/run-tests --rest``:
-one variant each of a part of the tests of each file (`PART`), which the seed of the run chooses, so that a few runs have run
-all of them; with ``--all`` each.
+``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is
+every test that takes at most `SHORT` seconds, each unknown one, each that notices a planted defect
+(``tests/world/guards``), and those marked ``core``, without those marked ``full`` or whose servers
+take long to build. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the
+tests of each file (`PART`), which the seed of the run chooses, so that a few runs have run all of
+them; with ``--all`` each.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ DURATIONS = REPOSITORY / "tests" / "durations.json"
 SHORT = 0.4
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.3
-#: Marks of tests whose servers or images take longer to build than the short set may take, and of long ones.
+#: Marks of tests whose servers or images take longer to build than the short set may take, and of
+#: long ones.
 NEVER_SHORT = ("full", "real", "kubernetes", "gitea", "github")
 #: Which part of the tests of each file runs in the rest.
 PART = 1 / 7
-#: Seconds; longer tests, such as builds of packages, run only with all variants, except for those marked ``core``.
+#: Seconds; longer tests, such as builds of packages, run only with all variants, except for those
+#: marked ``core``.
 LONGEST = 60.0
 #: Tests that fail when a guard is taken away.
 GUARDING = {defect.found_by for defect in MUTATIONS.values()}
@@ -47,7 +50,10 @@ for _name, _count in _EXAMPLES.items():
         _name,
         max_examples=_count,
         deadline=None,
-        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+        suppress_health_check=[
+            hypothesis.HealthCheck.function_scoped_fixture,
+            hypothesis.HealthCheck.too_slow,
+        ],
     )
 
 
@@ -61,13 +67,27 @@ def read_durations(path: pathlib.Path = DURATIONS) -> dict[str, float]:
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("nodepool")
-    group.addoption("--short", action="store_true", help=f"only tests that take at most {SHORT:g} s, and those marked core")
-    group.addoption("--rest", action="store_true", help="only what --short skips, and property tests with many examples")
-    group.addoption("--all-variants", action="store_true", help="--rest runs all tests instead of a part, in all variants")
+    group.addoption(
+        "--short",
+        action="store_true",
+        help=f"only tests that take at most {SHORT:g} s, and those marked core",
+    )
+    group.addoption(
+        "--rest",
+        action="store_true",
+        help="only what --short skips, and property tests with many examples",
+    )
+    group.addoption(
+        "--all-variants",
+        action="store_true",
+        help="--rest runs all tests instead of a part, in all variants",
+    )
 
 
 def choose_part(names: Iterable[str], seed: object) -> set[str]:
-    """Return the node ids of one variant each of a part of each file's tests; the same for the same seed."""
+    """Return the node ids of one variant each of a part of each file's tests; the same for the
+    same seed.
+    """
     files: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
         files[name.partition("::")[0]][name.partition("[")[0]].append(name)
@@ -87,7 +107,10 @@ class Selection:
     """The pytest plugin; also active in each worker of xdist, where it selects the same tests."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._short, self._rest = bool(config.getoption("--short")), bool(config.getoption("--rest"))
+        self._short, self._rest = (
+            bool(config.getoption("--short")),
+            bool(config.getoption("--rest")),
+        )
         self._sampled = self._rest and not config.getoption("--all-variants")
         self.durations = read_durations()
         hypothesis.settings.load_profile("many" if self._rest else "few")
@@ -101,12 +124,18 @@ class Selection:
         return self.durations.get(item.nodeid, 0.0)
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         if self._short or self._rest:
             chosen = [item for item in items if self._is_chosen(item)]
             if self._sampled:
                 names = choose_part(
-                    (item.nodeid for item in chosen if self._lasts(item) <= LONGEST or _is_core(item)),
+                    (
+                        item.nodeid
+                        for item in chosen
+                        if self._lasts(item) <= LONGEST or _is_core(item)
+                    ),
                     config.getoption("randomly_seed", 0),
                 )
                 chosen = [item for item in chosen if item.nodeid in names]
@@ -117,7 +146,9 @@ class Selection:
     def _is_chosen(self, item: pytest.Item) -> bool:
         if self._short:
             return self.is_short(item)
-        return not self.is_short(item) or bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+        return not self.is_short(item) or bool(
+            getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        )
 
     def _longest_files_first(self, items: list[pytest.Item]) -> None:
         """Workers that get their files in this order end at about the same time."""
@@ -128,7 +159,9 @@ class Selection:
 
 
 class Progress:
-    """Writes how far the run is to the file that run-tests has named; only where no worker of xdist runs."""
+    """Writes how far the run is to the file that run-tests has named; only where no worker of
+    xdist runs.
+    """
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -169,7 +202,9 @@ class Progress:
     def _write(self) -> None:
         self._written = time.monotonic()
         left = sum(self._left.values())
-        took = {name: round(seconds, 1) for name, seconds in self._took.items() if seconds >= RECORDED}
+        took = {
+            name: round(seconds, 1) for name, seconds in self._took.items() if seconds >= RECORDED
+        }
         new = self._path.with_suffix(".new")
         new.write_text(
             json.dumps(

@@ -29,7 +29,9 @@ _key_lock = threading.Lock()
 
 
 def _make_key(kind: str) -> tuple[str, str]:
-    """(private, public) key text; one of each kind per test process, as making RSA keys takes long."""
+    """(private, public) key text; one of each kind per test process, as making RSA keys takes
+    long.
+    """
     with _key_lock:
         if kind not in _key_cache:
             with tempfile.TemporaryDirectory(prefix="sshd-key-") as folder:
@@ -44,7 +46,8 @@ def _make_key(kind: str) -> tuple[str, str]:
 class SSHServer:
     """Lets the current user log in with ``client_key``; ``stop`` removes everything again.
 
-    ``host_keys`` is the list of ``"<type> <base64>"``; ``restart`` brings a stopped server back on the same port.
+    ``host_keys`` is the list of ``"<type> <base64>"``; ``restart`` brings a stopped server back on
+    the same port.
     """
 
     def __init__(
@@ -101,7 +104,9 @@ class SSHServer:
     def restart(self) -> None:
         """Start, or start again after ``pause``."""
         # sshd wants an absolute path, and its privilege separation folder
-        binary = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+        binary = shutil.which(
+            "sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"
+        )
         if binary is None:
             raise RuntimeError("sshd is not installed (Debian package openssh-server)")
         if os.geteuid() == 0:
@@ -112,7 +117,10 @@ class SSHServer:
         while True:
             if self.process.poll() is not None:
                 raise RuntimeError(f"sshd ended: {self.log_file.read_text()}")
-            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 2) as sock:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((self.address, self.port), 2) as sock,
+            ):
                 if sock.recv(4) == b"SSH-":
                     return
             if time.monotonic() > deadline:

@@ -58,7 +58,9 @@ class MemoryPipe:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._received = bytearray()
-        self._connection = server.connect(self._received.extend, lambda: None, {("ip", "127.0.0.1")})
+        self._connection = server.connect(
+            self._received.extend, lambda: None, {("ip", "127.0.0.1")}
+        )
 
     def send(self, data: bytes) -> None:
         if self._connection.open:
@@ -130,7 +132,9 @@ class RawClient:
             return code, frame[_REPLY.size :]
 
     def flush(self) -> list[tuple[int, str]]:
-        """Return the events so far, including those that the server has sent before it answers this."""
+        """Return the events so far, including those that the server has sent before it answers
+        this.
+        """
 
         class Ping:
             type = PING

@@ -29,7 +29,9 @@ def database(tmp_path: pathlib.Path) -> Iterator[Database]:
 def fake_provider(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Configuration of a provider of the fake driver."""
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(CONFIGURATIONS / "clouds.yaml"))
-    return npconfig.loadConfig(str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
+    return npconfig.loadConfig(
+        str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}
+    ).providers["cloud-1"]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Builders, and the machines that they run on: programs, files and full disks.
 
-The builder runs unchanged, on real files below the directory of the run. What it asks its machine for is
-replaced: the image-building command, the process table, mounts and free space.
+The builder runs unchanged, on real files below the directory of the run. What it asks its machine
+for is replaced: the image-building command, the process table, mounts and free space.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Action:
     """What an operator does.
 
     :param kind: build, pause, unpause, delete-upload, delete-build or edit.
-    :param pick: selects among the uploads or builds that exist at that time, or a rebuild-age; from 0 to 1.
+    :param pick: selects among the uploads or builds that exist at that time, or a rebuild-age; from
+        0 to 1.
     """
 
     kind: str
@@ -83,30 +84,50 @@ def extend(scenario: Scenario) -> None:
     quiet, duration = not scenario.faults, scenario.duration
     names = ["debian", "fedora-40"][: choice.choice((1, 1, 2))]
     ages = {name: choice.choice((30, 45, 90, 600)) for name in names}
-    scenario.images = Images(choice.choice((1, 2)), choice.choice((1, 2, 4)), ages, choice.random() < 0.3, choice.random() < 0.3)
+    scenario.images = Images(
+        choice.choice((1, 2)),
+        choice.choice((1, 2, 4)),
+        ages,
+        choice.random() < 0.3,
+        choice.random() < 0.3,
+    )
     labels = {f"{name}-node": choice.choice((0, 1)) for name in names}
     scenario.labels |= labels
     for _ in range(choice.choice((1, 1, 2))):
         servers = 99 if quiet else choice.choice((8, 20))
         scenario.providers.append({"labels": sorted(labels), "servers": servers, "images": names})
     if not quiet:
-        scenario.faults = sorted([*scenario.faults, *_plan(choice, duration)], key=lambda fault: fault.at)
+        scenario.faults = sorted(
+            [*scenario.faults, *_plan(choice, duration)], key=lambda fault: fault.at
+        )
     scheduler = scenario.demand[0].scheduler
     for _ in range(choice.choice((2, 4, 6))):
         request = scenario.request(choice, duration, sorted(labels), scheduler)
         # Without faults an image is there by then; before, requests are declined.
         request.arrives = max(request.arrives, 20.0) if quiet else request.arrives
         scenario.demand.append(request)
-    kinds = ("build", "build", "pause", "unpause") if quiet else ("build", "pause", "unpause", "delete-upload", "delete-build")
+    kinds = (
+        ("build", "build", "pause", "unpause")
+        if quiet
+        else ("build", "pause", "unpause", "delete-upload", "delete-build")
+    )
     actions = [
-        Action(choice.choice(kinds), choice.choice(names), choice.uniform(0.0, duration), choice.random())
+        Action(
+            choice.choice(kinds),
+            choice.choice(names),
+            choice.uniform(0.0, duration),
+            choice.random(),
+        )
         for _ in range(choice.choice((0, 2, 4)))
     ]
     # With random numbers of its own: seeds without either remain what they are.
     more = random.Random(f"builders {scenario.seed}")
     scenario.images.workers = more.choice((1, 1, 2))
     if not quiet and more.random() < 0.5:
-        actions += [Action("edit", more.choice(names), more.uniform(0.0, duration), more.random()) for _ in range(3)]
+        actions += [
+            Action("edit", more.choice(names), more.uniform(0.0, duration), more.random())
+            for _ in range(3)
+        ]
     scenario.image_actions = sorted(actions, key=lambda action: action.at)
 
 
@@ -116,14 +137,20 @@ def configure(scenario: Scenario, config: dict[str, Any]) -> None:
     if not images.builders:
         return
     config["diskimages"] = [
-        {"name": name, "rebuild-age": age, "build-timeout": 20, "delete-after-upload": images.thrifty}
+        {
+            "name": name,
+            "rebuild-age": age,
+            "build-timeout": 20,
+            "delete-after-upload": images.thrifty,
+        }
         for name, age in images.ages.items()
     ]
     for provider, options in zip(scenario.providers, config["providers"], strict=True):
         if "images" in provider:
             options["diskimages"] = [{"name": name} for name in provider["images"]]
             options["pools"][0]["labels"] = [
-                {"name": label, "diskimage": label.removesuffix("-node")} for label in provider["labels"]
+                {"name": label, "diskimage": label.removesuffix("-node")}
+                for label in provider["labels"]
             ]
             if images.hook:
                 options["post-upload-hook"] = "/usr/local/bin/hook"
@@ -131,7 +158,11 @@ def configure(scenario: Scenario, config: dict[str, Any]) -> None:
     for number in range(1, images.builders + 1):
         directory = Path(f"builder-{number}")
         (directory / "images").mkdir(parents=True)
-        own = {"images-dir": f"{directory}/images", "build-log-dir": f"{directory}/logs", "build-log-retention": 2}
+        own = {
+            "images-dir": f"{directory}/images",
+            "build-log-dir": f"{directory}/logs",
+            "build-log-retention": 2,
+        }
         Path(f"{directory}.yaml").write_text(yaml.safe_dump(config | own))
 
 
@@ -146,7 +177,9 @@ class Builder:
 
     def start(self) -> None:
         self.process, self.service = self._world.kernel.process(self.name), None
-        self._world.kernel.spawn(threading.Thread(target=self._run, name="main").start, process=self.process)
+        self._world.kernel.spawn(
+            threading.Thread(target=self._run, name="main").start, process=self.process
+        )
 
     def _run(self) -> None:
         from nodepool.builder import NodePoolBuilder
@@ -166,7 +199,9 @@ class Builder:
         world.note("exit", f"{self.name}: {type(error).__name__}")
         if world.scenario.quiet:
             world.violated(f"{self.name} cannot start: {error}")
-        world.kernel.call_at(world.kernel.now + RESTART, lambda: self.start() if self.process is process else None)
+        world.kernel.call_at(
+            world.kernel.now + RESTART, lambda: self.start() if self.process is process else None
+        )
         world.kernel.kill(process)
 
 
@@ -195,11 +230,17 @@ def _builder(world: World, fault: faults.Fault) -> Builder:
 
 def _cloud(world: World, fault: faults.Fault) -> Cloud:
     """A cloud that has images."""
-    found = [cloud for cloud in world.image_clouds if "images" in world.scenario.providers[int(cloud.name.rpartition("-")[2])]]
+    found = [
+        cloud
+        for cloud in world.image_clouds
+        if "images" in world.scenario.providers[int(cloud.name.rpartition("-")[2])]
+    ]
     return found[int(fault.pick * len(found))]
 
 
-def _strike(world: World, fault: faults.Fault, kind: Callable[[World, faults.Fault, Builder | Any], None]) -> None:
+def _strike(
+    world: World, fault: faults.Fault, kind: Callable[[World, faults.Fault, Builder | Any], None]
+) -> None:
     """Do it to the builder that writes the next record of an image, up to 0.3 s later."""
 
     def strike(name: str) -> None:
@@ -233,7 +274,10 @@ def stop(world: World, fault: faults.Fault) -> None:
     def run() -> None:
         service.stop(fault.pick * 100 % 1 < 0.5)
         world.note("stopped", builder.name)
-        world.kernel.call_at(world.kernel.now + fault.lasts, lambda: builder.start() if builder.process is process else None)
+        world.kernel.call_at(
+            world.kernel.now + fault.lasts,
+            lambda: builder.start() if builder.process is process else None,
+        )
         world.kernel.kill(process)
 
     world.kernel.spawn(threading.Thread(target=run, name="stop").start, process=process)
@@ -269,9 +313,16 @@ def image_silence(world: World, fault: faults.Fault) -> None:
 KINDS: dict[str, Callable[[World, faults.Fault], None]] = {
     function.__name__: function
     for function in (
-        kill_at_work, pause_at_work, isolate_at_work, stop, disk_full, bad_builds, image_errors, image_silence,
+        kill_at_work,
+        pause_at_work,
+        isolate_at_work,
+        stop,
+        disk_full,
+        bad_builds,
+        image_errors,
+        image_silence,
     )
-}  # fmt: skip
+}
 
 
 def heal(world: World) -> None:
@@ -324,7 +375,13 @@ def _no_space(path: str) -> OSError:
 class Program:
     """The image-building command; it outlives a builder that is killed."""
 
-    def __init__(self, args: Sequence[str], marker: str, output: Callable[[str], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        marker: str,
+        output: Callable[[str], None],
+        ended: Callable[[], None],
+    ) -> None:
         kernel = current()
         self.builder = kernel.running_process.name
         self.marker = marker
@@ -424,11 +481,17 @@ class SimulatedBuildProcess:
             program.kill(15)
         if not machine.is_full():
             self._log_file.write(f"Exit code: {program.status}\n".encode())
-        return ProcessResult(program.status, timed_out and reason is None, reason, kernel.now - self._began)
+        return ProcessResult(
+            program.status, timed_out and reason is None, reason, kernel.now - self._began
+        )
 
 
 def _find(origin: Origin) -> list[Found]:
-    return [Found(pid, 1, pid, pid) for pid, program in machine.programs.items() if program.marker == origin.marker]
+    return [
+        Found(pid, 1, pid, pid)
+        for pid, program in machine.programs.items()
+        if program.marker == origin.marker
+    ]
 
 
 def _read_process(pid: int) -> Found | None:
@@ -452,7 +515,9 @@ def _run_hook(args: Sequence[str], _timeout: float) -> tuple[int, str]:
 
 
 def replace_machine() -> None:
-    """Put these functions in place of those that ask the machine. Call it once, before the first run."""
+    """Put these functions in place of those that ask the machine. Call it once, before the first
+    run.
+    """
     # The environment of the image-building command depends on where this program is.
     os.environ.clear()
     os.environ["PATH"] = "/usr/bin:/bin"
@@ -460,7 +525,11 @@ def replace_machine() -> None:
     from nodepool.builder.building import process, run
     from nodepool.builder.machine import build_journal, image_files, mounts, processes
 
-    real_mkstemp, real_open_log, real_acquire = tempfile.mkstemp, image_files.open_log, build_journal.acquire_images_dir
+    real_mkstemp, real_open_log, real_acquire = (
+        tempfile.mkstemp,
+        image_files.open_log,
+        build_journal.acquire_images_dir,
+    )
     real_listdir, real_entries = os.listdir, vars(image_files)["_entries"]
 
     def mkstemp(*arguments: Any, **named: Any) -> tuple[int, str]:
@@ -499,7 +568,11 @@ def replace_machine() -> None:
         (os, "fsync", lambda descriptor: None),
         # The order of a directory depends on its file system.
         (os, "listdir", lambda *path: sorted(real_listdir(*path))),
-        (image_files, "_entries", lambda directory: sorted(real_entries(directory), key=lambda entry: str(entry.name))),
+        (
+            image_files,
+            "_entries",
+            lambda directory: sorted(real_entries(directory), key=lambda entry: str(entry.name)),
+        ),
     ]
     for module, name, value in replaced:
         vars(module)[name] = value
@@ -533,7 +606,10 @@ class Operator:
 
     def start(self) -> None:
         kernel = self._world.kernel
-        kernel.spawn(threading.Thread(target=self._run, name="operator").start, process=kernel.process("operator"))
+        kernel.spawn(
+            threading.Thread(target=self._run, name="operator").start,
+            process=kernel.process("operator"),
+        )
 
     def _run(self) -> None:
         from kazoo.client import KazooClient
@@ -578,10 +654,14 @@ class Operator:
         """Mark a record as the commands ``image-delete`` and ``dib-image-delete`` do."""
         images = self._world.observer.images
         records = images.uploads if action.kind == "delete-upload" else images.builds
-        paths = sorted(path for path in records if path.startswith(f"/nodepool/images/{action.image}/"))
+        paths = sorted(
+            path for path in records if path.startswith(f"/nodepool/images/{action.image}/")
+        )
         if paths:
             path = paths[int(action.pick * len(paths))]
             data, stat = client.get(path)
             record = json.loads(data)
             if record["state"] not in ("building", "uploading", "deleting"):
-                client.set(path, json.dumps(record | {"state": "deleting"}).encode(), version=stat.version)
+                client.set(
+                    path, json.dumps(record | {"state": "deleting"}).encode(), version=stat.version
+                )

@@ -89,7 +89,9 @@ class Cloud:
     # -- calls
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Call the cloud from a thread of the caller's process: if that is killed, the call may have had its effect."""
+        """Call the cloud from a thread of the caller's process: if that is killed, the call may
+        have had its effect.
+        """
         future: Future[Any] = Future()
         self.calls += 1
 
@@ -123,7 +125,11 @@ class Cloud:
             raise CloudError(403)
         self._count += 1
         random = self._kernel.random
-        machine = Machine(f"{self.name}-{self._count}", dict(metadata), self._kernel.now + random.uniform(*self._boot))
+        machine = Machine(
+            f"{self.name}-{self._count}",
+            dict(metadata),
+            self._kernel.now + random.uniform(*self._boot),
+        )
         machine.fails = random.random() < self.failing_machines
         self.machines[machine.id] = machine
         self._created(machine.id, hostname)
@@ -131,9 +137,13 @@ class Cloud:
         return machine.id
 
     def upload(self, name: str, metadata: dict[str, Any]) -> str:
-        """Receive an image. It is listed from the start, and stays there if the client ends meanwhile."""
+        """Receive an image. It is listed from the start, and stays there if the client ends
+        meanwhile.
+        """
         self._count += 1
-        image = self.images[f"{self.name}-image-{self._count}"] = Image(f"{self.name}-image-{self._count}", name, dict(metadata))
+        image = self.images[f"{self.name}-image-{self._count}"] = Image(
+            f"{self.name}-image-{self._count}", name, dict(metadata)
+        )
         self._kernel.sleep(self._kernel.random.uniform(0.2, 3.0))
         if image.id not in self.images:
             raise CloudError(404)

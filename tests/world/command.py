@@ -52,7 +52,8 @@ def prepare(mutation: str | None = None) -> None:
 
     builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
-    # Others are loaded by the runs that need them: one more loaded driver changes the schedule of all seeds.
+    # Others are loaded by the runs that need them: one more loaded driver changes the schedule of
+    # all seeds.
     for name in ("simulated", "metastatic", "static", "fake"):
         Drivers.get(name)
     nodepool.driver.fake.adapter.FakeAdapter = openstack.Adapter  # type: ignore[misc]
@@ -119,7 +120,9 @@ def results(scenarios: Sequence[Scenario], jobs: int = 1, log: str | None = None
 
 
 def shrink(scenario: Scenario) -> Scenario:
-    """Leave out what a violation does not need: faults, requests, statements between preemptions."""
+    """Leave out what a violation does not need: faults, requests, statements between
+    preemptions.
+    """
     left, wanted = MOST_ATTEMPTS, _kinds(next(results([scenario])))
 
     def fails(smaller: Scenario) -> bool:
@@ -128,7 +131,9 @@ def shrink(scenario: Scenario) -> Scenario:
         return left >= 0 and bool(_kinds(next(results([smaller]))) & wanted)
 
     for change in ({"lines": 0}, {"delay": 0.0}, {"launchers": 1}, {"launchers": 2}):
-        if any(getattr(scenario, name) != value for name, value in change.items()) and fails(replace(scenario, **change)):
+        if any(getattr(scenario, name) != value for name, value in change.items()) and fails(
+            replace(scenario, **change)
+        ):
             scenario = replace(scenario, **change)
     for name in ("operations", "faults", "demand"):
         # Larger parts first: halves, quarters, single ones.
@@ -152,17 +157,33 @@ def measure() -> Iterator[tuple[str, Any]]:
 
     hour = 3600.0
     base = replace(Scenario.from_seed(2, hour), lines=0, delay=0.0, latency=0.001)
-    base = replace(base, labels={"small": 1, "large": 0}, providers=[{"labels": ["large", "small"], "servers": 20}], tenants={})
-    yield "idle hour, one launcher", next(results([replace(base, launchers=1, demand=[], faults=[])]))
+    base = replace(
+        base,
+        labels={"small": 1, "large": 0},
+        providers=[{"labels": ["large", "small"], "servers": 20}],
+        tenants={},
+    )
+    yield (
+        "idle hour, one launcher",
+        next(results([replace(base, launchers=1, demand=[], faults=[])])),
+    )
     scenarios = [Scenario.from_seed(seed, hour) for seed in range(1, 41)]
     left_out = {nodemanagers.LABEL}.union(*(each.scarce for each in scenarios))
-    demand = [r for each in scenarios for r in each.demand if r.scheduler == 1 and not left_out.intersection(r.labels)]
+    demand = [
+        r
+        for each in scenarios
+        for r in each.demand
+        if r.scheduler == 1 and not left_out.intersection(r.labels)
+    ]
     for request in demand:
         request.labels = [label if label in base.labels else "small" for label in request.labels]
         # Nodes that are held until the end would fill the provider.
         request.tenant = request.held = None
     plan = faults.plan(random.Random(2), hour)
-    yield "busy hour, two launchers", next(results([replace(base, launchers=2, demand=demand, faults=plan)]))
+    yield (
+        "busy hour, two launchers",
+        next(results([replace(base, launchers=2, demand=demand, faults=plan)])),
+    )
 
 
 def _kinds(result: Result) -> set[str]:
@@ -172,11 +193,16 @@ def _kinds(result: Result) -> set[str]:
 
 def _numbers(text: str) -> list[int]:
     parts = [part.partition("-") for part in text.split(",")]
-    return [number for first, _, last in parts for number in range(int(first), int(last or first) + 1)]
+    return [
+        number for first, _, last in parts for number in range(int(first), int(last or first) + 1)
+    ]
 
 
 def _tell(result: Any, scenario: Scenario) -> None:
-    print(f"Seed {result.seed}: {len(result.violations)} violations after {result.virtual:.0f} simulated seconds")
+    print(
+        f"Seed {result.seed}: {len(result.violations)} violations after {result.virtual:.0f} "
+        "simulated seconds"
+    )
     for text in result.violations[:10]:
         print(f"  {text}")
     print(f"  the last {SHOWN} events:")
@@ -189,22 +215,42 @@ def _tell(result: Any, scenario: Scenario) -> None:
 def command() -> int:
     description = "Run the launcher in a simulated world; see tests/world/README.rst."
     parser = argparse.ArgumentParser(prog="tools/world", description=description)
-    parser.add_argument("--seeds", default="1-60", help="numbers and ranges such as 7,100-120 (default: 1-60)")
-    parser.add_argument("--minutes", type=float, help="run further seeds until this much time has passed")
-    parser.add_argument("--duration", type=float, default=90.0, help="simulated seconds with demand and faults (90)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="seeds that run at the same time")
-    parser.add_argument("--log", help="write the log of all simulated processes to this file (one seed)")
-    parser.add_argument("--shrink", action="store_true", help="find a smaller scenario that still fails")
+    parser.add_argument(
+        "--seeds", default="1-60", help="numbers and ranges such as 7,100-120 (default: 1-60)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="run further seeds until this much time has passed"
+    )
+    parser.add_argument(
+        "--duration", type=float, default=90.0, help="simulated seconds with demand and faults (90)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="seeds that run at the same time",
+    )
+    parser.add_argument(
+        "--log", help="write the log of all simulated processes to this file (one seed)"
+    )
+    parser.add_argument(
+        "--shrink", action="store_true", help="find a smaller scenario that still fails"
+    )
     parser.add_argument("--mutation", help="plant this defect; see tests/world/mutations.py")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each seed")
     parser.add_argument("--first", action="store_true", help="end at the first seed that fails")
-    parser.add_argument("--figures", action="store_true", help="measure an idle and a busy hour instead")
+    parser.add_argument(
+        "--figures", action="store_true", help="measure an idle and a busy hour instead"
+    )
     args = parser.parse_args()
     prepare(args.mutation)
     if args.figures:
         for name, result in measure():
             violations = len(result.violations)
-            print(f"{name}: {result.cpu:.1f} CPU s, {result.requests} builds, {result.faults} faults, {violations} violations")
+            print(
+                f"{name}: {result.cpu:.1f} CPU s, {result.requests} builds, {result.faults} "
+                f"faults, {violations} violations"
+            )
         return 0
     from tests.world.world import Scenario
 
@@ -213,10 +259,19 @@ def command() -> int:
     scenarios = {seed: Scenario.from_seed(seed, args.duration) for seed in seeds}
     bad, total, virtual, requests, cpu = [], 0, 0.0, 0, 0.0
     while True:
-        for result in results(list(scenarios.values()), args.jobs, args.log and os.path.abspath(args.log)):
-            total, virtual, requests, cpu = total + 1, virtual + result.virtual, requests + result.requests, cpu + result.cpu
+        for result in results(
+            list(scenarios.values()), args.jobs, args.log and os.path.abspath(args.log)
+        ):
+            total, virtual, requests, cpu = (
+                total + 1,
+                virtual + result.virtual,
+                requests + result.requests,
+                cpu + result.cpu,
+            )
             if args.json:
-                print(json.dumps(asdict(replace(result, events=result.events[-SHOWN:]))), flush=True)
+                print(
+                    json.dumps(asdict(replace(result, events=result.events[-SHOWN:]))), flush=True
+                )
             if result.violations:
                 bad.append(result.seed)
                 if not args.json:
@@ -228,13 +283,20 @@ def command() -> int:
                     _tell(result, scenario)
                 if args.first:
                     break
-        if args.minutes is None or (os.times().elapsed - real_time) >= 60 * args.minutes or (bad and args.first):
+        if (
+            args.minutes is None
+            or (os.times().elapsed - real_time) >= 60 * args.minutes
+            or (bad and args.first)
+        ):
             break
         last = max(scenarios)
-        scenarios = {seed: Scenario.from_seed(seed, args.duration) for seed in range(last + 1, last + 101)}
+        scenarios = {
+            seed: Scenario.from_seed(seed, args.duration) for seed in range(last + 1, last + 101)
+        }
     if not args.json:
         print(
-            f"{total} seeds, {len(bad)} with violations{': ' + ', '.join(map(str, bad)) if bad else ''}; {requests} builds in "
+            f"{total} seeds, {len(bad)} with "
+            f"violations{': ' + ', '.join(map(str, bad)) if bad else ''}; {requests} builds in "
             f"{virtual / 3600:.1f} simulated hours, {cpu:.0f} CPU seconds"
         )
     return 1 if bad else 0

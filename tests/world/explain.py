@@ -1,4 +1,6 @@
-"""Asks the product why requests wait, as ``nodepool explain request`` does, and checks the answers from outside."""
+"""Asks the product why requests wait, as ``nodepool explain request`` does, and checks the
+answers from outside.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ _REQUEST, _PROVIDER = re.compile(r"[0-9]{3}-[0-9]{10}"), re.compile(r"provider-(
 def calm(world: World, events: Iterable[Fault]) -> bool:
     """Whether none of these faults and operations can explain what happens now."""
     now, duration = world.kernel.now, world.scenario.duration
-    return all(event.at > now or min(event.at + event.lasts, duration) + AFTERMATH < now for event in events)
+    return all(
+        event.at > now or min(event.at + event.lasts, duration) + AFTERMATH < now
+        for event in events
+    )
 
 
 class Explainer:
     def __init__(self, world: World) -> None:
         self._world = world
-        #: By the second: free capacity of providers, clouds and tenants, and the requests with nodes.
+        #: By the second: free capacity of providers, clouds and tenants, and the requests with
+        #: nodes.
         self._samples: deque[dict[str, float]] = deque(maxlen=LAG)
         self._since: dict[str, float] = {}
         self._asked = 0.0
@@ -47,7 +53,9 @@ class Explainer:
         kernel, observer = self._world.kernel, self._world.observer
         self._samples.append(self._sample())
         for name, request in observer.requests.items():
-            if request["state"] in ("requested", "pending") and request["requestor"].startswith(CLIENTS):
+            if request["state"] in ("requested", "pending") and request["requestor"].startswith(
+                CLIENTS
+            ):
                 self._since.setdefault(name, kernel.now)
         for name in [name for name in self._since if name not in observer.requests]:
             del self._since[name]
@@ -55,12 +63,17 @@ class Explainer:
         if oldest is not None and kernel.now - self._asked >= INTERVAL:
             self._asked = kernel.now
             process = kernel.process("explainer")
-            kernel.spawn(threading.Thread(target=self._ask, args=(oldest,), name="main").start, process=process)
+            kernel.spawn(
+                threading.Thread(target=self._ask, args=(oldest,), name="main").start,
+                process=process,
+            )
         kernel.call_at(kernel.now + 1.0, self._tick)
 
     def _oldest(self) -> str | None:
         requests = self._world.observer.requests
-        waiting = [name for name in self._since if requests[name]["state"] in ("requested", "pending")]
+        waiting = [
+            name for name in self._since if requests[name]["state"] in ("requested", "pending")
+        ]
         name = min(waiting, key=self._since.__getitem__, default=None)
         return name if name and self._world.kernel.now - self._since[name] >= INTERVAL else None
 
@@ -72,13 +85,26 @@ class Explainer:
             limit = min(world.operators.limits(name), default=0.0)
             found[f"pool {name}"] = limit - sum(node["provider"] == name for node in nodes)
         for cloud in world.clouds:
-            used = max(len(cloud.machines), sum(node["provider"] == cloud.name.replace("cloud", "provider") for node in nodes))
+            used = max(
+                len(cloud.machines),
+                sum(node["provider"] == cloud.name.replace("cloud", "provider") for node in nodes),
+            )
             found[f"provider {cloud.name.replace('cloud', 'provider')}"] = cloud.quota - used
         for tenant, limit in world.scenario.tenants.items():
             # Nodes of accepted requests are promised; those that exist count twice here.
-            accepted = [request for request in world.observer.requests.values() if request["state"] == "pending"]
-            promised = sum(len(request["node_types"]) for request in accepted if request.get("tenant_name") == tenant)
-            found[f"tenant {tenant}"] = limit - promised - sum(node.get("tenant_name") == tenant for node in nodes)
+            accepted = [
+                request
+                for request in world.observer.requests.values()
+                if request["state"] == "pending"
+            ]
+            promised = sum(
+                len(request["node_types"])
+                for request in accepted
+                if request.get("tenant_name") == tenant
+            )
+            found[f"tenant {tenant}"] = (
+                limit - promised - sum(node.get("tenant_name") == tenant for node in nodes)
+            )
         for node in nodes:
             found[f"launch {node.get('allocated_to')}"] = 1.0
             if node["state"] == "ready" and not node.get("allocated_to"):
@@ -89,7 +115,9 @@ class Explainer:
     def _calm(self) -> bool:
         """Whether neither a fault nor an operator can explain a wrong answer."""
         scenario = self._world.scenario
-        return len(self._samples) == LAG and calm(self._world, [*scenario.faults, *scenario.operations])
+        return len(self._samples) == LAG and calm(
+            self._world, [*scenario.faults, *scenario.operations]
+        )
 
     def _ask(self, name: str, doubtful: bool = False) -> None:
         """Check an answer; one is wrong if the next one is, too."""
@@ -131,10 +159,21 @@ class Explainer:
         if not text:
             found.append("that is no cause")
         seen = world.observer.seen
-        found += [f"there has never been a request {other}" for other in _REQUEST.findall(text) if other not in seen]
+        found += [
+            f"there has never been a request {other}"
+            for other in _REQUEST.findall(text)
+            if other not in seen
+        ]
         count = len(world.scenario.providers)
-        found += [f"there is no provider-{number}" for number in _PROVIDER.findall(text) if int(number) >= count]
-        if not self._calm() or world.observer.requests.get(name, {}).get("state") not in ("requested", "pending"):
+        found += [
+            f"there is no provider-{number}"
+            for number in _PROVIDER.findall(text)
+            if int(number) >= count
+        ]
+        if not self._calm() or world.observer.requests.get(name, {}).get("state") not in (
+            "requested",
+            "pending",
+        ):
             return found
         needed = len(request.node_types)
         pool = re.match(r"(provider-[0-9]+)-main: ", text)
@@ -142,18 +181,26 @@ class Explainer:
             "pool-limit": f"pool {pool[1]}" if pool else "",
             "provider-quota": f"provider {pool[1]}" if pool else "",
             "tenant-limit": f"tenant {request.tenant_name}",
-            "no-free-node": f"label {request.node_types[0]}" if len(set(request.node_types)) == 1 else "",
+            "no-free-node": f"label {request.node_types[0]}"
+            if len(set(request.node_types)) == 1
+            else "",
         }.get(cause.code, "")
         if place and all(sample.get(place, 0.0) >= needed for sample in self._samples):
             found.append(f"{place} has had at least {needed} free for {LAG} s")
-        if cause.code == "launching" and all(f"launch {name}" not in sample for sample in self._samples):
+        if cause.code == "launching" and all(
+            f"launch {name}" not in sample for sample in self._samples
+        ):
             found.append(f"it has had no node for {LAG} s")
         if cause.code == "not-offered" and any(
-            set(request.node_types) <= set(provider["labels"]) for provider in world.scenario.providers
+            set(request.node_types) <= set(provider["labels"])
+            for provider in world.scenario.providers
         ):
             found.append("a provider offers these labels")
         if text.startswith("no launcher is running"):
             found.append("launchers are running")
-        if text.startswith("offered by") and world.kernel.now - self._since.get(name, world.kernel.now) > AFTERMATH:
+        if (
+            text.startswith("offered by")
+            and world.kernel.now - self._since.get(name, world.kernel.now) > AFTERMATH
+        ):
             found.append("that does not say why it waits")
         return found

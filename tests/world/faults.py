@@ -1,4 +1,6 @@
-"""What can go wrong. A fault is planned from the seed alone, so that leaving one out does not change the others."""
+"""What can go wrong. A fault is planned from the seed alone, so that leaving one out does not
+change the others.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,26 @@ def plan(choice: random.Random, duration: float) -> list[Fault]:
     found, at = [], choice.uniform(0.0, 10.0)
     pause = choice.choice((2.0, 6.0, 15.0))
     while at < duration:
-        found.append(Fault(choice.choice(sorted(KINDS)), at, choice.choice((0.05, 1.0, 4.0, 12.0, 25.0)), choice.random()))
+        found.append(
+            Fault(
+                choice.choice(sorted(KINDS)),
+                at,
+                choice.choice((0.05, 1.0, 4.0, 12.0, 25.0)),
+                choice.random(),
+            )
+        )
         at += choice.expovariate(1 / pause)
     return found
 
 
 def _process(world: World, fault: Fault) -> Launcher | Builder | Zuul:
     """A launcher, a builder or a scheduler."""
-    members: list[Launcher | Builder | Zuul] = [*world.launchers, *world.launchers, *world.builders, *world.zuuls]
+    members: list[Launcher | Builder | Zuul] = [
+        *world.launchers,
+        *world.launchers,
+        *world.builders,
+        *world.zuuls,
+    ]
     return members[int(fault.pick * len(members))]
 
 
@@ -205,10 +219,22 @@ def clock_step(world: World, fault: Fault) -> None:
 KINDS: dict[str, Callable[[World, Fault], None]] = {
     function.__name__: function
     for function in (
-        kill, pause, isolate, cut, mute, restart_zookeeper, expire, cloud_errors, cloud_silence, bad_machines, old_lists, vanish,
-        clock_step, switch_off,
+        kill,
+        pause,
+        isolate,
+        cut,
+        mute,
+        restart_zookeeper,
+        expire,
+        cloud_errors,
+        cloud_silence,
+        bad_machines,
+        old_lists,
+        vanish,
+        clock_step,
+        switch_off,
     )
-}  # fmt: skip
+}
 
 
 def heal(world: World) -> None:

@@ -1,4 +1,6 @@
-"""Processes that are killed and stopped, and a network whose connections break, lose answers or stall."""
+"""Processes that are killed and stopped, and a network whose connections break, lose answers or
+stall.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ class FaultyNetwork(Network):
             if connection.client is process:
                 connection.unstall()
 
-    def create_connection(self, address: Address, timeout: float | None = None, *_more: object, **_named: object) -> Socket:
+    def create_connection(
+        self, address: Address, timeout: float | None = None, *_more: object, **_named: object
+    ) -> Socket:
         if self.kernel.running_process in self.isolated:
             self.kernel.sleep(timeout if isinstance(timeout, (int, float)) else 60.0)
             raise TimeoutError("timed out")

@@ -1,20 +1,25 @@
-"""Which request had which node and when, as clients and ZooKeeper saw it, for ``tools/linearizable``."""
+"""Which request had which node and when, as clients and ZooKeeper saw it, for
+``tools/linearizable``.
+"""
 
 from __future__ import annotations
 
 from nodepool.simulation.kernel import Kernel
 
-#: Node, whether it is taken (or released), request, and the times of invocation and response in virtual µs.
+#: Node, whether it is taken (or released), request, and the times of invocation and response in
+#: virtual µs.
 Entry = tuple[str, bool, str, int, int]
 #: The response of what has not been answered.
 NEVER = 2**53
 
 
 class History:
-    """A client takes a node when it asks for it until it has locked it; it releases it when it begins to return it.
+    """A client takes a node when it asks for it until it has locked it; it releases it when it
+    begins to return it.
 
-    Nodes of requests that their client never locked belong to the request until that is withdrawn. A client that was
-    killed, or has lost its session, may have released its nodes at any time since it had locked them.
+    Nodes of requests that their client never locked belong to the request until that is withdrawn.
+    A client that was killed, or has lost its session, may have released its nodes at any time since
+    it had locked them.
     """
 
     def __init__(self, kernel: Kernel) -> None:

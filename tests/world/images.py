@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 IMAGES, PROGRESS = "/nodepool/images/", "/nodepool/image-progress/"
-#: State transitions; from `deleting` and from an abandoned `uploading` records are deleted. A builder that has lost its session
-#: stores its build although others have removed the record as abandoned, and it stores a result twice when it did not hear
-#: that it has been stored.
+#: State transitions; from `deleting` and from an abandoned `uploading` records are deleted. A
+#: builder that has lost its session stores its build although others have removed the record as
+#: abandoned, and it stores a result twice when it did not hear that it has been stored.
 LEGAL_BUILDS = {
     None: {"building"},
     "building": {"ready", "failed", "deleting"},
@@ -37,7 +37,8 @@ DELETED_FROM = {"deleting", "uploading", "failed"}
 SEEN = 30.0
 #: Builds and uploads that are kept, besides those that a kept one needs.
 KEPT = 2
-#: Seconds without faults that a build or an upload waits or takes, if nothing else has to be done before.
+#: Seconds without faults that a build or an upload waits or takes, if nothing else has to be done
+#: before.
 LONGEST_BUILD, LONGEST_UPLOAD = 4.0, 4.0
 
 
@@ -105,7 +106,12 @@ class ImageObserver:
         )
 
     def _record(
-        self, records: dict[str, dict[str, Any]], legal: dict[str | None, set[str]], kind: str, path: str, change: list[Any]
+        self,
+        records: dict[str, dict[str, Any]],
+        legal: dict[str | None, set[str]],
+        kind: str,
+        path: str,
+        change: list[Any],
     ) -> None:
         world, before = self._world, records.get(path)
         old = before["state"] if before else "deleted" if path in self._deleted else None
@@ -126,7 +132,9 @@ class ImageObserver:
         if before is not None and before.get("external_id") and not record.get("external_id"):
             world.violated(f"{path} has lost its image {before['external_id']}")
         writer = world.zookeeper.writer
-        world.note("image", f"{path} {old} -> {state} {record.get('external_id') or ''} by {writer}")
+        world.note(
+            "image", f"{path} {old} -> {state} {record.get('external_id') or ''} by {writer}"
+        )
         if state not in legal.get(old, ()):
             world.violated(f"{path} went from {old} to {state}")
         if records is self.builds:
@@ -146,15 +154,23 @@ class ImageObserver:
             for other, record in records.items()
             if other.split("/")[3] == parts[3] and other.split("/")[7:8] == parts[7:8]
         }
-        if records is self.uploads and self.builds.get("/".join(parts[:6]), {}).get("state") == "deleting":
+        if (
+            records is self.uploads
+            and self.builds.get("/".join(parts[:6]), {}).get("state") == "deleting"
+        ):
             return  # together with its build
         if _newest(alike)[:1] == [path] and now - self._operated.get(parts[3], -100.0) > SEEN:
             self._world.violated(f"{writer} deletes {path}, which is the newest one")
 
     def _build(self, path: str, old: str | None, record: dict[str, Any]) -> None:
         world, now = self._world, self._world.kernel.now
-        if record["state"] in ("building", "ready") and not self._holds(f"{path.rpartition('/')[0]}/lock"):
-            world.violated(f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the image")
+        if record["state"] in ("building", "ready") and not self._holds(
+            f"{path.rpartition('/')[0]}/lock"
+        ):
+            world.violated(
+                f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the "
+                "image"
+            )
         if record["state"] == "ready":
             image = path.removeprefix(IMAGES).split("/")[0]
             if self._overdue(image):
@@ -166,13 +182,22 @@ class ImageObserver:
 
     def _upload(self, path: str, old: str | None, record: dict[str, Any]) -> None:
         world = self._world
-        if record["state"] in ("uploading", "ready") and not self._holds(f"{path.rpartition('/')[0]}/lock"):
-            world.violated(f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the upload")
+        if record["state"] in ("uploading", "ready") and not self._holds(
+            f"{path.rpartition('/')[0]}/lock"
+        ):
+            world.violated(
+                f"{world.zookeeper.writer} set {path} to {record['state']} without the lock of the "
+                "upload"
+            )
         if record["state"] != "ready":
             return
         directory = path.rpartition("/")[0]
         for other, theirs in self.uploads.items():
-            if other != path and other.rpartition("/")[0] == directory and theirs["state"] == "ready":
+            if (
+                other != path
+                and other.rpartition("/")[0] == directory
+                and theirs["state"] == "ready"
+            ):
                 world.violated(f"{path} and {other} are both ready")
         if not any(record["external_id"] in cloud.images for cloud in world.image_clouds):
             world.violated(f"{path} is ready, but there is no image {record['external_id']}")
@@ -186,7 +211,9 @@ class ImageObserver:
         """Whether the session that writes now holds the lock."""
         nodes = self._world.zookeeper.server.tree.nodes
         names = self._contenders(directory)
-        return bool(names) and nodes[f"{directory}/{names[0]}"].owner == self._world.zookeeper.session
+        return (
+            bool(names) and nodes[f"{directory}/{names[0]}"].owner == self._world.zookeeper.session
+        )
 
     def _contenders(self, directory: str) -> list[str]:
         node = self._world.zookeeper.server.tree.nodes.get(directory)
@@ -194,7 +221,11 @@ class ImageObserver:
 
     def _providers(self) -> list[str]:
         """Those that shall have all images."""
-        return [f"provider-{number}" for number, each in enumerate(self._world.scenario.providers) if "images" in each]
+        return [
+            f"provider-{number}"
+            for number, each in enumerate(self._world.scenario.providers)
+            if "images" in each
+        ]
 
     # -- clouds
 
@@ -208,14 +239,21 @@ class ImageObserver:
     def at_end(self) -> None:
         for cloud in self._world.image_clouds if self._world.scenario.quiet else ():
             if cloud.imageless:
-                self._world.violated(f"{cloud.imageless} machines were asked for at {cloud.name} with images that do not exist")
+                self._world.violated(
+                    f"{cloud.imageless} machines were asked for at {cloud.name} with images that "
+                    "do not exist"
+                )
 
     # -- at rest
 
     def available(self, label: str) -> bool:
-        """Whether the label needs no disk image, or has one: an operator may have paused it and deleted all uploads."""
+        """Whether the label needs no disk image, or has one: an operator may have paused it and
+        deleted all uploads.
+        """
         image = label.removesuffix("-node")
-        return image not in self._due or any(path.startswith(f"{IMAGES}{image}/") for path in _newest(self.uploads))
+        return image not in self._due or any(
+            path.startswith(f"{IMAGES}{image}/") for path in _newest(self.uploads)
+        )
 
     def at_rest(self) -> list[str]:
         wrong: list[str] = []
@@ -225,34 +263,52 @@ class ImageObserver:
             wrong += self._image(image)
         known = {record.get("external_id") for record in self.uploads.values()}
         for cloud in self._world.image_clouds:
-            wrong += [f"{image.id} belongs to no upload" for image in cloud.images.values() if image.id not in known]
+            wrong += [
+                f"{image.id} belongs to no upload"
+                for image in cloud.images.values()
+                if image.id not in known
+            ]
         wrong += [f"{image} should have been built" for image in self._due if self._overdue(image)]
-        wrong += [f"{builder.name} has not read its configuration" for builder in self._world.builders if self._outdated(builder)]
+        wrong += [
+            f"{builder.name} has not read its configuration"
+            for builder in self._world.builders
+            if self._outdated(builder)
+        ]
         wrong += self._tree()
         for number in range(1, self._world.scenario.images.builders + 1):
             wrong += self._files(f"builder-{number}")
         wrong += [f"{builders.TEMPORARY}/{name} is left" for name in os.listdir(builders.TEMPORARY)]
-        wrong += [f"program {pid} of {each.builder} runs" for pid, each in builders.machine.programs.items()]
+        wrong += [
+            f"program {pid} of {each.builder} runs"
+            for pid, each in builders.machine.programs.items()
+        ]
         return wrong
 
     def _outdated(self, builder: builders.Builder) -> bool:
         if builder.service is None:
             return True
         images = builder.service.state.config.diskimages
-        return any(images[name].rebuild_age != age for name, age in self._world.scenario.images.ages.items())
+        return any(
+            images[name].rebuild_age != age
+            for name, age in self._world.scenario.images.ages.items()
+        )
 
     def _image(self, image: str) -> list[str]:
         prefix = f"{IMAGES}{image}/"
         found = {path: record for path, record in self.builds.items() if path.startswith(prefix)}
         uploads = {path: record for path, record in self.uploads.items() if path.startswith(prefix)}
         records = [*found.items(), *uploads.items()]
-        wrong = [f"{path} is {record['state']}" for path, record in records if record["state"] != "ready"]
+        wrong = [
+            f"{path} is {record['state']}" for path, record in records if record["state"] != "ready"
+        ]
         kept = _newest(found)[:KEPT]
         if not kept:
             return wrong if self._paused(image) else [*wrong, f"there is no build of {image}"]
         recent: list[str] = []
         for name in self._providers():
-            theirs = {path: record for path, record in uploads.items() if path.split("/")[7] == name}
+            theirs = {
+                path: record for path, record in uploads.items() if path.split("/")[7] == name
+            }
             recent += _newest(theirs)[:KEPT]
             if not self._uploaded(kept[0], name) and self._has_file(kept[0]):
                 wrong.append(f"{kept[0]} is not uploaded to {name}")
@@ -263,7 +319,9 @@ class ImageObserver:
             for path in uploads
             if path not in recent and not any(path.startswith(f"{build}/") for build in kept)
         ]
-        images = {image.id: image for cloud in self._world.image_clouds for image in cloud.images.values()}
+        images = {
+            image.id: image for cloud in self._world.image_clouds for image in cloud.images.values()
+        }
         for path, record in uploads.items():
             there = images.get(record.get("external_id") or "")
             if there is None or not there.ready:
@@ -280,13 +338,20 @@ class ImageObserver:
                     wrong.append(f"{path} is held")
                 elif parts[1:] == ["request-build"] and not self._paused(parts[0]):
                     wrong.append(f"{path} is not served")
-                elif len(parts) in (3, 7) and parts[-1] != "lock" and not node.data and parts[-1] != "providers":
+                elif (
+                    len(parts) in (3, 7)
+                    and parts[-1] != "lock"
+                    and not node.data
+                    and parts[-1] != "providers"
+                ):
                     wrong.append(f"{path} is empty")
             elif path.startswith(f"{PROGRESS}uploads/"):
                 wrong.append(f"{path} is left")
             elif path.startswith(f"{PROGRESS}builds/"):
                 record = json.loads(node.data or b"{}")
-                if record.get("state") == "building" or (record.get("state") == "ready" and not self._build_exists(record)):
+                if record.get("state") == "building" or (
+                    record.get("state") == "ready" and not self._build_exists(record)
+                ):
                     wrong.append(f"{path} is left: {record.get('state')}")
         return wrong
 
@@ -314,14 +379,24 @@ class ImageObserver:
         wrong += [f"{directory}/{name} is missing" for name in sorted(wanted - optional - there)]
         for name, known in ((".builds", ["lock"]), (".uploads", [])):
             if name in there:
-                wrong += [f"{directory}/{name}/{each} is left" for each in os.listdir(f"{directory}/{name}") if each not in known]
+                wrong += [
+                    f"{directory}/{name}/{each} is left"
+                    for each in os.listdir(f"{directory}/{name}")
+                    if each not in known
+                ]
         return wrong
 
     def _has_file(self, build: str) -> bool:
         parts = build.split("/")
         builder = self.builds[build]["builder"].partition(".")[0]
-        return os.path.exists(f"{builder}/images/{parts[3]}-{parts[5]}.qcow2") or not self._world.scenario.images.thrifty
+        return (
+            os.path.exists(f"{builder}/images/{parts[3]}-{parts[5]}.qcow2")
+            or not self._world.scenario.images.thrifty
+        )
 
     def _uploaded(self, build: str, provider: str) -> bool:
         prefix = f"{build}/providers/{provider}/"
-        return any(path.startswith(prefix) and record["state"] == "ready" for path, record in self.uploads.items())
+        return any(
+            path.startswith(prefix) and record["state"] == "ready"
+            for path, record in self.uploads.items()
+        )

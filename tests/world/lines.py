@@ -1,6 +1,7 @@
 """Let the scheduler preempt tasks between any two statements of the daemons.
 
-An import hook puts a conditional call before each statement of each function. It can also replace the text of modules.
+An import hook puts a conditional call before each statement of each function. It can also replace
+the text of modules.
 """
 
 from __future__ import annotations
@@ -45,8 +46,17 @@ class _Insert(ast.NodeTransformer):
         super().generic_visit(node)
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
-            if isinstance(block, list) and block and self._depth and not isinstance(node, (ast.ClassDef, ast.Match)):
-                setattr(node, field, [each for statement in block for each in (_call(statement), statement)])
+            if (
+                isinstance(block, list)
+                and block
+                and self._depth
+                and not isinstance(node, (ast.ClassDef, ast.Match))
+            ):
+                setattr(
+                    node,
+                    field,
+                    [each for statement in block for each in (_call(statement), statement)],
+                )
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -82,7 +92,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
         tree = ast.parse(self.change(fullname, self.get_data(path).decode()), path)
-        return compile(_Insert().visit(tree) if self.steps else tree, path, "exec", dont_inherit=True)
+        return compile(
+            _Insert().visit(tree) if self.steps else tree, path, "exec", dont_inherit=True
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -90,8 +102,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._change = change
         self._only = only
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if not name.startswith("nodepool.") or name.startswith(("nodepool.simulation", "nodepool.zkserver")):
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith("nodepool.") or name.startswith(
+            ("nodepool.simulation", "nodepool.zkserver")
+        ):
             return None
         if self._only not in (None, name):
             return None

@@ -1,4 +1,6 @@
-"""Defects that are planted on purpose: each removes one guard, and the world or a test has to notice."""
+"""Defects that are planted on purpose: each removes one guard, and the world or a test has to
+notice.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tests import REPOSITORY
 from tests.world.guards import GUARDS
 from tests.world.mutation import Mutation
 
-_LIFE, _WRITES, _ENGINE = (f"nodepool.driver.request.{name}" for name in ("life", "writes", "engine"))
+_LIFE, _WRITES, _ENGINE = (
+    f"nodepool.driver.request.{name}" for name in ("life", "writes", "engine")
+)
 _CLEANUP, _RECONCILER = "nodepool.launcher.cleanup", "nodepool.launcher.nodes.reconciler"
 _EVENTS, _ASSIGNMENT = "nodepool.launcher.events", "nodepool.launcher.requests.assignment"
 _MIN_READY, _WORKER = "nodepool.launcher.requests.minready", "nodepool.launcher.pools.worker"
@@ -28,11 +32,23 @@ _RECORDS, _UPLOAD = "nodepool.builder.cleanup.records", "nodepool.builder.upload
 _SAFETY = "tests/integration/launcher/safety/"
 _CAS, _GUARDS = f"{_SAFETY}test_compare_and_set.py::", f"{_SAFETY}test_guards.py::"
 _WOKEN, _POOL = "tests/unit/launcher/test_events.py::", "tests/unit/launcher/test_pool_worker.py::"
-_BACKLOG, _BACKLOG_TESTS = "nodepool.launcher.pools.backlog", "tests/unit/launcher/test_backlog.py::"
+_BACKLOG, _BACKLOG_TESTS = (
+    "nodepool.launcher.pools.backlog",
+    "tests/unit/launcher/test_backlog.py::",
+)
 _ZK, _FAULTS = "tests/integration/zk/test_guards.py::", "tests/integration/zk/test_faults.py::"
-_META, _SLOTS = "tests/integration/metastatic/test_compare_and_set.py::", "tests/integration/metastatic/test_slots.py::"
-_MIRRORED, _LEAK_SEARCH = "tests/unit/zk/test_mirror.py::", "tests/unit/driver/statemachine/test_leaks.py::"
-_BUILDER, _BUILDS = "tests/integration/builder/test_guards.py::", "tests/integration/builder/test_builds.py::"
+_META, _SLOTS = (
+    "tests/integration/metastatic/test_compare_and_set.py::",
+    "tests/integration/metastatic/test_slots.py::",
+)
+_MIRRORED, _LEAK_SEARCH = (
+    "tests/unit/zk/test_mirror.py::",
+    "tests/unit/driver/statemachine/test_leaks.py::",
+)
+_BUILDER, _BUILDS = (
+    "tests/integration/builder/test_guards.py::",
+    "tests/integration/builder/test_builds.py::",
+)
 _UPLOADS = "tests/integration/builder/test_uploads.py::"
 _LEAK_TESTS = "tests/unit/driver/openstack/test_leaks.py::"
 
@@ -49,11 +65,13 @@ MUTATIONS: dict[str, Mutation] = {
         _LEAKS,
         "    if node is None:\n        return True\n",
         "    if node is None:\n        return False\n",
-        f"{_LEAK_SEARCH}test_machine_without_a_record_is_deleted_when_it_was_seen_twice[2-deleted1]",
+        f"{_LEAK_SEARCH}test_machine_without_a_record_is_deleted_when_it_was_seen_twice[2-"
+        "deleted1]",
     ),
     "components-do-not-register-again": Mutation(
         _COMPONENTS,
-        "        if state == KazooState.CONNECTED and not self._unregistered.is_set() and not is_current:\n",
+        "        if state == KazooState.CONNECTED and not self._unregistered.is_set() and not "
+        "is_current:\n",
         "        if False:\n",
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
@@ -70,7 +88,8 @@ MUTATIONS: dict[str, Mutation] = {
         _WRITES,
         "            if node_id in held or claims.setdefault(node_id, claim) is not claim:\n",
         "            if node_id in held or (claims.setdefault(node_id, claim) is None):\n",
-        "tests/unit/driver/request/test_states.py::test_free_node_is_claimed_by_one_handler_at_a_time_and_for_one_label",
+        "tests/unit/driver/request/test_states.py::test_free_node_is_claimed_by_one_handler_at_a_"
+        "time_and_for_one_label",
     ),
     "work-queue-forgets-keys-in-work": Mutation(
         "nodepool.base.workqueue",
@@ -94,7 +113,8 @@ MUTATIONS: dict[str, Mutation] = {
         _HOUSEKEEPING,
         "            present = slots.zk.getNode(node.id)\n            if present is None:",
         "            present = node\n            if present is None:",
-        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read after]",
+        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read "
+        "after]",
     ),
     # -- requests are accepted and get their nodes
     "accept-ignores-version": Mutation(
@@ -106,17 +126,22 @@ MUTATIONS: dict[str, Mutation] = {
     "accept-ignores-lock": Mutation(
         _WRITES,
         'self.indexes["lock", "request"] = add_lock(txn, directory, exists)',
-        "self.indexes['lock', 'request'] = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
+        "self.indexes['lock', 'request'] = txn.create(f'{directory}/0__lock__', ephemeral=True, "
+        "sequence=True)",
         f"{_CAS}test_accept_is_refused_if_the_request_is_locked",
     ),
     "reuse-ignores-lock": Mutation(
         _WRITES,
         'self.indexes["lock", node.id] = add_lock(txn, directory, exists)',
-        "self.indexes['lock', node.id] = txn.create(f'{directory}/0__lock__', ephemeral=True, sequence=True)",
+        "self.indexes['lock', node.id] = txn.create(f'{directory}/0__lock__', ephemeral=True, "
+        "sequence=True)",
         f"{_CAS}test_ready_node_is_not_given_out_if_it_is_locked[with a new node as well]",
     ),
     "reuse-ignores-version": Mutation(
-        _WRITES, "set_node(txn, handler.zk, node, node.version)", "set_node(txn, handler.zk, node, -1)", 2
+        _WRITES,
+        "set_node(txn, handler.zk, node, node.version)",
+        "set_node(txn, handler.zk, node, -1)",
+        2,
     ),
     "fused-reuse-ignores-lock": Mutation(
         _WRITES,
@@ -181,9 +206,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "dropped-requests-keep-their-locks": Mutation(
         _ENGINE,
-        "                    handler.zk.kazoo_client.abandoned.add(lock.path)  # the session may live on\n",
+        "                    handler.zk.kazoo_client.abandoned.add(lock.path)  # the session may "
+        "live on\n",
         "                    pass\n",
-        "tests/integration/launcher/requests/test_lost_requests.py::test_request_dropped_with_a_living_session_is_served_again_soon",
+        "tests/integration/launcher/requests/test_lost_requests.py::test_request_dropped_with_a_"
+        "living_session_is_served_again_soon",
     ),
     "locks-obtained-too-late-are-kept": Mutation(
         _ENGINE,
@@ -207,24 +234,32 @@ MUTATIONS: dict[str, Mutation] = {
         _LAUNCHER,
         "        txn.check(node.lock.path)\n        record = node.copy()\n",
         "        record = node.copy()\n",
-        f"{_CAS}test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_node_is_lost",
+        f"{_CAS}test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_"
+        "node_is_lost",
     ),
     "end-of-orphaned-machines-does-not-wake": Mutation(
         _LAUNCHER,
         "            self.handler.pw.progress(self.handler)  # its request has waited for this\n",
         "            pass\n",
-        f"{_CAS}test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_node_is_lost",
+        f"{_CAS}test_machine_is_not_recorded_and_its_request_is_served_again_if_the_lock_of_the_"
+        "node_is_lost",
     ),
     "declines-do-not-wait-for-registrations": Mutation(
         _ASSIGNMENT,
         "        self.others_return_until = self.state.clock.monotonic() + REGISTRATION_GRACE\n",
         "        pass\n",
-        "tests/unit/launcher/test_assignment.py::test_nothing_is_declined_until_other_launchers_had_time_to_register_again",
+        "tests/unit/launcher/test_assignment.py::test_nothing_is_declined_until_other_launchers_"
+        "had_time_to_register_again",
     ),
     # -- what a dead launcher left
-    "lost-requests-are-not-looked-for": Mutation(_CLEANUP, "        if not candidates:\n", "        if True:\n", 5),
+    "lost-requests-are-not-looked-for": Mutation(
+        _CLEANUP, "        if not candidates:\n", "        if True:\n", 5
+    ),
     "recycle-handled-requests": Mutation(
-        _CLEANUP, "if i not in self.state.handlers]", "]", f"{_GUARDS}test_zookeeper_is_not_asked_who_holds_our_own_requests"
+        _CLEANUP,
+        "if i not in self.state.handlers]",
+        "]",
+        f"{_GUARDS}test_zookeeper_is_not_asked_who_holds_our_own_requests",
     ),
     "recycle-ignores-request-lock": Mutation(
         _CLEANUP,
@@ -253,7 +288,8 @@ MUTATIONS: dict[str, Mutation] = {
     "recycle-ignores-locks-of-nodes": Mutation(
         _CLEANUP,
         "            add_unlocked_check(\n"
-        "                txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs\n"
+        "                txn, directory, isinstance(told, NodeExistsError) if told else node_id in "
+        "facade.node_tree.lock_dirs\n"
         "            )\n",
         "",
         f"{_CAS}test_node_of_a_lost_request_is_not_freed_while_it_is_locked[ready]",
@@ -303,7 +339,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "min-ready-ignores-locks": Mutation(
         _MIN_READY,
-        "            add_unlocked_check(txn, paths.node_lock(node_id), node_id in zk.node_tree.lock_dirs)\n",
+        "            add_unlocked_check(txn, paths.node_lock(node_id), node_id in "
+        "zk.node_tree.lock_dirs)\n",
         "",
         f"{_GUARDS}test_min_ready_node_is_not_freed_while_it_is_locked",
     ),
@@ -358,7 +395,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "vanished-requests-do-not-wake": Mutation(
         _EVENTS,
-        "            if handler is not None:\n                handler.pw.progress(handler)\n            for",
+        "            if handler is not None:\n                handler.pw.progress(handler)\n       "
+        "     for",
         "            for",
         f"{_WOKEN}test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on",
     ),
@@ -409,7 +447,8 @@ MUTATIONS: dict[str, Mutation] = {
         _LEAKS,
         "            if key not in before:\n                continue\n",
         "",
-        f"{_LEAK_SEARCH}test_machine_without_a_record_is_deleted_when_it_was_seen_twice[1-deleted0]",
+        f"{_LEAK_SEARCH}test_machine_without_a_record_is_deleted_when_it_was_seen_twice[1-"
+        "deleted0]",
     ),
     "leak-search-trusts-the-mirror": Mutation(
         _LEAKS,
@@ -427,7 +466,8 @@ MUTATIONS: dict[str, Mutation] = {
         _LEAKS,
         "            if not zk.cluster.is_current(view):\n",
         "            if False:\n",
-        f"{_LEAK_TESTS}test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_read",
+        f"{_LEAK_TESTS}test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_"
+        "read",
     ),
     "doubtful-launches-are-no-leaks": Mutation(
         _LEAKS,
@@ -445,12 +485,16 @@ MUTATIONS: dict[str, Mutation] = {
     "backing-take-over-ignores-lock": Mutation(
         _BACKING,
         '    locks.add_lock(txn, paths.node_lock(node.id or ""), lock_exists, owner)\n',
-        '    directory = paths.node_lock(node.id or "")\n    if not lock_exists:\n        txn.create(directory)\n'
+        '    directory = paths.node_lock(node.id or "")\n    if not lock_exists:\n        '
+        "txn.create(directory)\n"
         "    txn.create(locks.contender_prefix(directory), owner.encode(), sequence=True)\n",
         f"{_META}test_take_over_waits_for_the_lock",
     ),
     "backing-take-over-ignores-request": Mutation(
-        _BACKING, "    txn.delete(paths.request(request_id))\n", "", f"{_META}test_node_is_not_taken_over_if_its_request_is_gone"
+        _BACKING,
+        "    txn.delete(paths.request(request_id))\n",
+        "",
+        f"{_META}test_node_is_not_taken_over_if_its_request_is_gone",
     ),
     "backing-nodes-are-adopted-without-our-lock": Mutation(
         _HOUSEKEEPING,
@@ -462,7 +506,8 @@ MUTATIONS: dict[str, Mutation] = {
         _HOUSEKEEPING,
         "self._slots.zk.forceUnlockNode(node, node.version)",
         "self._slots.zk.forceUnlockNode(node)",
-        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read before]",
+        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read "
+        "before]",
     ),
     "backing-locks-are-removed-at-first-sight": Mutation(
         _HOUSEKEEPING,
@@ -477,14 +522,23 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_SLOTS}test_backing_node_that_something_is_done_with_is_not_released[busy]",
     ),
     "warns-of-idle-backing-nodes": Mutation(
-        "nodepool.driver.backing.slots", "if not record.lost and not record.isEmpty():", "if not record.lost:", 8
+        "nodepool.driver.backing.slots",
+        "if not record.lost and not record.isEmpty():",
+        "if not record.lost:",
+        8,
     ),
     "warns-of-released-backing-nodes": Mutation(
-        _HOUSEKEEPING, "if again is None or again.state != zk.IN_USE or again.version != node.version:", "if False:", 12
+        _HOUSEKEEPING,
+        "if again is None or again.state != zk.IN_USE or again.version != node.version:",
+        "if False:",
+        12,
     ),
     # -- locks and sessions
     "waiting-contenders-hold-the-lock": Mutation(
-        _LOCKS, "            if place == 0:\n", "            if True:\n", f"{_ZK}test_contender_that_gives_up_leaves_the_queue"
+        _LOCKS,
+        "            if place == 0:\n",
+        "            if True:\n",
+        f"{_ZK}test_contender_that_gives_up_leaves_the_queue",
     ),
     "locks-of-missing-nodes-are-taken": Mutation(
         "nodepool.zk.facade.base",
@@ -496,7 +550,8 @@ MUTATIONS: dict[str, Mutation] = {
         _LOCKS,
         "        txn.create(directory)\n    txn.delete(directory)\n",
         "        txn.create(directory)\n        txn.delete(directory)\n",
-        f"{_ZK}test_lock_of_another_client_makes_the_transaction_fail[known directory-taken for free]",
+        f"{_ZK}test_lock_of_another_client_makes_the_transaction_fail[known directory-taken for "
+        "free]",
     ),
     "doubtful-locks-are-forgotten": Mutation(
         "nodepool.zk.writer",
@@ -514,7 +569,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.zk.locks.long_held",
         "return handle is not None and handle.session_id == self._client.session_id",
         "return handle is not None",
-        "tests/integration/zk/test_long_held.py::test_lock_is_taken_again_before_a_result_is_written_in_a_new_session",
+        "tests/integration/zk/test_long_held.py::test_lock_is_taken_again_before_a_result_is_"
+        "written_in_a_new_session",
     ),
     "released-locks-are-taken-again": Mutation(
         "nodepool.zk.locks.long_held",
@@ -550,7 +606,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.zk.connection.client",
         "        if left_behind is not None:\n",
         "        if False:\n",
-        "tests/integration/zk/test_previous_session.py::test_the_session_of_a_killed_process_is_ended",
+        "tests/integration/zk/test_previous_session.py::test_the_session_of_a_killed_process_is_"
+        "ended",
     ),
     "sessions-of-living-processes-are-ended": Mutation(
         "nodepool.zk.connection.previous_session",
@@ -562,7 +619,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.zk.connection.previous_session",
         '        if not value.get("boot") or value["boot"] != boot_id():\n',
         "        if False:\n",
-        "tests/integration/zk/test_previous_session.py::test_the_session_of_another_machine_is_left_alone",
+        "tests/integration/zk/test_previous_session.py::test_the_session_of_another_machine_is_"
+        "left_alone",
     ),
     # -- the mirror
     "mirror-trusts-its-own-writes": Mutation(
@@ -585,7 +643,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "mirror-counts-answers-of-an-earlier-reading": Mutation(
         _MIRROR,
-        "            if generation != self._generation:\n                return\n            if error is None:\n",
+        "            if generation != self._generation:\n                return\n            if "
+        "error is None:\n",
         "            if error is None:\n",
         f"{_MIRRORED}test_answers_of_an_earlier_reading_do_not_count",
     ),
@@ -627,7 +686,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.builder.building.run",
         "            if self.lock.regained and self._somebody_built():\n",
         "            if False:\n",
-        f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image"
+        f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_"
+        "the_image"
         "[another builder built it]",
     ),
     "stored-builds-are-taken-for-interrupted": Mutation(
@@ -645,21 +705,23 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "builds-being-deleted-are-uploaded": Mutation(
         _UPLOAD,
-        "return build is not None and build.state == READY and not",
-        "return build is not None and not",
+        "and build.state == READY and not zk.getUploads",
+        "and not zk.getUploads",
         f"{_BUILDER}test_build_that_is_being_deleted_is_not_uploaded",
     ),
     "upload-ignores-lock": Mutation(
         _UPLOAD,
         "        except ZKLockException:\n            return False\n",
-        "        except ZKLockException:\n            self._lock = HeldLock(self._state.zk.client, '/nodepool/no/lock')\n",
+        "        except ZKLockException:\n            self._lock = HeldLock(self._state.zk.client, "
+        "'/nodepool/no/lock')\n",
         f"{_BUILDER}test_build_that_another_builder_uploads_is_not_uploaded",
     ),
     "upload-is-stored-although-another-builder-was-quicker": Mutation(
         _UPLOAD,
         "            if record.state == READY and self._lock.regained:\n",
         "            if False:\n",
-        f"{_UPLOADS}test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored_twice",
+        f"{_UPLOADS}test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored_"
+        "twice",
     ),
     "one-image-is-uploaded-by-two-workers": Mutation(
         "nodepool.builder.upload.claims",
@@ -675,7 +737,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "stored-images-are-taken-for-left": Mutation(
         "nodepool.builder.upload.journal",
-        "                if record is not None and record.external_id == external_id:\n                    continue\n",
+        "                if record is not None and record.external_id == external_id:\n            "
+        "        continue\n",
         "",
         f"{_UPLOADS}test_note_of_a_stored_upload",
     ),
@@ -686,7 +749,8 @@ MUTATIONS: dict[str, Mutation] = {
         "                return\n"
         "            found = self._zk.getImageUpload(*key)\n"
         "            if found is not None and found.state == UPLOADING:\n",
-        "            found = self._zk.getImageUpload(*key)\n            if found is not None and found.state == UPLOADING:\n",
+        "            found = self._zk.getImageUpload(*key)\n            if found is not None and "
+        "found.state == UPLOADING:\n",
         f"{_BUILDER}test_upload_under_way_is_not_dropped",
     ),
     "ended-uploads-are-dropped": Mutation(
@@ -715,8 +779,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "ready-images-are-deleted": Mutation(
         _RECORDS,
-        "with self._upload(key, DELETING) as found, state",
-        'with self._upload(key, DELETING, "ready") as found, state',
+        "self._upload(key, DELETING) as found, state",
+        'self._upload(key, DELETING, "ready") as found, state',
         f"{_BUILDER}test_image_of_an_upload_that_is_not_to_be_deleted_stays_in_the_cloud",
     ),
     "images-are-deleted-without-the-lock": Mutation(
@@ -733,7 +797,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "builds-being-uploaded-are-removed": Mutation(
         _RECORDS,
-        "        if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):\n            return False\n",
+        "        if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):\n     "
+        "       return False\n",
         "",
         f"{_BUILDER}test_build_that_is_being_uploaded_is_not_removed",
     ),
@@ -745,10 +810,16 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # -- builders, operators, tenants and static hosts, as the world sees them
     "abandoned-uploads-stay": Mutation(
-        "nodepool.builder.retention", "                plan.drop.append(upload)\n", "                pass\n", 146
+        "nodepool.builder.retention",
+        "                plan.drop.append(upload)\n",
+        "                pass\n",
+        146,
     ),
     "builders-do-not-watch-images": Mutation(
-        "nodepool.builder.builder", "zk.image_tree.listeners.append(lambda _image: self._wake_all())", "pass", 24
+        "nodepool.builder.builder",
+        "zk.image_tree.listeners.append(lambda _image: self._wake_all())",
+        "pass",
+        24,
     ),
     "failed-uploads-stay": Mutation(
         "nodepool.builder.retention",
@@ -757,26 +828,41 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/unit/builder/test_retention.py::test_tidying_of_kept_builds",
     ),
     "files-without-build-stay": Mutation(
-        "nodepool.builder.cleanup.files", "if absent(image, build_id) and (image, build_id) not in running():", "if False:", 63
+        "nodepool.builder.cleanup.files",
+        "if absent(image, build_id) and (image, build_id) not in running():",
+        "if False:",
+        63,
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
         "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
     ),
     "interrupted-builds-are-not-looked-for": Mutation(
-        "nodepool.builder.builder", "interrupted = build_journal.clean_all(config.images_dir, self.log)", "pass", 15
+        "nodepool.builder.builder",
+        "interrupted = build_journal.clean_all(config.images_dir, self.log)",
+        "pass",
+        15,
     ),
-    "results-are-stored-without-lock": Mutation("nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 27),
+    "results-are-stored-without-lock": Mutation(
+        "nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 27
+    ),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
-        'return self._expire(node, [limit + ahead for limit in limits], "it has exceeded its hold time")',
+        'return self._expire(node, [limit + ahead for limit in limits], "it has exceeded its hold '
+        'time")',
         "return None",
         3,
     ),
     "held-nodes-are-deleted": Mutation(
-        "nodepool.launcher.nodes.reconciler", "DELETABLE = frozenset({zk.USED,", "DELETABLE = frozenset({zk.HOLD, zk.USED,", 1
+        "nodepool.launcher.nodes.reconciler",
+        "DELETABLE = frozenset({zk.USED,",
+        "DELETABLE = frozenset({zk.HOLD, zk.USED,",
+        1,
     ),
     "reload-does-not-refresh-pools": Mutation(
-        "nodepool.launcher.launcher", "                worker.refresh()\n", "                pass\n", 53
+        "nodepool.launcher.launcher",
+        "                worker.refresh()\n",
+        "                pass\n",
+        53,
     ),
     "reload-keeps-removed-pools": Mutation(
         "nodepool.launcher.pools.worker",
@@ -803,23 +889,41 @@ MUTATIONS: dict[str, Mutation] = {
         6,
     ),
     "tenant-limits-are-not-checked": Mutation(
-        "nodepool.launcher.requests.tenants", "exact(limit - used.get(name, 0) - need) < 0", "False", 13
+        "nodepool.launcher.requests.tenants",
+        "exact(limit - used.get(name, 0) - need) < 0",
+        "False",
+        13,
     ),
     "tenant-promises-are-not-counted": Mutation(
-        "nodepool.launcher.requests.tenants", "promised = state.zk.reservations.tenant(tenant)", "promised = {}", 13
+        "nodepool.launcher.requests.tenants",
+        "promised = state.zk.reservations.tenant(tenant)",
+        "promised = {}",
+        13,
     ),
     "builders-do-not-reload": Mutation(
-        "nodepool.builder.builder", "changed = self.config_state.update(self.config, self._apply)", "changed = False", 31
+        "nodepool.builder.builder",
+        "changed = self.config_state.update(self.config, self._apply)",
+        "changed = False",
+        31,
     ),
     "max-hold-age-is-ignored": Mutation(
-        _RECONCILER, "(node.hold_expiration, self.state.config.max_hold_age)", "(node.hold_expiration,)", 23
+        _RECONCILER,
+        "(node.hold_expiration, self.state.config.max_hold_age)",
+        "(node.hold_expiration,)",
+        23,
     ),
     "hold-expiration-exceeds-max-hold-age": Mutation(
-        _RECONCILER, '[limit + ahead for limit in limits], "it has', '[max(limits, default=math.inf)], "it has', 32
+        _RECONCILER,
+        '[limit + ahead for limit in limits], "it has',
+        '[max(limits, default=math.inf)], "it has',
+        32,
     ),
     # -- capacity
     "last-node-of-a-limit-is-not-used": Mutation(
-        "nodepool.driver.quota.support", "if exact(left - need) < 0:", "if exact(left - need) <= 0:", 12
+        "nodepool.driver.quota.support",
+        "if exact(left - need) < 0:",
+        "if exact(left - need) <= 0:",
+        12,
     ),
     "last-node-of-a-tenant-is-not-used": Mutation(
         "nodepool.launcher.requests.tenants",
@@ -828,22 +932,30 @@ MUTATIONS: dict[str, Mutation] = {
         28,
     ),
     "idle-nodes-keep-their-room": Mutation(
-        _LIFE, "                handler.zk.make_room(host.provider_name, host.pool_name)", "                pass", 12
+        _LIFE,
+        "                handler.zk.make_room(host.provider_name, host.pool_name)",
+        "                pass",
+        12,
     ),
     "better-pools-are-not-preferred": Mutation(
-        "nodepool.launcher.requests.choice", "if best is not None and best < pool.priority:", "if False:", 4
+        "nodepool.launcher.requests.choice",
+        "if best is not None and best < pool.priority:",
+        "if False:",
+        4,
     ),
     # -- what seeds have shown
     "requests-return-to-the-pool-they-left": Mutation(
         _ASSIGNMENT,
         "worker = self.state.workers.get(hand_to) if hand_to is not None else None",
         "worker = None",
-        "tests/world/directed/test_hoarding.py::test_a_request_with_nodes_moves_to_the_best_pool_with_room[names0]",
+        "tests/world/directed/test_hoarding.py::test_a_request_with_nodes_moves_to_the_best_pool_"
+        "with_room[names0]",
     ),
     "all-pools-are-asked-at-once": Mutation(
         "nodepool.launcher.requests.moves",
         "                workers[0].ask(handler, question.unanswered, workers[1:])\n",
-        "                for worker in workers:\n                    worker.ask(handler, question.unanswered, [])\n",
+        "                for worker in workers:\n                    worker.ask(handler, "
+        "question.unanswered, [])\n",
         "tests/unit/launcher/test_moves.py::test_the_best_pool_is_asked_first",
     ),
     "refused-nodes-of-waiting-requests-count": Mutation(
@@ -856,13 +968,15 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.requests.queue",
         "candidate.cls.reasons, candidate.cls.again_at = reasons, again_at",
         "candidate.cls.reasons = reasons",
-        "tests/unit/launcher/test_assignment.py::test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it",
+        "tests/unit/launcher/test_assignment.py::test_a_request_that_replaces_one_during_the_grace_"
+        "time_is_declined_after_it",
     ),
     "disconnected-launchers-loop": Mutation(
         _ASSIGNMENT,
         "self._moves.due, self._look_at_moves = math.inf, True",
         "self._look_at_moves = True",
-        "tests/unit/launcher/test_assignment.py::test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves",
+        "tests/unit/launcher/test_assignment.py::test_disconnected_launcher_does_not_loop_until_it_"
+        "may_look_at_moves",
     ),
     "idle-nodes-count-for-their-last-tenant": Mutation(
         "nodepool.zk.records",
@@ -874,7 +988,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.builder.building.run",
         "not in (self._wanted.newest, self.build_id)",
         "!= self._wanted.newest",
-        f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image"
+        f"{_BUILDS}test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_"
+        "the_image"
         "[it was stored without an answer]",
     ),
     "all-requests-wait-for-the-backlog": Mutation(
@@ -893,13 +1008,15 @@ MUTATIONS: dict[str, Mutation] = {
         _BACKLOG,
         "self._refused = True",
         "self._refused = False",
-        f"{_BACKLOG_TESTS}test_requests_that_were_refused_are_offered_again_when_half_of_the_backlog_is_done",
+        f"{_BACKLOG_TESTS}test_requests_that_were_refused_are_offered_again_when_half_of_the_"
+        "backlog_is_done",
     ),
     "requests-that-are-looked-at-are-launched": Mutation(
         "nodepool.launcher.launcher",
         "because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)",
         "because(Code.LAUNCHING)",
-        "tests/unit/launcher/test_reasons.py::test_request_that_no_pool_has_accepted_is_not_said_to_be_launched"
+        "tests/unit/launcher/test_reasons.py::test_request_that_no_pool_has_accepted_is_not_said_"
+        "to_be_launched"
         "[False-False-expected2]",
     ),
     # -- slivers of node managers
@@ -907,9 +1024,12 @@ MUTATIONS: dict[str, Mutation] = {
         _MACHINES,
         'external_id == {"host": self.host, "sliver": self.id}',
         "True",
-        "tests/integration/nodemanager/daemon/test_hosts.py::test_sliver_of_a_lost_history_is_no_stray",
+        "tests/integration/nodemanager/daemon/test_hosts.py::test_sliver_of_a_lost_history_is_no_"
+        "stray",
     ),
-    "slivers-of-nodes-are-strays": Mutation(_MACHINES, 'external_id == {"host": self.host, "sliver": self.id}', "False", 2),
+    "slivers-of-nodes-are-strays": Mutation(
+        _MACHINES, 'external_id == {"host": self.host, "sliver": self.id}', "False", 2
+    ),
     "leases-are-not-renewed": Mutation(
         _SLIVERS,
         'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)',
@@ -917,7 +1037,11 @@ MUTATIONS: dict[str, Mutation] = {
         "tests/integration/nodemanager/daemon/test_hosts.py::test_launcher_renews_leases",
     ),
     "deletion-of-slivers-is-not-awaited": Mutation(
-        _HOSTS, 'answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)', "return True", 4
+        _HOSTS,
+        'answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + '
+        "MARGIN)",
+        "return True",
+        4,
     ),
     "failed-hosts-are-not-probed-again": Mutation(
         _HOSTS,
@@ -932,7 +1056,10 @@ MUTATIONS: dict[str, Mutation] = {
         7,
     ),
     "starting-slivers-are-ready": Mutation(
-        _MACHINES, '        return state == "ready"\n', '        return state in ("ready", "creating")\n', 2
+        _MACHINES,
+        '        return state == "ready"\n',
+        '        return state in ("ready", "creating")\n',
+        2,
     ),
 }
 

@@ -1,7 +1,8 @@
 """Models of node managers: hosts that answer the calls of the ``nodemanager`` driver, and fail.
 
-The driver and its client run unchanged, over HTTP on the simulated network. A host has no thread: its calls are events of the
-kernel, so that it can be unreachable, slow or restarted without waiting for anything.
+The driver and its client run unchanged, over HTTP on the simulated network. A host has no thread:
+its calls are events of the kernel, so that it can be unreachable, slow or restarted without waiting
+for anything.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MEMORY = 1024
 KEY = f"ssh-ed25519 {'A' * 68} zuul"
 #: Fault codes of the API.
 BAD_ARGUMENT, INTERNAL = 102, 104
-#: Part of a lease that is left at least, once no more faults happen: the driver renews at three quarters.
+#: Part of a lease that is left at least, once no more faults happen: the driver renews at three
+#: quarters.
 FRESH = 0.6
 
 
@@ -53,9 +55,14 @@ def extend(scenario: Scenario) -> None:
     servers = 99 if quiet else choice.choice((5, 20))
     scenario.providers.append({"labels": [LABEL], "servers": servers, "slivers": hosts})
     scheduler = scenario.demand[0].scheduler
-    scenario.demand += [scenario.request(choice, duration, [LABEL], scheduler) for _ in range(choice.choice((6, 12, 20)))]
+    scenario.demand += [
+        scenario.request(choice, duration, [LABEL], scheduler)
+        for _ in range(choice.choice((6, 12, 20)))
+    ]
     if not quiet:
-        scenario.faults = sorted([*scenario.faults, *_plan(choice, duration)], key=lambda fault: fault.at)
+        scenario.faults = sorted(
+            [*scenario.faults, *_plan(choice, duration)], key=lambda fault: fault.at
+        )
 
 
 def configure(name: str, provider: dict[str, Any]) -> dict[str, Any]:
@@ -95,9 +102,15 @@ class Sliver:
             return {"name": self.name, "state": self.state, "error": ""}
         rspec, metadata = self.record.get("rspec", {}), self.record.get("metadata", {})
         return {
-            "name": self.name, "state": self.state, "error": "it did not start" if self.state == "failed" else "",
-            "expiry": int(self.expiry), "effective": rspec, "metadata": metadata, "ssh_address": "192.0.2.1", "ssh_port": 22,
-        }  # fmt: skip
+            "name": self.name,
+            "state": self.state,
+            "error": "it did not start" if self.state == "failed" else "",
+            "expiry": int(self.expiry),
+            "effective": rspec,
+            "metadata": metadata,
+            "ssh_address": "192.0.2.1",
+            "ssh_port": 22,
+        }
 
 
 class Host:
@@ -106,7 +119,9 @@ class Host:
     :param slots: slivers that it has room for.
     """
 
-    def __init__(self, name: str, slots: int, kernel: Kernel, network: FaultyNetwork, observer: Observer) -> None:
+    def __init__(
+        self, name: str, slots: int, kernel: Kernel, network: FaultyNetwork, observer: Observer
+    ) -> None:
         self.name = name
         self.slots = slots
         self._kernel = kernel
@@ -132,16 +147,30 @@ class Host:
     @property
     def machines(self) -> dict[str, Sliver]:
         """The slivers of launchers."""
-        return {f"{self.name}/{sliver.name}": sliver for sliver in self.slivers.values() if "metadata" in sliver.record}
+        return {
+            f"{self.name}/{sliver.name}": sliver
+            for sliver in self.slivers.values()
+            if "metadata" in sliver.record
+        }
 
     def at_rest(self) -> list[str]:
-        left = {name: sliver.expiry - EPOCH - self._kernel.now for name, sliver in self.machines.items()}
-        return [f"the lease of {name} ends in {seconds:.0f} s" for name, seconds in left.items() if seconds < FRESH * LEASE]
+        left = {
+            name: sliver.expiry - EPOCH - self._kernel.now for name, sliver in self.machines.items()
+        }
+        return [
+            f"the lease of {name} ends in {seconds:.0f} s"
+            for name, seconds in left.items()
+            if seconds < FRESH * LEASE
+        ]
 
     # -- faults
 
     def _connections(self) -> list[FaultyConnection]:
-        return [connection for connection in self._network.connections if connection.address == (self.name, PORT)]
+        return [
+            connection
+            for connection in self._network.connections
+            if connection.address == (self.name, PORT)
+        ]
 
     def disconnect(self) -> None:
         """Hold back all that is sent; it arrives once the host can be reached again."""
@@ -163,13 +192,19 @@ class Host:
     def fill(self) -> None:
         """Give what is free to users who are no launchers."""
         while self._free() > 0:
-            name = next(name for number in itertools.count(len(self.slivers)) if (name := f"slice_{number}") not in self.slivers)
+            name = next(
+                name
+                for number in itertools.count(len(self.slivers))
+                if (name := f"slice_{number}") not in self.slivers
+            )
             self.slivers[name] = Sliver(name, {"rspec": {"nm_mem_limit": MEMORY}}, state="ready")
 
     def heal(self) -> None:
         self.down = False
         self.slowness = self.lost_answer = self.refusal = self.failing = 0.0
-        self.slivers = {name: sliver for name, sliver in self.slivers.items() if "metadata" in sliver.record}
+        self.slivers = {
+            name: sliver for name, sliver in self.slivers.items() if "metadata" in sliver.record
+        }
         if self.unreachable:
             self.unreachable = False
             for connection in self._connections():
@@ -193,14 +228,22 @@ class Host:
             return
         method, arguments = xml_rpc.parse_call(body)
         now, life = self._kernel.now, self._life
-        delay = self._kernel.random.uniform(0.001, 0.05) + self._kernel.random.uniform(0.0, self.slowness)
+        delay = self._kernel.random.uniform(0.001, 0.05) + self._kernel.random.uniform(
+            0.0, self.slowness
+        )
         if method == "WaitSliver":
             name, state, seconds = arguments
-            self._kernel.call_at(now + delay, lambda: self._wait(connection, name, state, now + seconds, life))
+            self._kernel.call_at(
+                now + delay, lambda: self._wait(connection, name, state, now + seconds, life)
+            )
         else:
-            self._kernel.call_at(now + delay, lambda: self._call(connection, method, arguments, life))
+            self._kernel.call_at(
+                now + delay, lambda: self._call(connection, method, arguments, life)
+            )
 
-    def _call(self, connection: FaultyConnection, method: str, arguments: tuple[Any, ...], life: int) -> None:
+    def _call(
+        self, connection: FaultyConnection, method: str, arguments: tuple[Any, ...], life: int
+    ) -> None:
         if life != self._life:
             return
         try:
@@ -210,7 +253,9 @@ class Host:
         else:
             self._answer(connection, xml_rpc.response(1 if result is None else result))
 
-    def _wait(self, connection: FaultyConnection, name: str, state: str, until: float, life: int) -> None:
+    def _wait(
+        self, connection: FaultyConnection, name: str, state: str, until: float, life: int
+    ) -> None:
         if life != self._life or not connection.open:
             return
         sliver = self.slivers.get(name)
@@ -220,7 +265,9 @@ class Host:
         elif self._kernel.now >= until:
             self._answer(connection, xml_rpc.response({"name": name, "state": "waiting"}))
         else:
-            self._kernel.call_at(self._kernel.now + 0.05, lambda: self._wait(connection, name, state, until, life))
+            self._kernel.call_at(
+                self._kernel.now + 0.05, lambda: self._wait(connection, name, state, until, life)
+            )
 
     def _answer(self, connection: FaultyConnection, body: bytes) -> None:
         if self._kernel.random.random() >= self.lost_answer:
@@ -239,11 +286,25 @@ class Host:
 
     def _capacity(self) -> dict[str, Any]:
         given = {
-            "slivers": len(self._recorded()), "disk": 0,
-            "cpu": self._sum("nm_cpu_guaranteed_share"), "memory": self._sum("nm_mem_limit"),
-        }  # fmt: skip
-        limits = {"cores": self.slots, "cpu": 1000, "memory": self.slots * MEMORY, "disk": 1 << 30, "slivers": self.slots}
-        return {**limits, "host": self.name, "allocated": given, "default": {"memory": 0, "disk": 0}, "images": []}
+            "slivers": len(self._recorded()),
+            "disk": 0,
+            "cpu": self._sum("nm_cpu_guaranteed_share"),
+            "memory": self._sum("nm_mem_limit"),
+        }
+        limits = {
+            "cores": self.slots,
+            "cpu": 1000,
+            "memory": self.slots * MEMORY,
+            "disk": 1 << 30,
+            "slivers": self.slots,
+        }
+        return {
+            **limits,
+            "host": self.name,
+            "allocated": given,
+            "default": {"memory": 0, "disk": 0},
+            "images": [],
+        }
 
     def _list(self) -> list[dict[str, Any]]:
         return [sliver.describe() for sliver in self._recorded()]
@@ -256,10 +317,21 @@ class Host:
             sliver.record, sliver.expiry = record, record["expiry"]
             return sliver.describe()
         if self._kernel.random.random() < self.refusal:
-            raise Fault(INTERNAL, self._kernel.random.choice(("quota: no disk is left", "the disk cannot be written")))
-        share = self._sum("nm_cpu_guaranteed_share") + record["rspec"].get("nm_cpu_guaranteed_share", 0)
+            raise Fault(
+                INTERNAL,
+                self._kernel.random.choice(
+                    ("quota: no disk is left", "the disk cannot be written")
+                ),
+            )
+        share = self._sum("nm_cpu_guaranteed_share") + record["rspec"].get(
+            "nm_cpu_guaranteed_share", 0
+        )
         if self._free() <= 0 or share > 1000:
-            raise Fault(INTERNAL, f"quota: {len(self._recorded())} slivers, and {share} per mille of the CPU with another one")
+            raise Fault(
+                INTERNAL,
+                f"quota: {len(self._recorded())} slivers, and {share} per mille of the CPU with "
+                "another one",
+            )
         # One of the same name that is being deleted is replaced.
         sliver = self.slivers[name] = Sliver(name, record, record["expiry"])
         self._observer.created(f"{self.name}/{name}", name)
@@ -283,13 +355,17 @@ class Host:
     def _delete(self, name: str) -> None:
         sliver = self._find(name)
         if "metadata" not in sliver.record:
-            self._observer.violated(f"sliver {name} of {self.name}, which belongs to no launcher, is deleted")
+            self._observer.violated(
+                f"sliver {name} of {self.name}, which belongs to no launcher, is deleted"
+            )
         self._observer.destroyed(f"{self.name}/{name}")
         self._end(sliver)
 
     def _end(self, sliver: Sliver) -> None:
         sliver.recorded, sliver.state = False, "deleting"
-        self._kernel.call_at(self._kernel.now + self._kernel.random.uniform(*DELETE), lambda: self._gone(sliver))
+        self._kernel.call_at(
+            self._kernel.now + self._kernel.random.uniform(*DELETE), lambda: self._gone(sliver)
+        )
 
     def _gone(self, sliver: Sliver) -> None:
         if self.slivers.get(sliver.name) is sliver:
@@ -324,7 +400,14 @@ def _plan(choice: random.Random, duration: float) -> list[faults.Fault]:
     found: list[faults.Fault] = []
     at, pause = 0.0, choice.choice((4.0, 10.0, 25.0))
     while (at := at + choice.expovariate(1 / pause)) < duration:
-        found.append(HostFault(choice.choice(sorted(KINDS)), at, choice.choice((1.0, 4.0, 12.0, 40.0)), choice.random()))
+        found.append(
+            HostFault(
+                choice.choice(sorted(KINDS)),
+                at,
+                choice.choice((1.0, 4.0, 12.0, 40.0)),
+                choice.random(),
+            )
+        )
     return found
 
 

@@ -38,7 +38,11 @@ GONE = ("deleting", "deleted")
 def machine_of(node: dict[str, Any]) -> str | None:
     """Return the id of the machine of a node: slivers have two names."""
     found = node.get("external_id")
-    return f"{found['host']}/{found['sliver']}" if isinstance(found, dict) and "sliver" in found else found
+    return (
+        f"{found['host']}/{found['sliver']}"
+        if isinstance(found, dict) and "sliver" in found
+        else found
+    )
 
 
 class Observer:
@@ -74,7 +78,9 @@ class Observer:
                     if path.startswith(prefix) and "/" not in path[len(prefix) :]:
                         if kind == "create" and change[4]:
                             self._ephemeral.setdefault(change[4], []).append(path)
-                        self._written(records, path[len(prefix) :], json.loads(change[2]), fulfilled)
+                        self._written(
+                            records, path[len(prefix) :], json.loads(change[2]), fulfilled
+                        )
         for name in fulfilled:
             self._fulfilled(name, self.requests[name])
 
@@ -86,16 +92,36 @@ class Observer:
                 self._world.note("delete", path)
                 if records is self.requests:
                     self._world.history.withdrawn(name)
-                if self._held.pop(name, None) is not None and record.get("provider") not in self._world.operators.erased:
+                if (
+                    self._held.pop(name, None) is not None
+                    and record.get("provider") not in self._world.operators.erased
+                ):
                     self._world.violated(f"the record of the held node {name} was deleted")
-                machine = machine_of(record) if records is self.nodes and self._world.scenario.quiet else None
+                machine = (
+                    machine_of(record)
+                    if records is self.nodes and self._world.scenario.quiet
+                    else None
+                )
                 if any(machine in host.machines for host in self._world.hosts):
                     self._world.violated(f"the record of node {name} was deleted before {machine}")
                 used = self._used.pop(name, None) if records is self.nodes else None
-                if used is not None and self._world.scenario.quiet and self._world.kernel.now - used > LONGEST_DELETION:
-                    self._world.violated(f"node {name} was used for the last time {self._world.kernel.now - used:.1f} s ago")
+                if (
+                    used is not None
+                    and self._world.scenario.quiet
+                    and self._world.kernel.now - used > LONGEST_DELETION
+                ):
+                    self._world.violated(
+                        f"node {name} was used for the last time "
+                        f"{self._world.kernel.now - used:.1f} s ago"
+                    )
 
-    def _written(self, records: dict[str, dict[str, Any]], name: str, record: dict[str, Any], fulfilled: list[str]) -> None:
+    def _written(
+        self,
+        records: dict[str, dict[str, Any]],
+        name: str,
+        record: dict[str, Any],
+        fulfilled: list[str],
+    ) -> None:
         before = records.get(name)
         records[name] = record
         if records is self.requests:
@@ -103,11 +129,17 @@ class Observer:
             self._world.history.requested(name)
         old = before["state"] if before else None
         if records is self.nodes:
-            text = f"{name} {old} -> {record['state']} {record.get('external_id')} for {record.get('allocated_to')}"
+            text = (
+                f"{name} {old} -> {record['state']} {record.get('external_id')} for "
+                f"{record.get('allocated_to')}"
+            )
             self._world.note("node", text)
             if record["state"] == "used":
                 self._used.setdefault(name, self._world.kernel.now)
-            if record["state"] not in LEGAL.get(old, ()) and name not in self._world.operators.touched:
+            if (
+                record["state"] not in LEGAL.get(old, ())
+                and name not in self._world.operators.touched
+            ):
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
             self._holds(name, before, record)
@@ -115,10 +147,15 @@ class Observer:
             if before is None:
                 self._within_limit(record)
                 self._world.capacity.launched(record)
-            if any(record.get(key) != (before or {}).get(key) for key in ("tenant_name", "allocated_to")):
+            if any(
+                record.get(key) != (before or {}).get(key)
+                for key in ("tenant_name", "allocated_to")
+            ):
                 self._within_tenant_limit(record["tenant_name"])
         elif old != record["state"]:
-            self._world.note("request", f"{name} {old} -> {record['state']} nodes {record.get('nodes')}")
+            self._world.note(
+                "request", f"{name} {old} -> {record['state']} nodes {record.get('nodes')}"
+            )
             if record["state"] == "fulfilled":
                 fulfilled.append(name)
 
@@ -131,15 +168,23 @@ class Observer:
         if name in request["nodes"] and record.get("allocated_to") != owner:
             self._world.violated(f"node {name} was taken from the fulfilled request {owner}")
         touched = name in self._world.operators.touched
-        if name in request["nodes"] and record["state"] not in ("ready", "in-use", "used", "hold") and not touched:
-            self._world.violated(f"node {name} of the fulfilled request {owner} is {record['state']}")
+        if (
+            name in request["nodes"]
+            and record["state"] not in ("ready", "in-use", "used", "hold")
+            and not touched
+        ):
+            self._world.violated(
+                f"node {name} of the fulfilled request {owner} is {record['state']}"
+            )
 
     def _holds(self, name: str, before: dict[str, Any] | None, record: dict[str, Any]) -> None:
         """A held node stays until an operator deletes it or its time has passed, and no longer."""
         now = self._world.kernel.now
         if record["state"] == "hold":
             self._used.pop(name, None)
-            if before is not None and (before["state"] == "in-use" or not before.get("allocated_to")):
+            if before is not None and (
+                before["state"] == "in-use" or not before.get("allocated_to")
+            ):
                 self._held.setdefault(name, now)
             return
         since = self._held.pop(name, None)
@@ -147,33 +192,51 @@ class Observer:
             return
         limit = self.hold_limit(before)
         if now - since < limit - 2 * self._world.skew - 0.1:
-            self._world.violated(f"node {name}, held for {limit} s, is {record['state']} after {now - since:.1f} s")
+            self._world.violated(
+                f"node {name}, held for {limit} s, is {record['state']} after {now - since:.1f} s"
+            )
         if self._world.scenario.quiet and now - since > limit + LONGEST_DELETION:
             self._world.violated(f"node {name}, held for {limit} s, ends after {now - since:.1f} s")
 
     def hold_limit(self, node: dict[str, Any]) -> float:
-        """Return after how many seconds a held node is deleted; infinity: not before an operator deletes it."""
+        """Return after how many seconds a held node is deleted; infinity: not before an operator
+        deletes it.
+        """
         limits = (node.get("hold_expiration"), self._world.scenario.max_hold_age)
         return min((limit for limit in limits if limit), default=math.inf)
 
     def last_expiry(self) -> float:
-        """Return when the last held node expires, in virtual seconds; operators delete those that do not."""
+        """Return when the last held node expires, in virtual seconds; operators delete those
+        that do not.
+        """
         limits = ((since, self.hold_limit(self.nodes[name])) for name, since in self._held.items())
         return max((since + limit for since, limit in limits if limit < math.inf), default=0.0)
 
     def _within_limit(self, record: dict[str, Any]) -> None:
-        """No node beyond the slots of a static host or max-servers; launchers that create nodes in one moment may exceed it."""
+        """No node beyond the slots of a static host or max-servers; launchers that create nodes
+        in one moment may exceed it.
+        """
         name = record["provider"]
-        slots = self._world.scenario.providers[int(name.rpartition("-")[2])].get("hosts", {}).get(record["hostname"])
+        slots = (
+            self._world.scenario.providers[int(name.rpartition("-")[2])]
+            .get("hosts", {})
+            .get(record["hostname"])
+        )
         if slots is not None:
-            nodes = [node for node in self.nodes.values() if node.get("hostname") == record["hostname"]]
+            nodes = [
+                node for node in self.nodes.values() if node.get("hostname") == record["hostname"]
+            ]
             taken = sorted(node["slot"] for node in nodes if node["state"] not in GONE)
             if len(taken) > slots or len(set(taken)) < len(taken):
-                self._world.violated(f"slots {taken} of {record['hostname']} are taken; there are {slots}")
+                self._world.violated(
+                    f"slots {taken} of {record['hostname']} are taken; there are {slots}"
+                )
         if len(self._world.launchers) > 1:
             return
         limit = max(self._world.operators.limits(name), default=float("inf"))
-        count = sum(node["provider"] == name and node["state"] not in GONE for node in self.nodes.values())
+        count = sum(
+            node["provider"] == name and node["state"] not in GONE for node in self.nodes.values()
+        )
         if count > limit:
             self._world.violated(f"{count} nodes at {name}, more than its limit of {limit}")
 
@@ -189,17 +252,29 @@ class Observer:
             for node in self.nodes.values()
         )
         if count > limit:
-            self._world.violated(f"{count} nodes of tenant {tenant}, more than its limit of {limit}")
+            self._world.violated(
+                f"{count} nodes of tenant {tenant}, more than its limit of {limit}"
+            )
 
     def _fulfilled(self, name: str, record: dict[str, Any]) -> None:
         if record["requestor"] != MIN_READY:
             self._world.history.fulfilled(name, record["nodes"])
         if len(record["nodes"]) != len(record["node_types"]):
-            self._world.violated(f"request {name} has {len(record['nodes'])} nodes for {len(record['node_types'])} labels")
+            self._world.violated(
+                f"request {name} has {len(record['nodes'])} nodes for {len(record['node_types'])} "
+                "labels"
+            )
         for node_id, label in zip(record["nodes"], record["node_types"], strict=False):
             node = self.nodes.get(node_id)
-            if node is None or node["state"] != "ready" or node.get("allocated_to") != name or label not in node["type"]:
-                self._world.violated(f"request {name} was fulfilled with node {node_id}, which is {node}")
+            if (
+                node is None
+                or node["state"] != "ready"
+                or node.get("allocated_to") != name
+                or label not in node["type"]
+            ):
+                self._world.violated(
+                    f"request {name} was fulfilled with node {node_id}, which is {node}"
+                )
             for other, theirs in self.requests.items():
                 if other != name and theirs["state"] == "fulfilled" and node_id in theirs["nodes"]:
                     self._world.violated(f"node {node_id} was given to {other} and to {name}")
@@ -209,7 +284,9 @@ class Observer:
         tree = self._world.zookeeper.server.tree
         node = tree.nodes.get(f"{NODES}{node_id}/lock")
         names = sorted(node.children if node else (), key=lambda child: child.rpartition("__")[2])
-        return [(tree.nodes[f"{NODES}{node_id}/lock/{name}"].data or b"").decode() for name in names]
+        return [
+            (tree.nodes[f"{NODES}{node_id}/lock/{name}"].data or b"").decode() for name in names
+        ]
 
     def holder(self, node_id: str) -> str | None:
         """The scheduler that holds the lock of a node."""
@@ -226,14 +303,22 @@ class Observer:
         for node_id, node in self.nodes.items():
             if machine_of(node) == machine_id and node_id in self._held:
                 self._world.violated(f"machine {machine_id} of the held node {node_id} was deleted")
-            if machine_of(node) == machine_id and node["state"] == "in-use" and (holder := self.holder(node_id)):
-                self._world.violated(f"machine {machine_id} of node {node_id} was deleted while {holder} used it")
+            if (
+                machine_of(node) == machine_id
+                and node["state"] == "in-use"
+                and (holder := self.holder(node_id))
+            ):
+                self._world.violated(
+                    f"machine {machine_id} of node {node_id} was deleted while {holder} used it"
+                )
 
     def expired(self, machine_id: str) -> None:
         self._world.note("cloud", f"the lease of {machine_id} has ended")
         for node_id, node in self.nodes.items():
             if machine_of(node) == machine_id and node["state"] in ("ready", "in-use", "hold"):
-                self._world.violated(f"the lease of {machine_id} has ended; node {node_id} is {node['state']}")
+                self._world.violated(
+                    f"the lease of {machine_id} has ended; node {node_id} is {node['state']}"
+                )
 
     def violated(self, text: str) -> None:
         self._world.violated(text)
@@ -246,14 +331,20 @@ class Observer:
         for other, node in self.nodes.items():
             if other != name and machine_of(node) == machine:
                 self._world.violated(f"nodes {other} and {name} are both on {machine}")
-        if record["state"] == "ready" and not any(machine in host.started for host in self._world.hosts):
+        if record["state"] == "ready" and not any(
+            machine in host.started for host in self._world.hosts
+        ):
             self._world.violated(f"node {name} is ready, but {machine} never was")
 
     # -- log
 
     def logged(self, record: logging.LogRecord, text: str) -> None:
         self.log.append(f"{self._world.kernel.now:9.3f} {text}")
-        if self._world.scenario.quiet and record.levelno >= logging.WARNING and record.name.startswith("nodepool"):
+        if (
+            self._world.scenario.quiet
+            and record.levelno >= logging.WARNING
+            and record.name.startswith("nodepool")
+        ):
             self._world.violated(f"logged without any fault: {text}")
 
     # -- at rest
@@ -261,7 +352,11 @@ class Observer:
     def at_rest(self) -> list[str]:
         """What is not as it should be once all requests have ended."""
         wrong = [f"request {name} is {record['state']}" for name, record in self.requests.items()]
-        backing = {provider["backing"] for provider in self._world.scenario.providers if "backing" in provider}
+        backing = {
+            provider["backing"]
+            for provider in self._world.scenario.providers
+            if "backing" in provider
+        }
         ready = dict.fromkeys(self._world.scenario.labels, 0)
         used_machines = set()
         for node_id, node in self.nodes.items():
@@ -271,7 +366,9 @@ class Observer:
                 for name in node["type"]:  # static nodes serve several labels
                     ready[name] = ready.get(name, 0) + 1
             elif not (label in backing and node["state"] == "in-use"):
-                text = f"node {node_id} of {label} is {node['state']} for {node.get('allocated_to')}"
+                text = (
+                    f"node {node_id} of {label} is {node['state']} for {node.get('allocated_to')}"
+                )
                 wrong.append(f"{text}, locked by {self.contenders(node_id)}")
         for label, count in self._world.scenario.labels.items():
             if ready[label] < count and self.images.available(label) and self._room(label):
@@ -279,9 +376,15 @@ class Observer:
         for provider in self._world.scenario.providers:
             slots = sum(provider.get("hosts", {}).values())
             if slots and ready[provider["labels"][0]] != slots:
-                wrong.append(f"{ready[provider['labels'][0]]} of {slots} slots of static hosts are ready")
+                wrong.append(
+                    f"{ready[provider['labels'][0]]} of {slots} slots of static hosts are ready"
+                )
         for place in (*self._world.clouds, *self._world.hosts):
-            wrong += [f"machine {machine} belongs to no node" for machine in place.machines if machine not in used_machines]
+            wrong += [
+                f"machine {machine} belongs to no node"
+                for machine in place.machines
+                if machine not in used_machines
+            ]
         for host in self._world.hosts:
             wrong += host.at_rest()
         return wrong + self.images.at_rest()
@@ -290,7 +393,8 @@ class Observer:
         """Whether a provider of a label is not full of nodes: idle ones of other labels stay."""
         held = [node["provider"] for node in self.nodes.values()]
         return any(
-            label in provider["labels"] and held.count(f"provider-{number}") < provider.get("servers", float("inf"))
+            label in provider["labels"]
+            and held.count(f"provider-{number}") < provider.get("servers", float("inf"))
             for number, provider in enumerate(self._world.scenario.providers)
         )
 
@@ -300,5 +404,7 @@ class Observer:
                 self._world.violated(f"{launcher.name}: {ended}")
         self.images.at_end()
         for builder in self._world.builders:
-            for ended in builder.service.watchdog.ended if builder.service else ["it has not started"]:
+            for ended in (
+                builder.service.watchdog.ended if builder.service else ["it has not started"]
+            ):
                 self._world.violated(f"{builder.name}: {ended}")

@@ -1,4 +1,6 @@
-"""The cloud of the product's ``fake`` driver, shared by all launchers of a world: it runs the OpenStack driver."""
+"""The cloud of the product's ``fake`` driver, shared by all launchers of a world: it runs the
+OpenStack driver.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class HttpException(Exception):
 
 
 class Adapter(FakeAdapter):
-    """The adapter of the fake driver, with the pace of the OpenStack driver. The cloud is that of all launchers."""
+    """The adapter of the fake driver, with the pace of the OpenStack driver. The cloud is that
+    of all launchers.
+    """
 
     LISTING_TTL = OpenStackAdapter.LISTING_TTL
     LOOKS = OpenStackAdapter.LOOKS
@@ -59,7 +63,9 @@ class OpenStack(FakeOpenStackCloud):
         self._old: tuple[float, list[Dummy]] = (0.0, [])
         Adapter.fake_cloud = staticmethod(lambda: self)
         os.environ["OS_CLIENT_CONFIG_FILE"] = CLOUDS_FILE
-        Path(CLOUDS_FILE).write_text(yaml.safe_dump({"clouds": {name: {"auth": {"username": "fake"}}}}))
+        Path(CLOUDS_FILE).write_text(
+            yaml.safe_dump({"clouds": {name: {"auth": {"username": "fake"}}}})
+        )
 
     @property
     def machines(self) -> dict[str, Dummy]:
@@ -122,4 +128,6 @@ class OpenStack(FakeOpenStackCloud):
 
     def get_compute_limits(self) -> Dummy:
         self._call()
-        return Dummy("Limits", max_total_cores=-1, max_total_instances=self.quota, max_total_ram_size=-1)
+        return Dummy(
+            "Limits", max_total_cores=-1, max_total_instances=self.quota, max_total_ram_size=-1
+        )

@@ -1,4 +1,5 @@
-"""Operators: they run ``nodepool`` commands, edit the configuration file, and stop launchers in an orderly way.
+"""Operators: they run ``nodepool`` commands, edit the configuration file, and stop launchers in an
+orderly way.
 
 An operation is planned from the seed alone, as faults are, but with random numbers of its own.
 """
@@ -24,11 +25,13 @@ from tests.world.faults import Fault
 if TYPE_CHECKING:
     from tests.world.world import World
 
-#: Seconds that threads waiting for a cloud may outlive `NodePool.stop`: an unanswered call, and looking for what it created.
+#: Seconds that threads waiting for a cloud may outlive `NodePool.stop`: an unanswered call, and
+#: looking for what it created.
 LONGEST_THREAD = 32.0
 #: A fault this many seconds before or after an orderly stop disturbs it.
 DISTURBANCE = 30.0
-#: Seconds until launchers apply a changed file at the latest: they poll every 10 s, and may be paused for 25 s.
+#: Seconds until launchers apply a changed file at the latest: they poll every 10 s, and may be
+#: paused for 25 s.
 LONGEST_RELOAD = 45.0
 #: Operations that may delay requests.
 DISTURBING = ("erase", "fewer_servers", "remove_label", "remove_provider", "stop_launcher")
@@ -53,7 +56,9 @@ def plan(seed: int, duration: float, gentle: bool) -> list[Operation]:
     found: list[Operation] = []
     at = choice.uniform(2.0, 15.0)
     while pause and at < duration:
-        found.append(Operation(choice.choice(kinds), at, choice.choice((4.0, 20.0, 40.0)), choice.random()))
+        found.append(
+            Operation(choice.choice(kinds), at, choice.choice((4.0, 20.0, 40.0)), choice.random())
+        )
         at += choice.expovariate(1 / pause)
     return found
 
@@ -73,7 +78,8 @@ class Operators:
         #: Providers whose records were erased.
         self.erased: dict[str, None] = {}
         self._deleting: dict[str, None] = {}
-        #: How many nodes each provider may have, with the times until which these limits may be in force.
+        #: How many nodes each provider may have, with the times until which these limits may be in
+        #: force.
         self._limits: dict[str, list[tuple[float, float]]] = {}
         self._write(config)
 
@@ -86,7 +92,9 @@ class Operators:
             if limits:
                 limits[-1] = (limits[-1][0], min(limits[-1][1], now + LONGEST_RELOAD))
             [pool] = provider["pools"]
-            limits.append((min(pool.get(name, math.inf) / need for name, need in LIMITS.items()), math.inf))
+            limits.append(
+                (min(pool.get(name, math.inf) / need for name, need in LIMITS.items()), math.inf)
+            )
         Path(self._path).write_text(yaml.safe_dump(config))
         # The modification time decides whether it is read again.
         stamp = int((EPOCH + now) * 1_000_000_000)
@@ -174,7 +182,11 @@ def _pick(operation: Operation, items: list[Any]) -> Any:
 
 def _idle(world: World) -> list[str]:
     nodes = world.observer.nodes
-    return [name for name, node in nodes.items() if node["state"] == "ready" and not node.get("allocated_to")]
+    return [
+        name
+        for name, node in nodes.items()
+        if node["state"] == "ready" and not node.get("allocated_to")
+    ]
 
 
 def hold(world: World, operation: Operation) -> None:
@@ -191,7 +203,9 @@ def hold(world: World, operation: Operation) -> None:
 
 
 def hold_in_use(world: World, operation: Operation) -> None:
-    """The command waits 5 s for the lock of a node that is in use; if the build ends meanwhile, the node is held."""
+    """The command waits 5 s for the lock of a node that is in use; if the build ends meanwhile,
+    the node is held.
+    """
     nodes = world.observer.nodes
     node_id = _pick(operation, [name for name, node in nodes.items() if node["state"] == "in-use"])
     if node_id is not None:
@@ -222,10 +236,18 @@ def min_ready(world: World, operation: Operation) -> None:
 
 
 def _provider(world: World, operation: Operation) -> str | None:
-    """A provider that is neither metastatic nor carries one: requests for slots would wait for it."""
+    """A provider that is neither metastatic nor carries one: requests for slots would wait for
+    it.
+    """
     providers = world.scenario.providers
-    names = [f"provider-{number}" for number, provider in enumerate(providers) if provider["labels"] != ["backing"]]
-    found: str | None = _pick(operation, [name for name in names if "servers" in providers[int(name.rpartition("-")[2])]])
+    names = [
+        f"provider-{number}"
+        for number, provider in enumerate(providers)
+        if provider["labels"] != ["backing"]
+    ]
+    found: str | None = _pick(
+        operation, [name for name in names if "servers" in providers[int(name.rpartition("-")[2])]]
+    )
     return found
 
 
@@ -263,7 +285,9 @@ def remove_provider(world: World, operation: Operation) -> None:
     name = f"provider-{int(operation.pick * len(world.scenario.providers))}"
 
     def change(config: dict[str, Any]) -> None:
-        config["providers"] = [provider for provider in config["providers"] if provider["name"] != name]
+        config["providers"] = [
+            provider for provider in config["providers"] if provider["name"] != name
+        ]
 
     world.operators.edit(change, operation.lasts, f"no {name}")
 
@@ -271,14 +295,17 @@ def remove_provider(world: World, operation: Operation) -> None:
 def erase(world: World, operation: Operation) -> None:
     """Remove a provider and its records; its machines are leaks once it is put back.
 
-    Not one with images: builders have configuration files of their own, and would upload them again.
+    Not one with images: builders have configuration files of their own, and would upload them
+    again.
     """
     name = _provider(world, operation)
     if name is None or "images" in world.scenario.providers[int(name.rpartition("-")[2])]:
         return
 
     def change(config: dict[str, Any]) -> None:
-        config["providers"] = [provider for provider in config["providers"] if provider["name"] != name]
+        config["providers"] = [
+            provider for provider in config["providers"] if provider["name"] != name
+        ]
 
     def command() -> None:
         if change in world.operators.edits:
@@ -297,7 +324,11 @@ def stop_launcher(world: World, operation: Operation) -> None:
         return
     world.note("stop", victim.name)
     sessions = world.zookeeper.server.sessions
-    own = [session.id for session in sessions.values() if session.connection and session.connection.peer == victim.name]
+    own = [
+        session.id
+        for session in sessions.values()
+        if session.connection and session.connection.peer == victim.name
+    ]
     ended: list[float] = []
 
     def main() -> None:
@@ -345,7 +376,9 @@ def _threads(world: World, process: Process) -> list[str]:
     """Return the names of the threads of a process, without those that are a part of a cloud."""
     by_ident: dict[int, threading.Thread] = vars(threading)["_active"]
     names = [
-        by_ident[task.ident].name if task.ident in by_ident else "?" for task in world.kernel.tasks if task.process is process
+        by_ident[task.ident].name if task.ident in by_ident else "?"
+        for task in world.kernel.tasks
+        if task.process is process
     ]
     return [name for name in names if not name.startswith("cloud-")]
 
@@ -353,7 +386,16 @@ def _threads(world: World, process: Process) -> list[str]:
 KINDS: dict[str, Callable[[World, Operation], None]] = {
     function.__name__: function
     for function in (
-        hold, hold_in_use, delete, info, min_ready, more_servers, fewer_servers, remove_label, remove_provider, erase,
+        hold,
+        hold_in_use,
+        delete,
+        info,
+        min_ready,
+        more_servers,
+        fewer_servers,
+        remove_label,
+        remove_provider,
+        erase,
         stop_launcher,
     )
-}  # fmt: skip
+}

@@ -1,4 +1,5 @@
-"""A plugin of pytest that plants a defect of :mod:`tests.world.mutations` before the tests are collected.
+"""A plugin of pytest that plants a defect of :mod:`tests.world.mutations` before the tests are
+collected.
 
 ``NODEPOOL_PLANTED=NAME python -m pytest -p tests.world.planted TEST``
 """
@@ -20,7 +21,8 @@ NAME = "NODEPOOL_PLANTED"
 def pytest_load_initial_conftests() -> None:
     name = os.environ[NAME]
     module, change = mutations.MUTATIONS[name].module, mutations.change(name)
-    # Now, and not when the module is imported: that may be within a test, which is expected to fail.
+    # Now, and not when the module is imported: that may be within a test, which is expected to
+    # fail.
     change(module, mutations.path(module).read_text())
     lines.replace_text(module, change)
 

@@ -24,10 +24,14 @@ def world(*arguments: str, timeout: float = 500) -> dict[int, Any]:
 
 def assert_no_violations(results: dict[int, Any], count: int) -> None:
     assert len(results) == count
-    assert sum(result["requests"] for result in results.values()) > 5 * count, "hardly anything was built"
+    assert sum(result["requests"] for result in results.values()) > 5 * count, (
+        "hardly anything was built"
+    )
     for seed, result in results.items():
         story = "\n".join([*result["violations"], *result["events"]])
-        assert not result["violations"], f"seed {seed} (replay: tools/world --seeds {seed} --log FILE):\n{story}"
+        assert not result["violations"], (
+            f"seed {seed} (replay: tools/world --seeds {seed} --log FILE):\n{story}"
+        )
 
 
 @pytest.mark.core
@@ -53,7 +57,9 @@ def test_sixty_seeds_violate_no_invariant() -> None:
 def test_same_seed_gives_the_same_bytes() -> None:
     first = world("--seeds", "5-6", "--jobs", "1")
     second = world("--seeds", "5-6", "--jobs", "2")
-    assert {seed: result["digest"] for seed, result in first.items()} == {seed: r["digest"] for seed, r in second.items()}
+    assert {seed: result["digest"] for seed, result in first.items()} == {
+        seed: r["digest"] for seed, r in second.items()
+    }
     assert len({result["digest"] for result in first.values()}) == 2
 
 
@@ -63,7 +69,9 @@ def linearizable(*runs: dict[str, Any]) -> bool:
         pytest.skip("the checker needs Go")
     lines = "\n".join(map(json.dumps, runs))
     command = [sys.executable, str(REPOSITORY / "tools" / "linearizable")]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode in (0, 1) and done.stdout.count("linearizable") == len(runs), done.stderr
     return done.returncode == 0
 
@@ -85,11 +93,19 @@ def test_920_more_seeds_violate_no_invariant() -> None:
 @pytest.mark.timeout(700)
 def test_node_that_two_requests_have_at_a_time_is_not_linearizable() -> None:
     first = [["7", True, "one", 0, 10], ["7", False, "one", 30, 40]]
-    assert linearizable({"seed": 1, "history": [*first, ["7", True, "two", 5, 35], ["8", True, "three", 5, 15]]})
-    assert not linearizable({"seed": 1, "history": [*first, ["7", True, "two", 5, 25], ["8", True, "three", 5, 15]]})
+    assert linearizable(
+        {"seed": 1, "history": [*first, ["7", True, "two", 5, 35], ["8", True, "three", 5, 15]]}
+    )
+    assert not linearizable(
+        {"seed": 1, "history": [*first, ["7", True, "two", 5, 25], ["8", True, "three", 5, 15]]}
+    )
 
 
-WORLD = {name: mutation.found_by for name, mutation in MUTATIONS.items() if isinstance(mutation.found_by, int)}
+WORLD = {
+    name: mutation.found_by
+    for name, mutation in MUTATIONS.items()
+    if isinstance(mutation.found_by, int)
+}
 
 
 @pytest.mark.full
@@ -98,5 +114,7 @@ WORLD = {name: mutation.found_by for name, mutation in MUTATIONS.items() if isin
 def test_planted_defect_is_found(name: str) -> None:
     first = ("--mutation", name, "--first")
     # The recorded seed stands for another run once the scenarios have changed.
-    attempts = (world("--seeds", seeds, *first, timeout=1400) for seeds in (str(WORLD[name]), "1-200"))
+    attempts = (
+        world("--seeds", seeds, *first, timeout=1400) for seeds in (str(WORLD[name]), "1-200")
+    )
     assert any(result["violations"] for results in attempts for result in results.values())

@@ -40,7 +40,8 @@ CALM = 5.0
 MIN_READY_BACKOFF = 30.0
 #: Servers of a provider that has room for whatever is asked for.
 ROOM = 99
-#: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8 s.
+#: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8
+#: s.
 LONGEST_LAUNCH = 15.0
 
 #: How often a thread may read the clock a thousand times without waiting.
@@ -52,7 +53,8 @@ TIMEOUTS: dict[str, Any] = {"launch-timeout": 120, "boot-timeout": 60}
 
 @dataclass
 class Scenario:
-    """What a seed stands for; everything in it can be made smaller to find the cause of a violation.
+    """What a seed stands for; everything in it can be made smaller to find the cause of a
+    violation.
 
     :param duration: virtual seconds during which requests arrive and faults happen.
     """
@@ -78,35 +80,54 @@ class Scenario:
 
     @property
     def quiet(self) -> bool:
-        """Without faults, and with room for all requests but those for scarce labels: everything has to be quick."""
+        """Without faults, and with room for all requests but those for scarce labels: everything
+        has to be quick.
+        """
         if any(operation.kind in operators.DISTURBING for operation in self.operations):
             return False
         return not self.faults and all(
-            provider.get("servers", ROOM) == ROOM for provider in self.providers if "limit" not in provider
+            provider.get("servers", ROOM) == ROOM
+            for provider in self.providers
+            if "limit" not in provider
         )
 
     @property
     def scarce(self) -> set[str]:
         """Labels whose providers may be full."""
-        return {label for provider in self.providers if "limit" in provider for label in provider["labels"]}
+        return {
+            label
+            for provider in self.providers
+            if "limit" in provider
+            for label in provider["labels"]
+        }
 
     @classmethod
     def from_seed(cls, seed: int, duration: float = 90.0) -> Scenario:
         choice = random.Random(seed)
         # One seed in four has no faults.
         quiet = seed % 4 == 0
-        labels: dict[str, int] = {"small": choice.choice((0, 1, 3)), "large": choice.choice((0, 0, 1))}
+        labels: dict[str, int] = {
+            "small": choice.choice((0, 1, 3)),
+            "large": choice.choice((0, 0, 1)),
+        }
         providers: list[dict[str, Any]] = []
         for number in range(choice.choice((1, 1, 2))):
-            served = sorted(labels) if number == 0 else choice.choice((["small"], ["large"], ["large", "small"]))
+            served = (
+                sorted(labels)
+                if number == 0
+                else choice.choice((["small"], ["large"], ["large", "small"]))
+            )
             # There is room for the largest request beside idle nodes.
             servers = max(choice.choice((4, 5, 8, 20)), sum(labels.values()) + 3)
             providers.append({"labels": served, "servers": ROOM if quiet else servers})
         if choice.random() < 0.4:
-            # Of its own, and with room: idle slots keep their backing nodes, and requests would wait for them.
+            # Of its own, and with room: idle slots keep their backing nodes, and requests would
+            # wait for them.
             labels |= {"slot": choice.choice((0, 0, 1)), "backing": 0}
             providers.append({"labels": ["backing"], "servers": ROOM})
-            providers.append({"backing": "backing", "slots": choice.choice((2, 3)), "labels": ["slot"]})
+            providers.append(
+                {"backing": "backing", "slots": choice.choice((2, 3)), "labels": ["slot"]}
+            )
         schedulers, wanted = choice.choice((1, 1, 2)), sorted(labels.keys() - {"backing"})
         demand = [
             cls.request(choice, duration, wanted, scheduler)
@@ -120,7 +141,9 @@ class Scenario:
         cls._extend(seed, providers, labels, demand)
         tenants = cls._tenants(seed, demand)
         operations = operators.plan(seed, duration, gentle=seed % 8 == 0)
-        scenario = cls(seed, launchers, duration, providers, labels, demand, plan, lines, delay, latency)
+        scenario = cls(
+            seed, launchers, duration, providers, labels, demand, plan, lines, delay, latency
+        )
         scenario.operations, scenario.tenants = operations, tenants
         builders.extend(scenario)
         capacity.extend(scenario)
@@ -130,14 +153,19 @@ class Scenario:
         return scenario
 
     @staticmethod
-    def _extend(seed: int, providers: list[dict[str, Any]], labels: dict[str, int], demand: list[Request]) -> None:
+    def _extend(
+        seed: int, providers: list[dict[str, Any]], labels: dict[str, int], demand: list[Request]
+    ) -> None:
         """Have another driver for the first provider in some seeds, and static hosts in some."""
         choice = random.Random(f"drivers {seed}")
         if choice.random() < 0.2:
             providers[0]["driver"] = "fake"
         if choice.random() < 0.3 and seed % 4:
             labels["metal"] = 0
-            hosts = {f"host-{number}": choice.choice((1, 2)) for number in range(1, choice.choice((1, 2, 3)) + 1)}
+            hosts = {
+                f"host-{number}": choice.choice((1, 2))
+                for number in range(1, choice.choice((1, 2, 3)) + 1)
+            }
             providers.append({"labels": ["metal"], "hosts": hosts})
             for request in demand:
                 if choice.random() < 0.3:
@@ -145,10 +173,14 @@ class Scenario:
 
     @staticmethod
     def _tenants(seed: int, demand: list[Request]) -> dict[str, int]:
-        """Have some builds hold their nodes, and give all of them a tenant in some seeds; return the limits of the tenants."""
+        """Have some builds hold their nodes, and give all of them a tenant in some seeds; return
+        the limits of the tenants.
+        """
         choice = random.Random(f"tenants {seed}")
         # A slot counts with its backing node, and a request of three slots has to fit.
-        limits = {"red": choice.choice((6, 7)), "blue": 8} if choice.random() < 0.3 and seed % 4 else {}
+        limits = (
+            {"red": choice.choice((6, 7)), "blue": 8} if choice.random() < 0.3 and seed % 4 else {}
+        )
         for request in demand:
             request.tenant = choice.choice(sorted(limits)) if limits else None
             if choice.random() < 0.1:
@@ -156,12 +188,23 @@ class Scenario:
         return limits
 
     @staticmethod
-    def request(choice: random.Random, duration: float, labels: list[str], scheduler: int) -> Request:
+    def request(
+        choice: random.Random, duration: float, labels: list[str], scheduler: int
+    ) -> Request:
         wanted = [choice.choice(labels) for _ in range(choice.choice((1, 1, 1, 2, 3)))]
         # Half of them arrive in bursts.
-        arrives = choice.choice((choice.uniform(0, duration), 10.0 * choice.randrange(max(1, int(duration / 10.0)))))
+        arrives = choice.choice(
+            (choice.uniform(0, duration), 10.0 * choice.randrange(max(1, int(duration / 10.0))))
+        )
         lasts = choice.choice((0.5, 5.0, 20.0, 60.0))
-        request = Request(scheduler, wanted, arrives, lasts, choice.choice((100, 200, 300)), choice.choice((0, 1, 5)))
+        request = Request(
+            scheduler,
+            wanted,
+            arrives,
+            lasts,
+            choice.choice((100, 200, 300)),
+            choice.choice((0, 1, 5)),
+        )
         if choice.random() < 0.1:
             request.cancelled = choice.uniform(0.01, 10.0)
         if choice.random() < 0.1:
@@ -243,12 +286,15 @@ class World:
         self.capacity = capacity.Capacity(self)
         self.explainer = Explainer(self)
         self.launchers = [Launcher(self, number) for number in range(1, scenario.launchers + 1)]
-        self.builders = [builders.Builder(self, number) for number in range(1, scenario.images.builders + 1)]
+        self.builders = [
+            builders.Builder(self, number) for number in range(1, scenario.images.builders + 1)
+        ]
         demand: dict[int, list[Request]] = {}
         for request in sorted(scenario.demand, key=lambda request: request.scheduler):
             demand.setdefault(request.scheduler, []).append(request)
         self.zuuls = [
-            Zuul(self.kernel, f"zuul-{number}", requests, self.note, self.history) for number, requests in demand.items()
+            Zuul(self.kernel, f"zuul-{number}", requests, self.note, self.history)
+            for number, requests in demand.items()
         ]
 
     @property
@@ -264,23 +310,36 @@ class World:
             if "backing" in provider:
                 pool["labels"] = [
                     {
-                        "name": label, "backing-label": provider["backing"], "max-parallel-jobs": provider["slots"],
-                        "grace-time": 5, "host-key-checking": False,
+                        "name": label,
+                        "backing-label": provider["backing"],
+                        "max-parallel-jobs": provider["slots"],
+                        "grace-time": 5,
+                        "host-key-checking": False,
                     }
                     for label in provider["labels"]
-                ]  # fmt: skip
-                providers.append({"name": f"provider-{number}", "driver": "metastatic", "pools": [pool]})
+                ]
+                providers.append(
+                    {"name": f"provider-{number}", "driver": "metastatic", "pools": [pool]}
+                )
                 continue
             if "hosts" in provider:
                 hosts.hosts.update(dict.fromkeys(provider["hosts"], True))
                 pool["nodes"] = [
                     {
-                        "name": name, "labels": provider["labels"], "max-parallel-jobs": slots, "timeout": 2,
-                        "connection-type": hosts.CONNECTION, "connection-port": hosts.PORT,
+                        "name": name,
+                        "labels": provider["labels"],
+                        "max-parallel-jobs": slots,
+                        "timeout": 2,
+                        "connection-type": hosts.CONNECTION,
+                        "connection-port": hosts.PORT,
                     }
                     for name, slots in provider["hosts"].items()
-                ]  # fmt: skip
-                entry: dict[str, Any] = {"name": f"provider-{number}", "driver": "static", "pools": [pool]}
+                ]
+                entry: dict[str, Any] = {
+                    "name": f"provider-{number}",
+                    "driver": "static",
+                    "pools": [pool],
+                }
                 if provider.get("priority") is not None:
                     entry["priority"] = provider["priority"]
                 providers.append(entry)
@@ -296,17 +355,38 @@ class World:
             observer = self.observer
             fake = provider.get("driver") == "fake"
             cloud_type: type[Cloud | OpenStack] = OpenStack if fake else Cloud
-            cloud = cloud_type(f"cloud-{number}", self.kernel, quota, (0.5, 8.0), observer.created, observer.destroyed)
+            cloud = cloud_type(
+                f"cloud-{number}",
+                self.kernel,
+                quota,
+                (0.5, 8.0),
+                observer.created,
+                observer.destroyed,
+            )
             if isinstance(cloud, Cloud):
                 cloud.image_gone = observer.images.gone
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
-            entry = {"name": f"provider-{number}", "driver": "simulated", "cloud-dir": cloud.name, "pools": [pool]}
+            entry = {
+                "name": f"provider-{number}",
+                "driver": "simulated",
+                "cloud-dir": cloud.name,
+                "pools": [pool],
+            }
             if fake:
-                labels = [{"name": label, "cloud-image": "image", "min-ram": 1024} for label in provider["labels"]]
+                labels = [
+                    {"name": label, "cloud-image": "image", "min-ram": 1024}
+                    for label in provider["labels"]
+                ]
                 pool |= {"labels": labels, "host-key-checking": False}
                 images = [{"name": "image", "image-id": "fake-image-id"}]
-                entry = {"name": entry["name"], "driver": "fake", "cloud": cloud.name, "cloud-images": images, "pools": [pool]}
+                entry = {
+                    "name": entry["name"],
+                    "driver": "fake",
+                    "cloud": cloud.name,
+                    "cloud-images": images,
+                    "pools": [pool],
+                }
                 entry |= TIMEOUTS
             if "limit" in provider:
                 capacity.configure(provider, entry, pool)
@@ -314,9 +394,14 @@ class World:
         config: dict[str, Any] = {
             "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
             "zookeeper-insecure": True,
-            "labels": [{"name": name, "min-ready": count} for name, count in scenario.labels.items()],
+            "labels": [
+                {"name": name, "min-ready": count} for name, count in scenario.labels.items()
+            ],
             "providers": providers,
-            "tenant-resource-limits": [{"tenant-name": name, "max-servers": limit} for name, limit in scenario.tenants.items()],
+            "tenant-resource-limits": [
+                {"tenant-name": name, "max-servers": limit}
+                for name, limit in scenario.tenants.items()
+            ],
         }
         if scenario.max_hold_age:
             config["max-hold-age"] = scenario.max_hold_age
@@ -350,7 +435,11 @@ class World:
         began = time_of_cpu()
         result = Result(self.scenario.seed)
         try:
-            with _logging(self), contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            with (
+                _logging(self),
+                contextlib.redirect_stdout(io.StringIO()) as out,
+                contextlib.redirect_stderr(out),
+            ):
                 self.kernel.run(self._main, until=self.scenario.duration + 4 * SETTLING)
         except SimulationError as error:
             self.violated(str(error))
@@ -369,7 +458,9 @@ class World:
         builders.start(self)
         for zuul in self.zuuls:
             zuul.start()
-        for fault in sorted([*self.scenario.faults, *self.scenario.operations], key=lambda fault: fault.at):
+        for fault in sorted(
+            [*self.scenario.faults, *self.scenario.operations], key=lambda fault: fault.at
+        ):
             delay = fault.at - self.kernel.now
             if delay > 0:
                 self.kernel.sleep(delay)
@@ -386,12 +477,20 @@ class World:
             self.kernel.sleep(1.0)
         for zuul in self.zuuls:
             if not zuul.done:
-                self.violated(f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last fault")
+                self.violated(
+                    f"builds of {zuul.name} have not ended {2 * SETTLING:.0f} s after the last "
+                    "fault"
+                )
             zuul.forget_killed()
-        settling = QUICK_SETTLING + (MIN_READY_BACKOFF if self.scenario.scarce else 0.0) if self.scenario.quiet else SETTLING
+        settling = (
+            QUICK_SETTLING + (MIN_READY_BACKOFF if self.scenario.scarce else 0.0)
+            if self.scenario.quiet
+            else SETTLING
+        )
         limit = max(self.kernel.now, self.observer.last_expiry()) + settling
         while (wrong := self.observer.at_rest()) and (
-            self.kernel.now < limit or (self.kernel.now - self.noted < CALM and self.kernel.now < limit + SETTLING)
+            self.kernel.now < limit
+            or (self.kernel.now - self.noted < CALM and self.kernel.now < limit + SETTLING)
         ):
             self.operators.tidy()
             self.kernel.sleep(5.0)
@@ -399,8 +498,13 @@ class World:
             self.violated(f"at rest: {text}")
         for zuul in self.zuuls if self.scenario.quiet else ():
             for seconds, request in zuul.latencies:
-                if seconds > LONGEST_LAUNCH and not self.scenario.scarce.intersection(request.labels):
-                    self.violated(f"a request for {request.labels} at {request.arrives:.1f} s took {seconds:.1f} s")
+                if seconds > LONGEST_LAUNCH and not self.scenario.scarce.intersection(
+                    request.labels
+                ):
+                    self.violated(
+                        f"a request for {request.labels} at {request.arrives:.1f} s took "
+                        f"{seconds:.1f} s"
+                    )
         self.observer.at_end()
 
 
@@ -422,7 +526,10 @@ class _Recorder(logging.Handler):
         kernel = self._world.kernel
         kernel.quiet += 1
         try:
-            text = f"{record.levelname} {kernel.running_process.name} {record.name}: {record.getMessage()}"
+            text = (
+                f"{record.levelname} {kernel.running_process.name} {record.name}: "
+                f"{record.getMessage()}"
+            )
             if record.exc_info and record.exc_info[0] is not None:
                 text += f" [{record.exc_info[0].__name__}: {record.exc_info[1]}]"
             self._world.observer.logged(record, text)
@@ -437,9 +544,12 @@ def _logging(world: World) -> Iterator[None]:
     before, root.handlers[:] = list(root.handlers), [handler]
     root.setLevel(logging.DEBUG)
     # Nothing shows where in the program a message was logged, nor its thread.
-    vars(logging).update(_srcfile=None, logThreads=False, logProcesses=False, logMultiprocessing=False)
+    vars(logging).update(
+        _srcfile=None, logThreads=False, logProcesses=False, logMultiprocessing=False
+    )
     threading.excepthook = lambda args: world.violated(
-        f"a thread ended: {args.thread and args.thread.name}: {''.join(traceback.format_exception(args.exc_value))}"
+        f"a thread ended: {args.thread and args.thread.name}: "
+        f"{''.join(traceback.format_exception(args.exc_value))}"
     )
     try:
         yield

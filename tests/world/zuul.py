@@ -32,7 +32,15 @@ def _token(record: dict[str, Any]) -> object:
 class Request:
     """What a build wants; times in virtual seconds."""
 
-    def __init__(self, scheduler: int, labels: list[str], arrives: float, lasts: float, priority: int, relative: int) -> None:
+    def __init__(
+        self,
+        scheduler: int,
+        labels: list[str],
+        arrives: float,
+        lasts: float,
+        priority: int,
+        relative: int,
+    ) -> None:
         self.scheduler = scheduler
         self.labels = labels
         self.arrives = arrives
@@ -43,14 +51,17 @@ class Request:
         self.cancelled: float | None = None
         self.reprioritized: float | None = None
         self.tenant: str | None = None
-        #: The nodes are held after the build, as for an autohold, for so many seconds; 0: until an operator deletes them.
+        #: The nodes are held after the build, as for an autohold, for so many seconds; 0: until an
+        #: operator deletes them.
         self.held: float | None = None
 
 
 class Zuul:
     """One scheduler; it can be killed and started again."""
 
-    def __init__(self, kernel: Kernel, name: str, demand: list[Request], on_event: Any, history: History) -> None:
+    def __init__(
+        self, kernel: Kernel, name: str, demand: list[Request], on_event: Any, history: History
+    ) -> None:
         self.name = name
         self._history = history
         self._kernel = kernel
@@ -75,12 +86,16 @@ class Zuul:
         self.waiting += self._begun
         self._begun.clear()
         self._tokens.clear()
-        self._kernel.spawn(threading.Thread(target=self._run, name=self.name).start, process=self.process)
+        self._kernel.spawn(
+            threading.Thread(target=self._run, name=self.name).start, process=self.process
+        )
 
     def _run(self) -> None:
         self.client = KazooClient(f"{ADDRESS[0]}:{ADDRESS[1]}", timeout=10.0)
         while not self.client.connected:
-            with contextlib.suppress(KazooTimeoutError):  # the connection has broken as soon as it was made
+            with contextlib.suppress(
+                KazooTimeoutError
+            ):  # the connection has broken as soon as it was made
                 self.client.start(timeout=3600)
         # Builds that a killed scheduler had begun are started again.
         self._withdraw(lambda record: bool(record["requestor"] == self.name))
@@ -109,7 +124,9 @@ class Zuul:
                 time.sleep(1.0)
 
     def forget_killed(self) -> None:
-        """Remove requests of killed processes that arrived late: those of Zuul end with its session, these do not."""
+        """Remove requests of killed processes that arrived late: those of Zuul end with its
+        session, these do not.
+        """
 
         def late(record: dict[str, Any]) -> bool:
             return bool(record["requestor"] == self.name and _token(record) not in self._tokens)
@@ -147,7 +164,12 @@ class Zuul:
 
     def _submit(self, request: Request, token: str) -> str:
         record = {
-            "requestor_data": {"build_set_uuid": token, "tenant_name": "t", "pipeline_name": "check", "job_name": "j"},
+            "requestor_data": {
+                "build_set_uuid": token,
+                "tenant_name": "t",
+                "pipeline_name": "check",
+                "job_name": "j",
+            },
             "node_types": request.labels,
             "requestor": self.name,
             "created_time": time.time(),
@@ -166,7 +188,9 @@ class Zuul:
         while self._kernel.now - began < PATIENCE:
             changed = threading.Event()
             try:
-                data, stat = self.client.get(path, watch=lambda _event, changed=changed: changed.set())
+                data, stat = self.client.get(
+                    path, watch=lambda _event, changed=changed: changed.set()
+                )
             except NoNodeError:
                 return None
             record = json.loads(data)
@@ -183,9 +207,16 @@ class Zuul:
                     self.client.set(path, json.dumps(record).encode(), version=stat.version)
                 except KazooException:
                     continue
-            moments = [each - age for each in (request.cancelled, request.reprioritized) if each is not None]
+            moments = [
+                each - age
+                for each in (request.cancelled, request.reprioritized)
+                if each is not None
+            ]
             changed.wait(min([60.0, *moments]))
-        self._event("stuck", f"request {path.rpartition('/')[2]} of {self.name} did not end within {PATIENCE:.0f} s")
+        self._event(
+            "stuck",
+            f"request {path.rpartition('/')[2]} of {self.name} did not end within {PATIENCE:.0f} s",
+        )
         self._delete(path)
         return None
 
@@ -208,9 +239,14 @@ class Zuul:
                 lock = self.client.Lock(f"/nodepool/nodes/{node_id}/lock", self.name)
                 locks.append(lock)
                 data, _stat = self.client.get(f"/nodepool/nodes/{node_id}")
-                if json.loads(data).get("allocated_to") != request_id or not lock.acquire(blocking=False):
+                if json.loads(data).get("allocated_to") != request_id or not lock.acquire(
+                    blocking=False
+                ):
                     return False
-            if any(json.loads(self.client.get(f"/nodepool/nodes/{name}")[0])["state"] != "ready" for name in record["nodes"]):
+            if any(
+                json.loads(self.client.get(f"/nodepool/nodes/{name}")[0])["state"] != "ready"
+                for name in record["nodes"]
+            ):
                 return False  # an operator was quicker
             session = self.client.client_id
             self._history.locked(request_id)
@@ -228,7 +264,13 @@ class Zuul:
             if request.held is None:
                 self._write(record["nodes"], "used")
             else:
-                self._write(record["nodes"], "hold", hold_job="tenant project job", hold_expiration=request.held, comment="held")
+                self._write(
+                    record["nodes"],
+                    "hold",
+                    hold_job="tenant project job",
+                    hold_expiration=request.held,
+                    comment="held",
+                )
             self.ended += 1
             return True
         finally:

@@ -1,6 +1,8 @@
-"""Stands in for neutron's agents, since the fake hypervisor plugs nothing: agents.py NEUTRON_CONF [DELAY].
+"""Stands in for neutron's agents, since the fake hypervisor plugs nothing: agents.py NEUTRON_CONF
+[DELAY].
 
-Reports a living L2 and L3 agent over neutron's own RPC, and answers new ports and floating IPs with "up" after DELAY seconds.
+Reports a living L2 and L3 agent over neutron's own RPC, and answers new ports and floating IPs with
+"up" after DELAY seconds.
 """
 
 from __future__ import annotations
@@ -37,13 +39,19 @@ class Ports:
         self.seen: set[str] = set()
 
     def port_update(self, _context: Any, port: dict[str, Any], **_kwargs: Any) -> None:
-        if port.get("binding:host_id") == HOST and port.get("status") != "ACTIVE" and port["id"] not in self.seen:
+        if (
+            port.get("binding:host_id") == HOST
+            and port.get("status") != "ACTIVE"
+            and port["id"] not in self.seen
+        ):
             self.seen.add(port["id"])
             threading.Timer(self.delay, self.up, (port["id"],)).start()
 
     def up(self, port: str) -> None:
         self.seen.discard(port)
-        self.plugin.update_device_list(context.get_admin_context_without_session(), [port], [], AGENT, HOST)
+        self.plugin.update_device_list(
+            context.get_admin_context_without_session(), [port], [], AGENT, HOST
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -61,12 +69,19 @@ class Routers:
         self.delay = delay
 
     def routers_updated(self, _context: Any, routers: list[Any], **_kwargs: Any) -> None:
-        threading.Timer(self.delay, self.up, ([item if isinstance(item, str) else item["id"] for item in routers],)).start()
+        threading.Timer(
+            self.delay,
+            self.up,
+            ([item if isinstance(item, str) else item["id"] for item in routers],),
+        ).start()
 
     def up(self, routers: list[str]) -> None:
         admin = context.get_admin_context_without_session()
         for router in self.plugin.get_routers(admin, routers) or []:
-            states = {fip["id"]: "ACTIVE" if fip.get("port_id") else "DOWN" for fip in router.get("_floatingips", [])}
+            states = {
+                fip["id"]: "ACTIVE" if fip.get("port_id") else "DOWN"
+                for fip in router.get("_floatingips", [])
+            }
             self.plugin.update_floatingip_statuses(admin, router["id"], states)
 
     def __getattr__(self, name: str) -> Any:

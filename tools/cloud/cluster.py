@@ -49,16 +49,35 @@ def install() -> None:
             raise CloudError(f"install first, as root: apt-get install {' '.join(missing)}")
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         with _no_service_starts():
-            for words in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]):
+            for words in (
+                ["apt-get", "update", "-qq"],
+                ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing],
+            ):
                 subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
     constraints = HERE / "constraints.txt"
     done = VENV / "installed.txt"
     if not done.exists() or done.read_text() != constraints.read_text():
         pip = str(VENV / "bin" / "pip")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True, stdout=sys.stderr, timeout=300)
-        for what in (["setuptools<81", "wheel"], [*settings.PROJECTS, "pymysql", "gunicorn", "setuptools<81"]):
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", str(VENV)],
+            check=True,
+            stdout=sys.stderr,
+            timeout=300,
+        )
+        for what in (
+            ["setuptools<81", "wheel"],
+            [*settings.PROJECTS, "pymysql", "gunicorn", "setuptools<81"],
+        ):
             subprocess.run(
-                [pip, "install", "-qq", "--disable-pip-version-check", "-c", str(constraints), *what],
+                [
+                    pip,
+                    "install",
+                    "-qq",
+                    "--disable-pip-version-check",
+                    "-c",
+                    str(constraints),
+                    *what,
+                ],
                 check=True,
                 stdout=sys.stderr,
                 timeout=1800,
@@ -88,7 +107,9 @@ class Cloud:
         self.dir = directory
         self.state = directory / "state.json"
         self._saving = threading.Lock()
-        self.values: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
+        self.values: dict[str, Any] = (
+            json.loads(self.state.read_text()) if self.state.exists() else {}
+        )
 
     # --- what is there
 
@@ -127,7 +148,11 @@ class Cloud:
         return self._settings()
 
     def _settings(self) -> dict[str, Any]:
-        return {"dir": str(self.dir), "clouds": str(self.dir / "clouds.yaml"), "ports": self.values["ports"]}
+        return {
+            "dir": str(self.dir),
+            "clouds": str(self.dir / "clouds.yaml"),
+            "ports": self.values["ports"],
+        }
 
     def _choose(self) -> None:
         if "password" not in self.values:
@@ -141,9 +166,20 @@ class Cloud:
         settings.write(self.dir, VENV, self.values)
 
     def _environment(self, **more: str) -> dict[str, str]:
-        base = {name: value for name, value in os.environ.items() if not name.startswith(("OS_", "RABBITMQ_", "PYTHON"))}
+        base = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OS_", "RABBITMQ_", "PYTHON"))
+        }
         path = f"{VENV}/bin:{base.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-        return {**base, "PATH": path, "HOME": str(self.dir), "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore", **more}
+        return {
+            **base,
+            "PATH": path,
+            "HOME": str(self.dir),
+            "LC_ALL": "C.UTF-8",
+            "PYTHONWARNINGS": "ignore",
+            **more,
+        }
 
     def _spawn(self, name: str, words: list[str], **environment: str) -> None:
         with (self.dir / "logs" / f"{name}.log").open("ab") as log:
@@ -175,7 +211,10 @@ class Cloud:
             )
             file.write(done.stdout)
         if done.returncode:
-            raise CloudError(f"{words[0]} {words[1] if len(words) > 1 else ''} failed with status {done.returncode}: see {log}")
+            raise CloudError(
+                f"{words[0]} {words[1] if len(words) > 1 else ''} failed with status "
+                f"{done.returncode}: see {log}"
+            )
         return done.stdout
 
     def _wait(self, name: str, answers: Callable[[], bool]) -> None:
@@ -185,7 +224,10 @@ class Cloud:
             if _start_time(pid) != began:
                 raise CloudError(f"{name} ended: see {self.dir}/logs/{name}.log")
             if time.monotonic() > deadline:
-                raise CloudError(f"{name} does not answer within {START_TIMEOUT:g} s: see {self.dir}/logs/{name}.log")
+                raise CloudError(
+                    f"{name} does not answer within {START_TIMEOUT:g} s: see "
+                    f"{self.dir}/logs/{name}.log"
+                )
             time.sleep(0.1)
 
     def _start_database(self) -> None:
@@ -220,11 +262,16 @@ class Cloud:
         )
         self._wait("mysql", lambda: _answers(socket.AF_UNIX, str(sock)))
         if not (data / "ready").exists():
-            statements = "".join(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb3;\n" for name in settings.DATABASES)
+            statements = "".join(
+                f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb3;\n"
+                for name in settings.DATABASES
+            )
             password = self.values["password"]
             statements += f"CREATE OR REPLACE USER os@localhost IDENTIFIED BY '{password}';\n"
             statements += "GRANT ALL ON *.* TO os@localhost;\n"
-            self._run("mysql", "mariadb", "--no-defaults", f"--socket={sock}", "-uroot", input=statements)
+            self._run(
+                "mysql", "mariadb", "--no-defaults", f"--socket={sock}", "-uroot", input=statements
+            )
             (data / "ready").touch()
 
     def _start_rabbit(self) -> None:
@@ -251,7 +298,8 @@ class Cloud:
             "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S "
+            "1:1",
         }
         self._spawn("rabbit", [PACKAGES["rabbitmq-server"]], **environment)
         self._wait("rabbit", lambda: _answers(socket.AF_INET, ("127.0.0.1", ports["amqp"])))
@@ -265,25 +313,45 @@ class Cloud:
                 order = ("nova", "neutron", "keystone", "cinder", "glance", "placement")
                 for future in [pool.submit(self._sync, name) for name in order]:
                     future.result()
-            futures = [pool.submit(self._serve, name) for name in ("keystone", "placement", "glance")]
+            futures = [
+                pool.submit(self._serve, name) for name in ("keystone", "placement", "glance")
+            ]
             for future in futures:
                 future.result()
             if first:
                 self._identities()
             futures = [pool.submit(self._serve, name) for name in ("neutron", "nova", "cinder")]
             for name in ("nova-conductor", "nova-scheduler", "nova-compute"):
-                self._spawn(name, [str(VENV / "bin" / name), "--config-file", str(conf / "nova" / "nova.conf")])
+                self._spawn(
+                    name,
+                    [str(VENV / "bin" / name), "--config-file", str(conf / "nova" / "nova.conf")],
+                )
             for name in ("cinder-scheduler", "cinder-volume"):
                 self._spawn(
-                    name, [str(VENV / "bin" / name), "--config-file", str(conf / "cinder" / "cinder.conf")], PYTHONPATH=str(TOOLS)
+                    name,
+                    [
+                        str(VENV / "bin" / name),
+                        "--config-file",
+                        str(conf / "cinder" / "cinder.conf"),
+                    ],
+                    PYTHONPATH=str(TOOLS),
                 )
             files = (conf / "neutron" / name for name in ("neutron.conf", "ml2.ini"))
             self._spawn(
                 "neutron-rpc-server",
-                [str(VENV / "bin" / "neutron-rpc-server"), *(word for file in files for word in ("--config-file", str(file)))],
+                [
+                    str(VENV / "bin" / "neutron-rpc-server"),
+                    *(word for file in files for word in ("--config-file", str(file))),
+                ],
             )
             self._spawn(
-                "agents", [str(VENV / "bin" / "python"), "-P", str(HERE / "agents.py"), str(conf / "neutron" / "neutron.conf")]
+                "agents",
+                [
+                    str(VENV / "bin" / "python"),
+                    "-P",
+                    str(HERE / "agents.py"),
+                    str(conf / "neutron" / "neutron.conf"),
+                ],
             )
             for future in futures:
                 future.result()
@@ -297,10 +365,19 @@ class Cloud:
     def _discover(self) -> None:
         """Until the hypervisor has reported; without it nothing can be scheduled."""
         deadline = time.monotonic() + START_TIMEOUT
-        command = ("nova-manage", "nova-manage", "--config-dir", str(self.dir / "conf" / "nova"), "cell_v2")
+        command = (
+            "nova-manage",
+            "nova-manage",
+            "--config-dir",
+            str(self.dir / "conf" / "nova"),
+            "cell_v2",
+        )
         while "compute1" not in self._run(*command, "list_hosts"):
             if time.monotonic() > deadline:
-                raise CloudError(f"nova-compute does not report within {START_TIMEOUT:g} s: see {self.dir}/logs/nova-compute.log")
+                raise CloudError(
+                    f"nova-compute does not report within {START_TIMEOUT:g} s: see "
+                    f"{self.dir}/logs/nova-compute.log"
+                )
             self._run(*command, "discover_hosts")
 
     def _sync(self, name: str) -> None:
@@ -309,7 +386,10 @@ class Cloud:
             self._run(
                 f"{name}-sync",
                 *(word.format(conf=conf) for word in words),
-                **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), "OS_PLACEMENT_CONFIG_DIR": str(conf)},
+                **{
+                    f"OS_{name.upper()}_CONFIG_DIR": str(conf),
+                    "OS_PLACEMENT_CONFIG_DIR": str(conf),
+                },
             )
 
     def _serve(self, name: str) -> None:
@@ -324,7 +404,10 @@ class Cloud:
                 str(port),
                 *(["--config-dir", str(conf)] if name == "cinder" else []),
             ],
-            **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), f"OS_{name.upper()}_CONFIG_FILES": settings.FILES[name]},
+            **{
+                f"OS_{name.upper()}_CONFIG_DIR": str(conf),
+                f"OS_{name.upper()}_CONFIG_FILES": settings.FILES[name],
+            },
         )
         self._wait(name, lambda: _http(f"http://127.0.0.1:{port}/"))
 
@@ -348,7 +431,11 @@ class Cloud:
 
     def down(self) -> None:
         """End all processes; nothing to do when none runs."""
-        pids = [(pid, began) for pid, began in self.values.get("pids", {}).values() if _start_time(pid) == began]
+        pids = [
+            (pid, began)
+            for pid, began in self.values.get("pids", {}).values()
+            if _start_time(pid) == began
+        ]
         sessions = {pid for pid, _began in pids}
         members = _members(sessions)
         for number, timeout in ((signal.SIGTERM, STOP_TIMEOUT), (signal.SIGKILL, STOP_TIMEOUT)):

@@ -10,7 +10,16 @@ from typing import Any
 
 PROJECTS = ("keystone", "glance", "openstack-placement", "nova", "neutron", "cinder")
 REGION = "RegionOne"
-DATABASES = ("keystone", "glance", "placement", "nova", "nova_api", "nova_cell0", "neutron", "cinder")
+DATABASES = (
+    "keystone",
+    "glance",
+    "placement",
+    "nova",
+    "nova_api",
+    "nova_cell0",
+    "neutron",
+    "cinder",
+)
 
 WSGI = {
     "keystone": "keystone.wsgi.api",
@@ -33,8 +42,26 @@ FILES = {
 SYNC: dict[str, tuple[tuple[str, ...], ...]] = {
     "keystone": (
         ("keystone-manage", "--config-dir", "{conf}", "db_sync"),
-        ("keystone-manage", "--config-dir", "{conf}", "fernet_setup", "--keystone-user", "root", "--keystone-group", "root"),
-        ("keystone-manage", "--config-dir", "{conf}", "credential_setup", "--keystone-user", "root", "--keystone-group", "root"),
+        (
+            "keystone-manage",
+            "--config-dir",
+            "{conf}",
+            "fernet_setup",
+            "--keystone-user",
+            "root",
+            "--keystone-group",
+            "root",
+        ),
+        (
+            "keystone-manage",
+            "--config-dir",
+            "{conf}",
+            "credential_setup",
+            "--keystone-user",
+            "root",
+            "--keystone-group",
+            "root",
+        ),
     ),
     "glance": (("glance-manage", "--config-dir", "{conf}", "db_sync"),),
     "placement": (("placement-manage", "--config-dir", "{conf}", "db", "sync"),),
@@ -45,7 +72,15 @@ SYNC: dict[str, tuple[tuple[str, ...], ...]] = {
         ("nova-manage", "--config-dir", "{conf}", "db", "sync"),
     ),
     "neutron": (
-        ("neutron-db-manage", "--config-file", "{conf}/neutron.conf", "--config-file", "{conf}/ml2.ini", "upgrade", "heads"),
+        (
+            "neutron-db-manage",
+            "--config-file",
+            "{conf}/neutron.conf",
+            "--config-file",
+            "{conf}/ml2.ini",
+            "upgrade",
+            "heads",
+        ),
     ),
     "cinder": (("cinder-manage", "--config-dir", "{conf}", "db", "sync"),),
 }
@@ -54,7 +89,9 @@ Section = dict[str, Any]
 
 
 def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -> None:
-    """All configuration files below the directory; readable by the owner only: they hold passwords."""
+    """All configuration files below the directory; readable by the owner only: they hold
+    passwords.
+    """
     ports, password = values["ports"], values["password"]
     conf = directory / "conf"
     keystone = f"http://127.0.0.1:{ports['keystone']}/v3"
@@ -78,7 +115,8 @@ def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -
 
     def database(name: str) -> Section:
         return {
-            "connection": f"mysql+pymysql://os:{password}@localhost/{name}?unix_socket={directory}/mysql.sock",
+            "connection": f"mysql+pymysql://os:{password}@localhost/{name}?unix_socket={directory}/"
+            "mysql.sock",
             "max_pool_size": 10,
             "max_overflow": 20,
         }
@@ -248,7 +286,11 @@ def _write(path: pathlib.Path, sections: dict[str, Section]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         for section, options in sections.items():
-            file.write(f"[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in options.items()) + "\n")
+            file.write(
+                f"[{section}]\n"
+                + "".join(f"{key} = {value}\n" for key, value in options.items())
+                + "\n"
+            )
 
 
 def _write_clouds(path: pathlib.Path, keystone: str, password: str) -> None:

@@ -1,4 +1,5 @@
-"""Serve one WSGI module of OpenStack with gunicorn: wsgi.py MODULE PORT [arguments for the service].
+"""Serve one WSGI module of OpenStack with gunicorn: wsgi.py MODULE PORT [arguments for the
+service].
 
 Some of the services read the command line when they are imported, so gunicorn must not have one.
 """

@@ -25,7 +25,9 @@ from typing import Any
 import ports
 
 HERE = pathlib.Path(__file__).resolve().parent
-CACHE = pathlib.Path(os.environ.get("NODEPOOL_KUBERNETES_CACHE") or HERE.parent.parent / ".kubernetes")
+CACHE = pathlib.Path(
+    os.environ.get("NODEPOOL_KUBERNETES_CACHE") or HERE.parent.parent / ".kubernetes"
+)
 #: What is built: the present Kubernetes, or one that few installations are older than.
 CURRENT = "go.mod"
 MODULES = {"": CURRENT, "oldest": "oldest.mod"}[os.environ.get("NODEPOOL_KUBERNETES_SET", "")]
@@ -35,7 +37,13 @@ GO = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
 OLDEST_GO = (1, 21)
 BUILD_TIMEOUT, START_TIMEOUT, STOP_TIMEOUT = 3600.0, 120.0, 15.0
 NODES = 3
-MACHINE = {"cpu": "400", "memory": "4000Gi", "ephemeral-storage": "40000Gi", "pods": "5000", "example.com/gpu": "100"}
+MACHINE = {
+    "cpu": "400",
+    "memory": "4000Gi",
+    "ephemeral-storage": "40000Gi",
+    "pods": "5000",
+    "example.com/gpu": "100",
+}
 
 
 class ClusterError(Exception):
@@ -55,20 +63,29 @@ def go() -> str:
 
 
 def _newer_go(old: str) -> str:
-    """Go itself is among the modules; older ones do not look for it by themselves. Raises ClusterError."""
+    """Go itself is among the modules; older ones do not look for it by themselves. Raises
+    ClusterError.
+    """
     match = re.search(r"^go ([\d.]+)$", (HERE / "go.mod").read_text(), re.MULTILINE)
     assert match is not None
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     module = f"golang.org/toolchain@v0.0.1-go{match[1]}.linux-{machine}"
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            [old, "mod", "download", "-json", module], cwd=empty, env=_environment(), capture_output=True, text=True,
-            timeout=900, check=False,
-        )  # fmt: skip
+            [old, "mod", "download", "-json", module],
+            cwd=empty,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
     try:
         root = pathlib.Path(json.loads(done.stdout)["Dir"])
     except (ValueError, KeyError):
-        raise ClusterError(f"Go {match[1]} cannot be had by {old}: {done.stdout}{done.stderr}") from None
+        raise ClusterError(
+            f"Go {match[1]} cannot be had by {old}: {done.stdout}{done.stderr}"
+        ) from None
     # Modules have no programs, and are read-only.
     for path in (*(root / "bin").iterdir(), *(root / "pkg" / "tool").rglob("*")):
         if path.is_file():
@@ -82,12 +99,17 @@ def _environment() -> dict[str, str]:
 
 def apt(*names: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]):
+    for words in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names],
+    ):
         subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
 
 
 def _go_version(path: str) -> tuple[int, ...]:
-    said = subprocess.run([path, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    said = subprocess.run(
+        [path, "version"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
     match = re.search(r"go(\d+)\.(\d+)", said)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -102,7 +124,10 @@ def version(modules: str = MODULES) -> str:
 def binaries(modules: str = MODULES) -> pathlib.Path:
     """Where they are kept: one folder for each state of the sources."""
     names = (modules, modules.replace(".mod", ".sum"), "main.go")
-    return CACHE / hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
+    return (
+        CACHE
+        / hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
+    )
 
 
 def install() -> None:
@@ -122,12 +147,34 @@ def _build(name: str, package: str, modules: str) -> None:
     program.parent.mkdir(parents=True, exist_ok=True)
     number = version(modules).removeprefix("v").split(".")
     stamp = "k8s.io/component-base/version"
-    flags = f"-s -w -X {stamp}.gitVersion={version(modules)} -X {stamp}.gitMajor={number[0]} -X {stamp}.gitMinor={number[1]}"
+    flags = (
+        f"-s -w -X {stamp}.gitVersion={version(modules)} -X {stamp}.gitMajor={number[0]} -X "
+        f"{stamp}.gitMinor={number[1]}"
+    )
     made = program.with_suffix(".new")
     # Beside tests that measure.
-    words = ["nice", "-n", "19", go(), "build", "-mod=readonly", f"-modfile={modules}", "-trimpath", "-ldflags", flags]
+    words = [
+        "nice",
+        "-n",
+        "19",
+        go(),
+        "build",
+        "-mod=readonly",
+        f"-modfile={modules}",
+        "-trimpath",
+        "-ldflags",
+        flags,
+    ]
     words += ["-o", str(made), package]
-    done = subprocess.run(words, cwd=HERE, env=_environment(), capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
+    done = subprocess.run(
+        words,
+        cwd=HERE,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT,
+        check=False,
+    )
     if done.returncode != 0:
         raise ClusterError(f"{name} does not build ({' '.join(words)}):\n{done.stderr[-3000:]}")
     made.rename(program)
@@ -139,7 +186,9 @@ class ControlPlane:
     def __init__(self, directory: pathlib.Path) -> None:
         self.dir = directory
         self.state = directory / "state.json"
-        self.values: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
+        self.values: dict[str, Any] = (
+            json.loads(self.state.read_text()) if self.state.exists() else {}
+        )
 
     def running(self) -> bool:
         pids = self.values.get("pids", {})
@@ -162,8 +211,13 @@ class ControlPlane:
         return self._settings()
 
     def _settings(self) -> dict[str, Any]:
-        return {"kubeconfig": str(self.dir / "admin.kubeconfig"), "server": self.url, "ca": str(self.dir / "ca.crt"),
-                "version": version(), "pids": {name: pid for name, (pid, _) in self.values["pids"].items()}}  # fmt: skip
+        return {
+            "kubeconfig": str(self.dir / "admin.kubeconfig"),
+            "server": self.url,
+            "ca": str(self.dir / "ca.crt"),
+            "version": version(),
+            "pids": {name: pid for name, (pid, _) in self.values["pids"].items()},
+        }
 
     @property
     def url(self) -> str:
@@ -171,33 +225,80 @@ class ControlPlane:
 
     def _prepare(self) -> None:
         port, etcd, peer = (ports.reserve() for _ in range(3))
-        self.values = {"port": port, "etcd": etcd, "peer": peer, "token": secrets.token_hex(16), "pids": {}}
+        self.values = {
+            "port": port,
+            "etcd": etcd,
+            "peer": peer,
+            "token": secrets.token_hex(16),
+            "pids": {},
+        }
         self._certificates()
         self._write("tokens.csv", f'{self.values["token"]},admin,admin,"system:masters"\n')
-        self._write("admin.kubeconfig", kubeconfig(self.url, (self.dir / "ca.crt").read_bytes(), self.values["token"]))
+        self._write(
+            "admin.kubeconfig",
+            kubeconfig(self.url, (self.dir / "ca.crt").read_bytes(), self.values["token"]),
+        )
         self._save()
 
     def _write(self, name: str, text: str) -> None:
-        with os.fdopen(os.open(self.dir / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with os.fdopen(
+            os.open(self.dir / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+        ) as file:
             file.write(text)
 
     def _save(self) -> None:
         self._write("state.json", json.dumps(self.values, indent=1))
 
     def _openssl(self, *words: str) -> None:
-        done = subprocess.run(["openssl", *words], cwd=self.dir, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["openssl", *words],
+            cwd=self.dir,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         if done.returncode != 0:
             raise ClusterError(f"openssl {' '.join(words)}: {done.stderr}")
 
     def _certificates(self) -> None:
-        """A CA, the server's certificate, one for the proxy of aggregated servers, and the key of service accounts."""
+        """A CA, the server's certificate, one for the proxy of aggregated servers, and the key
+        of service accounts.
+        """
         key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "3650")
-        self._openssl("req", "-x509", *key, "-subj", "/CN=nodepool-test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+        self._openssl(
+            "req",
+            "-x509",
+            *key,
+            "-subj",
+            "/CN=nodepool-test-ca",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+        )
         for name, subject in (("server", "/CN=kube-apiserver"), ("proxy", "/CN=front-proxy")):
             self._write(f"{name}.ext", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-            self._openssl("req", *key, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-            self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-                          "-days", "3650", "-extfile", f"{name}.ext", "-out", f"{name}.crt")  # fmt: skip
+            self._openssl(
+                "req", *key, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr"
+            )
+            self._openssl(
+                "x509",
+                "-req",
+                "-in",
+                f"{name}.csr",
+                "-CA",
+                "ca.crt",
+                "-CAkey",
+                "ca.key",
+                "-CAcreateserial",
+                "-days",
+                "3650",
+                "-extfile",
+                f"{name}.ext",
+                "-out",
+                f"{name}.crt",
+            )
         self._openssl("genrsa", "-out", "accounts.key", "2048")
         self._openssl("rsa", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
 
@@ -206,64 +307,125 @@ class ControlPlane:
         servers, admin = str(binaries() / "servers"), f"--kubeconfig={self.dir}/admin.kubeconfig"
         etcd = f"http://127.0.0.1:{values['etcd']}"
         peer = f"http://127.0.0.1:{values['peer']}"
-        self._spawn("etcd", [
-            servers, "etcd", f"--data-dir={self.dir}/etcd", f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
-            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
-            "--unsafe-no-fsync", "--log-level=warn",
-        ])  # fmt: skip
+        self._spawn(
+            "etcd",
+            [
+                servers,
+                "etcd",
+                f"--data-dir={self.dir}/etcd",
+                f"--listen-client-urls={etcd}",
+                f"--advertise-client-urls={etcd}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+                "--unsafe-no-fsync",
+                "--log-level=warn",
+            ],
+        )
         self._wait("etcd", lambda: b"true" in _get(f"{etcd}/health"))
-        self._spawn("kube-apiserver", [
-            servers, "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", "--endpoint-reconciler-type=none",
-            f"--secure-port={values['port']}", f"--tls-cert-file={self.dir}/server.crt",
-            f"--tls-private-key-file={self.dir}/server.key", f"--client-ca-file={self.dir}/ca.crt",
-            f"--token-auth-file={self.dir}/tokens.csv", "--authorization-mode=RBAC",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={self.dir}/accounts.pub",
-            f"--service-account-signing-key-file={self.dir}/accounts.key", "--service-cluster-ip-range=10.96.0.0/16",
-            f"--requestheader-client-ca-file={self.dir}/ca.crt", "--requestheader-allowed-names=front-proxy",
-            "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            f"--proxy-client-cert-file={self.dir}/proxy.crt", f"--proxy-client-key-file={self.dir}/proxy.key",
-            "--profiling=false", "--allow-privileged=true",
-            "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
-        ])  # fmt: skip
-        self._wait("kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None)
+        self._spawn(
+            "kube-apiserver",
+            [
+                servers,
+                "kube-apiserver",
+                f"--etcd-servers={etcd}",
+                "--bind-address=127.0.0.1",
+                "--endpoint-reconciler-type=none",
+                f"--secure-port={values['port']}",
+                f"--tls-cert-file={self.dir}/server.crt",
+                f"--tls-private-key-file={self.dir}/server.key",
+                f"--client-ca-file={self.dir}/ca.crt",
+                f"--token-auth-file={self.dir}/tokens.csv",
+                "--authorization-mode=RBAC",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-account-key-file={self.dir}/accounts.pub",
+                f"--service-account-signing-key-file={self.dir}/accounts.key",
+                "--service-cluster-ip-range=10.96.0.0/16",
+                f"--requestheader-client-ca-file={self.dir}/ca.crt",
+                "--requestheader-allowed-names=front-proxy",
+                "--requestheader-username-headers=X-Remote-User",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={self.dir}/proxy.crt",
+                f"--proxy-client-key-file={self.dir}/proxy.key",
+                "--profiling=false",
+                "--allow-privileged=true",
+                "--max-requests-inflight=2000",
+                "--max-mutating-requests-inflight=1000",
+            ],
+        )
+        self._wait(
+            "kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None
+        )
         rates = ["--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false"]
-        self._spawn("kube-controller-manager", [
-            servers, "kube-controller-manager", admin, *rates, f"--service-account-private-key-file={self.dir}/accounts.key",
-            f"--root-ca-file={self.dir}/ca.crt", "--secure-port=0", "--concurrent-namespace-syncs=50",
-            "--concurrent-serviceaccount-token-syncs=20", "--controllers=*,-node-ipam-controller",
-        ])  # fmt: skip
+        self._spawn(
+            "kube-controller-manager",
+            [
+                servers,
+                "kube-controller-manager",
+                admin,
+                *rates,
+                f"--service-account-private-key-file={self.dir}/accounts.key",
+                f"--root-ca-file={self.dir}/ca.crt",
+                "--secure-port=0",
+                "--concurrent-namespace-syncs=50",
+                "--concurrent-serviceaccount-token-syncs=20",
+                "--controllers=*,-node-ipam-controller",
+            ],
+        )
         self._spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
-        self._spawn("kwok", [
-            str(binaries(CURRENT) / "kwok"), admin, "--manage-all-nodes=true", f"--config={HERE}/stages.yaml",
-            "--node-lease-duration-seconds=40", "--server-address=",
-        ])  # fmt: skip
+        self._spawn(
+            "kwok",
+            [
+                str(binaries(CURRENT) / "kwok"),
+                admin,
+                "--manage-all-nodes=true",
+                f"--config={HERE}/stages.yaml",
+                "--node-lease-duration-seconds=40",
+                "--server-address=",
+            ],
+        )
         for number in range(NODES):
             self._node(f"node-{number}")
         self._wait("kwok", self._nodes_are_ready)
         self._wait(
-            "kube-controller-manager", lambda: bool(self.call("GET", "/api/v1/namespaces/default/serviceaccounts/default"))
+            "kube-controller-manager",
+            lambda: bool(self.call("GET", "/api/v1/namespaces/default/serviceaccounts/default")),
         )
 
     def _node(self, name: str) -> None:
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+        labels = {
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+        }
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         try:
             self.call("POST", "/api/v1/nodes", node)
         except urllib.error.HTTPError as error:
             if error.code != 409:  # it is there since an earlier start
                 raise
-        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": MACHINE, "allocatable": MACHINE}})
+        self.call(
+            "PATCH",
+            f"/api/v1/nodes/{name}/status",
+            {"status": {"capacity": MACHINE, "allocatable": MACHINE}},
+        )
 
     def _nodes_are_ready(self) -> bool:
         found = (self.call("GET", "/api/v1/nodes") or {}).get("items", [])
         ready = [
-            node for node in found
-            if any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
-        ]  # fmt: skip
+            node
+            for node in found
+            if any(
+                c["type"] == "Ready" and c["status"] == "True"
+                for c in node["status"].get("conditions", [])
+            )
+        ]
         return len(ready) >= NODES
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None, raw: bool = False) -> Any:
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, raw: bool = False
+    ) -> Any:
         """As the administrator. Raises urllib's errors."""
         context = ssl.create_default_context(cafile=str(self.dir / "ca.crt"))
         kind = "application/strategic-merge-patch+json" if method == "PATCH" else "application/json"
@@ -276,8 +438,15 @@ class ControlPlane:
 
     def _spawn(self, name: str, words: list[str]) -> None:
         with open(self.dir / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                                       cwd=self.dir, env={**os.environ, "GOMAXPROCS": "4"})  # fmt: skip
+            process = subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=self.dir,
+                env={**os.environ, "GOMAXPROCS": "4"},
+            )
         self.values["pids"][name] = [process.pid, start_time(process.pid)]
         self._save()
 
@@ -291,7 +460,9 @@ class ControlPlane:
             if start_time(pid) != began:
                 break
             time.sleep(0.1)
-        raise ClusterError(f"{name} does not start, its log is {self.dir / name}.log:\n{self._tail(name)}")
+        raise ClusterError(
+            f"{name} does not start, its log is {self.dir / name}.log:\n{self._tail(name)}"
+        )
 
     def _tail(self, name: str) -> str:
         with contextlib.suppress(OSError):
@@ -303,13 +474,18 @@ class ControlPlane:
     def down(self) -> None:
         """Stop everything; what it has written stays."""
         pids = self.values.get("pids", {})
-        for number, patience in ((signal.SIGTERM, STOP_TIMEOUT / 3), (signal.SIGKILL, STOP_TIMEOUT)):
+        for number, patience in (
+            (signal.SIGTERM, STOP_TIMEOUT / 3),
+            (signal.SIGKILL, STOP_TIMEOUT),
+        ):
             deadline = time.monotonic() + patience
             for pid, began in pids.values():
                 if start_time(pid) == began:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
-            while time.monotonic() < deadline and any(start_time(pid) == began for pid, began in pids.values()):
+            while time.monotonic() < deadline and any(
+                start_time(pid) == began for pid, began in pids.values()
+            ):
                 time.sleep(0.05)
         if self.values:
             self.values["pids"] = {}
@@ -317,15 +493,34 @@ class ControlPlane:
                 self._save()
 
 
-def kubeconfig(server: str, ca: bytes, token: str, context: str = "admin", namespace: str = "default") -> str:
+def kubeconfig(
+    server: str, ca: bytes, token: str, context: str = "admin", namespace: str = "default"
+) -> str:
     """In JSON, which is YAML."""
-    return json.dumps({
-        "apiVersion": "v1", "kind": "Config", "current-context": context,
-        "clusters": [{"name": "test", "cluster": {
-            "server": server, "certificate-authority-data": base64.b64encode(ca).decode()}}],
-        "users": [{"name": context, "user": {"token": token}}],
-        "contexts": [{"name": context, "context": {"cluster": "test", "user": context, "namespace": namespace}}],
-    }, indent=1)  # fmt: skip
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": context,
+            "clusters": [
+                {
+                    "name": "test",
+                    "cluster": {
+                        "server": server,
+                        "certificate-authority-data": base64.b64encode(ca).decode(),
+                    },
+                }
+            ],
+            "users": [{"name": context, "user": {"token": token}}],
+            "contexts": [
+                {
+                    "name": context,
+                    "context": {"cluster": "test", "user": context, "namespace": namespace},
+                }
+            ],
+        },
+        indent=1,
+    )
 
 
 def _get(url: str) -> bytes:

@@ -1,4 +1,6 @@
-"""The second half of tools/quickstart: runs in the virtual environment, with Nodepool's own modules."""
+"""The second half of tools/quickstart: runs in the virtual environment, with Nodepool's own
+modules.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def program(name: str) -> str:
 
 
 def last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing was printed")
+    return next(
+        (line.strip() for line in reversed(text.splitlines()) if line.strip()),
+        "nothing was printed",
+    )
 
 
 @dataclass
@@ -100,7 +105,10 @@ class Demo:
             self._start_zookeeper()
         else:
             self._start_small_zookeeper()
-        say(f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into slivers")
+        say(
+            f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into "
+            "slivers"
+        )
         self.slivers.start()
         if self.slivers.process is not None:
             self._watch("nodepool-nodemanager", self.slivers.process, "nodemanager.log")
@@ -113,7 +121,10 @@ class Demo:
         self._start_daemon("launcher")
         self._wait_ready()
         client = ZooKeeperClient(
-            f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"], tls_ca=self.server["ca"]
+            f"127.0.0.1:{self.server['port']}",
+            tls_cert=self.server["cert"],
+            tls_key=self.server["key"],
+            tls_ca=self.server["ca"],
         )
         client.connect(timeout=STEP_TIMEOUT)
         client.state_listeners.append(self._connection_changed)
@@ -126,7 +137,13 @@ class Demo:
     def _start_zookeeper(self) -> None:
         say("Starting ZooKeeper (TLS, loopback only)")
         out = subprocess.run(
-            [sys.executable, str(TOOLS / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
+            [
+                sys.executable,
+                str(TOOLS / "zookeeper"),
+                "start",
+                "--dir",
+                str(self.work / "zookeeper"),
+            ],
             check=True,
             capture_output=True,
             timeout=STEP_TIMEOUT,
@@ -139,12 +156,21 @@ class Demo:
         files = {name: str(self.work / f"{name}.pem") for name in ("cert", "key", "ca")}
         self.server = {"port": ports.reserve(), **files}
         options = [text for name, path in files.items() for text in (f"--tls-{name}", path)]
-        command = [sys.executable, "-m", "nodepool.zkserver", "--tls-port", str(self.server["port"]), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "nodepool.zkserver",
+            "--tls-port",
+            str(self.server["port"]),
+            *options,
+        ]
         self._launch("zookeeper", command, "zookeeper.log")
 
     def _launch(self, name: str, command: list[str], log: str) -> subprocess.Popen[bytes]:
         with open(self.work / log, "wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         self.processes.append((name, process))
         self._watch(name, process, log)
         return process
@@ -162,7 +188,10 @@ class Demo:
                     "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
                     "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
                     "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
-                    "access": {"socket": str(self.work / "api.sock"), "certificates": self._certificates()},
+                    "access": {
+                        "socket": str(self.work / "api.sock"),
+                        "certificates": self._certificates(),
+                    },
                     **(image.settings(self.work) if self.builds_image else {}),
                     "labels": [{"name": label} for label in ("host", *images)],
                     "providers": [self.slivers.provider(images)],
@@ -183,7 +212,9 @@ class Demo:
         deadline = time.monotonic() + STEP_TIMEOUT
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/ready", timeout=2) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{self.web_port}/ready", timeout=2
+                ) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
@@ -191,7 +222,10 @@ class Demo:
             with self.condition:
                 self.check()
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"nodepool-launcher is not ready after {STEP_TIMEOUT:.0f} s; read {self.work}/launcher.log")
+                    raise SystemExit(
+                        f"nodepool-launcher is not ready after {STEP_TIMEOUT:.0f} s; read "
+                        f"{self.work}/launcher.log"
+                    )
                 self.condition.wait(0.05)
 
     # -- watching
@@ -207,18 +241,27 @@ class Demo:
             status = process.wait()
             with self.condition:
                 if not self.stopping and log is not None:
-                    how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
-                    self.dead[name] = f"{name} {how}; read its log, {self.work}/{log}, and start again"
+                    how = (
+                        f"was killed by signal {-status}"
+                        if status < 0
+                        else f"has ended with status {status}"
+                    )
+                    self.dead[name] = (
+                        f"{name} {how}; read its log, {self.work}/{log}, and start again"
+                    )
                 self.condition.notify_all()
 
         threading.Thread(target=wait, name=f"Thread-{name}", daemon=True).start()
 
     def _connection_changed(self, state: str) -> None:
-        # The small one is watched as a process; on a busy machine a session may end although its server lives.
+        # The small one is watched as a process; on a busy machine a session may end although its
+        # server lives.
         if state == "LOST" and self.arguments.zookeeper:
             with self.condition:
                 if not self.stopping:
-                    self.dead["zookeeper"] = f"ZooKeeper does not answer any more; its log is in {self.work}/zookeeper"
+                    self.dead["zookeeper"] = (
+                        f"ZooKeeper does not answer any more; its log is in {self.work}/zookeeper"
+                    )
                 self.condition.notify_all()
 
     def check(self) -> None:
@@ -256,14 +299,18 @@ class Demo:
                     order.note(f"keys scanned ({len(new.host_keys)})", now)
             self.condition.notify_all()
 
-    def _wait(self, what: str, condition: Any, timeout: float = STEP_TIMEOUT, log: str = "launcher.log") -> None:
+    def _wait(
+        self, what: str, condition: Any, timeout: float = STEP_TIMEOUT, log: str = "launcher.log"
+    ) -> None:
         deadline = time.monotonic() + timeout
         with self.condition:
             while not condition():
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise SystemExit(f"{what} took more than {timeout:.0f} s; read {self.work}/{log}")
+                    raise SystemExit(
+                        f"{what} took more than {timeout:.0f} s; read {self.work}/{log}"
+                    )
                 self.condition.wait(left)
 
     # -- the show
@@ -286,10 +333,16 @@ class Demo:
             present = self.facade.request_tree.get(request.id)
             if present is not None:  # it may have gone on before we knew its name
                 self._request_changed(order.request_id, None, present)
-        self._wait("Serving the requests", lambda: all({"ready", "failed"} & set(o.events) for o in self.orders))
+        self._wait(
+            "Serving the requests",
+            lambda: all({"ready", "failed"} & set(o.events) for o in self.orders),
+        )
         failed = [o.request_id for o in self.orders if "failed" in o.events]
         if failed:
-            raise SystemExit(f"requests failed: {', '.join(failed)}; read launcher.log and nodemanager.log in {self.work}")
+            raise SystemExit(
+                f"requests failed: {', '.join(failed)}; read launcher.log and nodemanager.log in "
+                f"{self.work}"
+            )
 
     def log_in(self) -> None:
         say("\nAccepting the nodes and running a command on each")
@@ -310,7 +363,11 @@ class Demo:
     def _first_command(self, order: Ordered) -> None:
         node = order.node
         known = self.work / f"known_hosts-{node.id}"
-        known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
+        known.write_text(
+            "".join(
+                f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys
+            )
+        )
         out = subprocess.run(
             [
                 "ssh",
@@ -335,7 +392,10 @@ class Demo:
             check=False,
         )
         if out.returncode:
-            raise SystemExit(f"cannot log in to node {node.id}: {last_line(out.stderr)}; read {self.work}/nodemanager.log")
+            raise SystemExit(
+                f"cannot log in to node {node.id}: {last_line(out.stderr)}; read "
+                f"{self.work}/nodemanager.log"
+            )
         order.note(f"ssh: {out.stdout.strip()}")
         order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
 
@@ -389,25 +449,42 @@ class Demo:
         :raises SystemExit: it could not be built or uploaded.
         """
         nodepool = [program("nodepool"), "-c", str(self.config)]
-        say(f"\nBuilding a Debian {image.RELEASE} image with diskimage-builder (a few minutes; --no-image skips it)")
+        say(
+            f"\nBuilding a Debian {image.RELEASE} image with diskimage-builder (a few minutes; "
+            "--no-image skips it)"
+        )
         # Ctrl-C is for us: the build ends with everything else.
         waiting = subprocess.Popen(
-            [*nodepool, "image-build", image.IMAGE, "--wait"], stdin=subprocess.DEVNULL, start_new_session=True
+            [*nodepool, "image-build", image.IMAGE, "--wait"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             self._watch("image-build", waiting)
-            # A builder that is there first builds the image without a request, and then again for it.
+            # A builder that is there first builds the image without a request, and then again for
+            # it.
             self._wait(
                 "Requesting the image",
-                lambda: waiting.poll() is not None or image.IMAGE in self.facade.image_tree.data().requests,
+                lambda: (
+                    waiting.poll() is not None
+                    or image.IMAGE in self.facade.image_tree.data().requests
+                ),
             )
             self._start_daemon("builder")
-            self._wait("Building the image", lambda: waiting.poll() is not None, BUILD_TIMEOUT, "builder.log")
+            self._wait(
+                "Building the image",
+                lambda: waiting.poll() is not None,
+                BUILD_TIMEOUT,
+                "builder.log",
+            )
         finally:
             if waiting.poll() is None:
                 waiting.kill()
         if waiting.returncode:
-            raise SystemExit(f"the image was not built; read {self.work}/build-logs, or leave the image out with --no-image")
+            raise SystemExit(
+                f"the image was not built; read {self.work}/build-logs, or leave the image out "
+                "with --no-image"
+            )
         with step("Uploading the image to the node manager", sys.stdout):
             self._wait("Uploading the image", self._ready_uploads, log="builder.log")
         for table in ("dib-image-list", "image-list"):
@@ -418,32 +495,50 @@ class Demo:
         self.images = [image.summary(self.work, build, upload)]
 
     def _ready_uploads(self) -> list[Any]:
-        return [upload for upload in self.facade.image_tree.data().uploads if upload.state == zk.READY]
+        return [
+            upload for upload in self.facade.image_tree.data().uploads if upload.state == zk.READY
+        ]
 
     def lease(self) -> None:
         """Lease a node as a program would, without ZooKeeper and without a key of our own."""
-        say("\nLeasing a node with nodepool.client, through the socket of the launcher (times since the call)")
+        say(
+            "\nLeasing a node with nodepool.client, through the socket of the launcher (times "
+            "since the call)"
+        )
         start = time.monotonic()
 
         def note(text: str) -> None:
             say(f"  {(time.monotonic() - start) * 1000:8.1f} ms  {text}")
 
         try:
-            with Pool(f"unix://{self.work}/api.sock").lease("host", purpose="quickstart", wait=STEP_TIMEOUT) as lease:
+            with Pool(f"unix://{self.work}/api.sock").lease(
+                "host", purpose="quickstart", wait=STEP_TIMEOUT
+            ) as lease:
                 note(f"lease {lease.id}: node {lease.nodes[0].id}, held until this program ends")
                 command = "echo $(hostname), as $(id -un)"
-                printed = lease.run(command, timeout=STEP_TIMEOUT, check=True).stdout.decode().strip()
+                printed = (
+                    lease.run(command, timeout=STEP_TIMEOUT, check=True).stdout.decode().strip()
+                )
                 note(f"a command, relayed by the launcher: {printed}")
                 argv = ["ssh", "-F", lease.write_ssh(self.work / "lease"), "n1", command]
-                done = subprocess.run(argv, capture_output=True, text=True, timeout=STEP_TIMEOUT, check=True)
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, timeout=STEP_TIMEOUT, check=True
+                )
                 note(f"SSH, with a certificate of the lease: {done.stdout.strip()}")
-            self._wait("Deleting the node", lambda: self.facade.node_tree.get(lease.nodes[0].id) is None)
+            self._wait(
+                "Deleting the node", lambda: self.facade.node_tree.get(lease.nodes[0].id) is None
+            )
             note("returned, and the node is deleted")
         except (NodepoolError, subprocess.SubprocessError) as error:
             raise SystemExit(f"the lease failed: {error}; read {self.work}/launcher.log") from error
 
     def summary(self) -> dict[str, Any]:
-        return {"nodes": self.nodes, "images": self.images, "limits": self.slivers.limits, "left_behind": []}
+        return {
+            "nodes": self.nodes,
+            "images": self.images,
+            "limits": self.slivers.limits,
+            "left_behind": [],
+        }
 
     def keep(self) -> None:
         nodepool = f"{program('nodepool')} -c {self.config}"
@@ -507,8 +602,15 @@ Ctrl-C stops everything.""")
         if (self.work / "zookeeper").exists():
             tool = [sys.executable, str(TOOLS / "zookeeper")]
             directory = ["--dir", str(self.work / "zookeeper")]
-            subprocess.run([*tool, "stop", *directory], check=False, timeout=60, capture_output=True)
-            if subprocess.run([*tool, "status", *directory], check=False, timeout=60, capture_output=True).returncode == 0:
+            subprocess.run(
+                [*tool, "stop", *directory], check=False, timeout=60, capture_output=True
+            )
+            if (
+                subprocess.run(
+                    [*tool, "status", *directory], check=False, timeout=60, capture_output=True
+                ).returncode
+                == 0
+            ):
                 left.append(f"ZooKeeper: {TOOLS}/zookeeper stop --dir {self.work}/zookeeper")
         return left
 
@@ -542,7 +644,9 @@ def main() -> int:
             signal.signal(number, interrupt)
     # Messages of the libraries are of interest only when something goes wrong.
     logging.basicConfig(
-        filename=demo.work / "quickstart.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        filename=demo.work / "quickstart.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     summary: dict[str, Any] = {"nodes": [], "images": [], "left_behind": []}
     good = interrupted = False
@@ -561,7 +665,10 @@ def main() -> int:
         say("interrupted")
     except Exception as error:
         logging.exception("The demonstration failed")
-        say(f"{type(error).__name__}: {last_line(str(error))}; read {demo.work}/quickstart.log, and start again")
+        say(
+            f"{type(error).__name__}: {last_line(str(error))}; read {demo.work}/quickstart.log, "
+            "and start again"
+        )
     finally:
         summary["left_behind"] = demo.stop()
         write(arguments.json, summary)

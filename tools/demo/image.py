@@ -14,7 +14,10 @@ from nodepool.zk.records import ImageBuild, ImageUpload
 IMAGE = "debian"
 RELEASE = "bookworm"
 #: The mirrors that diskimage-builder can be given, and the public archive that it uses otherwise.
-ARCHIVES = {"DIB_DISTRIBUTION_MIRROR": "deb.debian.org/debian", "DIB_DEBIAN_SECURITY_MIRROR": "security.debian.org"}
+ARCHIVES = {
+    "DIB_DISTRIBUTION_MIRROR": "deb.debian.org/debian",
+    "DIB_DEBIAN_SECURITY_MIRROR": "security.debian.org",
+}
 #: What diskimage-builder needs for a Debian tree in a tar file.
 PROGRAMS = {
     "debootstrap": "debootstrap",
@@ -34,7 +37,9 @@ def obstacle() -> str | None:
     """Why no image can be built here; None when it can."""
     if os.geteuid() != 0:
         return "building an image needs root"
-    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    missing = sorted(
+        {package for program, package in PROGRAMS.items() if shutil.which(program) is None}
+    )
     if missing:
         return f"missing packages: {', '.join(missing)}"
     return None
@@ -46,7 +51,9 @@ def apt_mirrors(sources: str) -> dict[str, str]:
     :param sources: text of the sources lists, either format.
     """
     found: dict[str, str] = {}
-    for url in re.findall(r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(https?://\S+)", sources, re.MULTILINE):
+    for url in re.findall(
+        r"^(?:URIs:|deb(?:\s+\[[^\]]*\])?)\s+(https?://\S+)", sources, re.MULTILINE
+    ):
         url = url.rstrip("/")
         if url.endswith("/debian-security"):
             found.setdefault("DIB_DEBIAN_SECURITY_MIRROR", url)
@@ -56,7 +63,10 @@ def apt_mirrors(sources: str) -> dict[str, str]:
 
 
 def read_apt_sources() -> str:
-    files = [pathlib.Path("/etc/apt/sources.list"), *sorted(pathlib.Path("/etc/apt/sources.list.d").glob("*"))]
+    files = [
+        pathlib.Path("/etc/apt/sources.list"),
+        *sorted(pathlib.Path("/etc/apt/sources.list.d").glob("*")),
+    ]
     return "\n".join(f.read_text(errors="replace") for f in files if f.is_file())
 
 
@@ -76,7 +86,8 @@ def missing_mirrors(mirrors: dict[str, str]) -> str | None:
     if not missing:
         return None
     return (
-        f"The apt sources of this machine name no mirror of {' and '.join(missing)}, so the build uses the public one; "
+        f"The apt sources of this machine name no mirror of {' and '.join(missing)}, so the build "
+        "uses the public one; "
         "in a closed network, add it to the apt sources first"
     )
 
@@ -97,7 +108,11 @@ def settings(work: pathlib.Path) -> dict[str, Any]:
                 "elements": ["debian-minimal", "openssh-server"],
                 "release": RELEASE,
                 "username": "root",
-                "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_IMAGE_CACHE": str(work / "dib-cache"), **mirrors},
+                "env-vars": {
+                    "DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0",
+                    "DIB_IMAGE_CACHE": str(work / "dib-cache"),
+                    **mirrors,
+                },
             }
         ],
     }

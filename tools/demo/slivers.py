@@ -1,4 +1,6 @@
-"""The node manager of tools/quickstart: real slivers on this machine, and a look at their limits."""
+"""The node manager of tools/quickstart: real slivers on this machine, and a look at their
+limits.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class SliverDemo:
 
         :raises SystemExit: it does not.
         """
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=START_TIMEOUT)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)],
+            check=True,
+            timeout=START_TIMEOUT,
+        )
         first = ports.reserve(PLACES)
         config = self.work / "nodemanager.yaml"
         config.write_text(
@@ -79,7 +85,9 @@ class SliverDemo:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a signal for all of us, such as Ctrl-C, must not end it before its slivers are removed
+                # a signal for all of us, such as Ctrl-C, must not end it before its slivers are
+                # removed
+                start_new_session=True,
             )
 
     def _wait_ready(self) -> dict[str, Any]:
@@ -97,7 +105,9 @@ class SliverDemo:
                 time.sleep(0.02)
             except (RpcError, RpcFault):
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"nodepool-nodemanager did not start; read {self.work}/nodemanager.log") from None
+                    raise SystemExit(
+                        f"nodepool-nodemanager did not start; read {self.work}/nodemanager.log"
+                    ) from None
                 time.sleep(0.02)
 
     def provider(self, images: list[str]) -> dict[str, Any]:
@@ -107,7 +117,13 @@ class SliverDemo:
         # There is no root in slivers of an ordinary user.
         user = {"username": self.username} if self.username != "root" else {}
         if self.backend == "native":
-            limits = {"cpus": 0.05 * cores, "cpu-limit": CPU_LIMIT, "ram": MEMORY, "disk": DISK, "pids": 200}
+            limits = {
+                "cpus": 0.05 * cores,
+                "cpu-limit": CPU_LIMIT,
+                "ram": MEMORY,
+                "disk": DISK,
+                "pids": 200,
+            }
         else:
             limits = {"ram": MEMORY, "pids": 200}
         return {
@@ -129,7 +145,9 @@ class SliverDemo:
             ],
         }
 
-    def _ssh(self, node: Any, command: str, timeout: float = START_TIMEOUT) -> subprocess.CompletedProcess[str]:
+    def _ssh(
+        self, node: Any, command: str, timeout: float = START_TIMEOUT
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
                 "ssh",
@@ -161,15 +179,21 @@ class SliverDemo:
         say(f"\nLimits: {CPU_LIMIT:g} of {cores} cores, {MEMORY} MiB")
         name = nodes[0].external_id["sliver"]
         before, started = self.client.call("GetUsage", name)["cpu_usec"], time.monotonic()
-        self._ssh(nodes[0], "timeout 3 sh -c 'while :; do :; done & while :; do :; done & wait'; true")
+        self._ssh(
+            nodes[0], "timeout 3 sh -c 'while :; do :; done & while :; do :; done & wait'; true"
+        )
         seconds = time.monotonic() - started
         used = (self.client.call("GetUsage", name)["cpu_usec"] - before) / 1e6 / seconds
         say(f"  two endless loops for 3 s used {used:.2f} cores")
         hog = self._ssh(nodes[1], "tail /dev/zero; echo status $?")
         killed = "status 137" in hog.stdout
-        alive = self._ssh(nodes[2], "echo alive").stdout.strip() == "alive" and self._ssh(nodes[1], "true").returncode == 0
+        alive = (
+            self._ssh(nodes[2], "echo alive").stdout.strip() == "alive"
+            and self._ssh(nodes[1], "true").returncode == 0
+        )
         say(
-            f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its node and the others "
+            f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its "
+            "node and the others "
             f"{'go on' if alive else 'do NOT go on'}"
         )
         self.limits = {
@@ -181,17 +205,29 @@ class SliverDemo:
 
     def _show_rlimits(self, nodes: list[Any]) -> None:
         """Without root each process has limits, the node as a whole only one on their number."""
-        say(f"\nLimits: {MEMORY} MiB for each process, 200 processes; those of CPU, disk and network need root")
+        say(
+            f"\nLimits: {MEMORY} MiB for each process, 200 processes; those of CPU, disk and "
+            "network need root"
+        )
         hog = self._ssh(nodes[1], "tail /dev/zero 2>&1; echo status $?")
-        forks = self._ssh(nodes[2], "for i in $(seq 300); do sleep 3 & done 2>&1 | grep -c 'Cannot fork\\|fork: retry'")
+        forks = self._ssh(
+            nodes[2],
+            "for i in $(seq 300); do sleep 3 & done 2>&1 | grep -c 'Cannot fork\\|fork: retry'",
+        )
         refused = "status 1" in hog.stdout
         held = forks.stdout.strip() not in ("", "0")
         alive = all(self._ssh(node, "echo alive").stdout.strip() == "alive" for node in nodes[:2])
         say(
-            f"  a program that takes all memory was {'refused more' if refused else 'NOT refused'}; the 201st process was "
-            f"{'refused' if held else 'NOT refused'}; the others {'go on' if alive else 'do NOT go on'}"
+            "  a program that takes all memory was "
+            f"{'refused more' if refused else 'NOT refused'}; the 201st process was "
+            f"{'refused' if held else 'NOT refused'}; the others "
+            f"{'go on' if alive else 'do NOT go on'}"
         )
-        self.limits = {"memory_hog_killed": refused, "process_limit_held": held, "others_alive": alive}
+        self.limits = {
+            "memory_hog_killed": refused,
+            "process_limit_held": held,
+            "others_alive": alive,
+        }
 
     def _delete_slivers(self) -> bool:
         try:
@@ -210,7 +246,8 @@ class SliverDemo:
             return []
         left: list[str] = []
         if self.process.poll() is not None or not self._delete_slivers():
-            # It knows best what belongs to its slivers: mounts, loop devices, cgroups, interfaces. Was it just ending?
+            # It knows best what belongs to its slivers: mounts, loop devices, cgroups, interfaces.
+            # Was it just ending?
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
             if self.process.poll() is not None:
@@ -227,7 +264,11 @@ class SliverDemo:
                 self.process.wait(5)
                 left.append("nodepool-nodemanager had to be killed; nothing to do")
         mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-        left += [f"mount: umount {line.split()[4]}" for line in reversed(mounts) if str(self.work) in line]
+        left += [
+            f"mount: umount {line.split()[4]}"
+            for line in reversed(mounts)
+            if str(self.work) in line
+        ]
         left += image.loop_devices(self.work)
         if not left:
             shutil.rmtree(self.work / "slivers", ignore_errors=True)

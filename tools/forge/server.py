@@ -81,7 +81,12 @@ def version() -> str:
 
 def built() -> pathlib.Path:
     """Return where the server is kept: one folder for each state of the module files."""
-    return CACHE / hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ("go.mod", "go.sum"))).hexdigest()[:16]
+    return (
+        CACHE
+        / hashlib.sha256(
+            b"".join((HERE / name).read_bytes() for name in ("go.mod", "go.sum"))
+        ).hexdigest()[:16]
+    )
 
 
 def is_installed() -> bool:
@@ -93,7 +98,12 @@ def install() -> None:
 
     :raises ClusterError: it does not build.
     """
-    missing = [name for program, names in PACKAGES.items() if shutil.which(program) is None for name in names.split()]
+    missing = [
+        name
+        for program, names in PACKAGES.items()
+        if shutil.which(program) is None
+        for name in names.split()
+    ]
     if missing:
         apt(*missing)
     if is_installed():
@@ -106,9 +116,20 @@ def install() -> None:
         found = json.loads(_go([command, "mod", "download", "-json", MODULE], BUILD_TIMEOUT))
     for name in STATIC:
         shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.copytree(pathlib.Path(found["Dir"], name), folder / name, copy_function=shutil.copyfile)
-    flags = ["-trimpath", "-tags", "sqlite sqlite_unlock_notify", "-ldflags", f"-s -w -X main.Version={version()}"]
-    _go([command, "build", "-mod=readonly", *flags, "-o", str(folder / "gitea.new"), MODULE], BUILD_TIMEOUT)
+        shutil.copytree(
+            pathlib.Path(found["Dir"], name), folder / name, copy_function=shutil.copyfile
+        )
+    flags = [
+        "-trimpath",
+        "-tags",
+        "sqlite sqlite_unlock_notify",
+        "-ldflags",
+        f"-s -w -X main.Version={version()}",
+    ]
+    _go(
+        [command, "build", "-mod=readonly", *flags, "-o", str(folder / "gitea.new"), MODULE],
+        BUILD_TIMEOUT,
+    )
     (folder / "gitea.new").rename(folder / "gitea")
 
 
@@ -119,7 +140,13 @@ def _go(words: list[str], timeout: float) -> str:
     """
     environment = {"HOME": "/root", **os.environ, "CGO_ENABLED": "1", "GOFLAGS": ""}
     done = subprocess.run(
-        ["nice", "-n", "19", *words], cwd=HERE, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        ["nice", "-n", "19", *words],
+        cwd=HERE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(words)} failed:\n{done.stderr[-3000:]}")
@@ -165,7 +192,9 @@ class Gitea:
         self.dir.mkdir(parents=True, exist_ok=True)
         if not self.token:
             self.port = ports.reserve()
-            config = CONFIG.format(user=getpass.getuser(), dir=self.dir, port=self.port, static=built())
+            config = CONFIG.format(
+                user=getpass.getuser(), dir=self.dir, port=self.port, static=built()
+            )
             self._write(self.dir / "app.ini", config)
             self.command("migrate")
             self.password = self.add_user(USER, "--admin")
@@ -173,9 +202,14 @@ class Gitea:
         try:
             with open(self.log, "ab") as log:
                 self._process = subprocess.Popen(
-                    [*self._words(), "web"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                    cwd=self.dir, env=self._environment(),
-                )  # fmt: skip
+                    [*self._words(), "web"],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd=self.dir,
+                    env=self._environment(),
+                )
             self.pid = self._process.pid
             self._began = start_time(self.pid) or ""
             self._save()
@@ -188,14 +222,31 @@ class Gitea:
         """Return the password of a new user."""
         password = secrets.token_urlsafe(20)
         self.command(
-            "admin", "user", "create", "--username", name, "--password", password, "--email", f"{name}@example.com",
-            "--must-change-password=false", *options,
-        )  # fmt: skip
+            "admin",
+            "user",
+            "create",
+            "--username",
+            name,
+            "--password",
+            password,
+            "--email",
+            f"{name}@example.com",
+            "--must-change-password=false",
+            *options,
+        )
         return password
 
     def user_token(self, name: str, scopes: str) -> str:
         """Return a new token of a user for some calls, such as ``read:admin,write:repository``."""
-        words = ("--username", name, "--token-name", secrets.token_hex(8), "--scopes", scopes, "--raw")
+        words = (
+            "--username",
+            name,
+            "--token-name",
+            secrets.token_hex(8),
+            "--scopes",
+            scopes,
+            "--raw",
+        )
         return self.command("admin", "user", "generate-access-token", *words).split()[-1]
 
     def command(self, *words: str) -> str:
@@ -204,15 +255,28 @@ class Gitea:
         :raises ClusterError: it fails.
         """
         done = subprocess.run(
-            [*self._words(), *words], cwd=self.dir, env=self._environment(), capture_output=True, text=True,
-            timeout=COMMAND_TIMEOUT, check=False,
-        )  # fmt: skip
+            [*self._words(), *words],
+            cwd=self.dir,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT,
+            check=False,
+        )
         if done.returncode != 0:
-            raise ClusterError(f"gitea {' '.join(words[:3])} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+            raise ClusterError(
+                f"gitea {' '.join(words[:3])} failed:\n{(done.stdout + done.stderr)[-3000:]}"
+            )
         return done.stdout
 
     def _words(self) -> list[str]:
-        return [str(built() / "gitea"), "--config", str(self.dir / "app.ini"), "--work-path", str(self.dir)]
+        return [
+            str(built() / "gitea"),
+            "--config",
+            str(self.dir / "app.ini"),
+            "--work-path",
+            str(self.dir),
+        ]
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "HOME": str(self.dir), "USER": getpass.getuser(), "GOMAXPROCS": "2"}
@@ -227,12 +291,19 @@ class Gitea:
                 answer.read()
                 return
             time.sleep(0.05)
-        raise ClusterError(f"Gitea does not start, its log is {self.log}:\n{self.log.read_text(errors='replace')[-3000:]}")
+        raise ClusterError(
+            "Gitea does not start, its log is "
+            f"{self.log}:\n{self.log.read_text(errors='replace')[-3000:]}"
+        )
 
     def _save(self) -> None:
         values = {
-            "port": self.port, "pid": self.pid, "began": self._began, "password": self.password, "token": self.token,
-        }  # fmt: skip
+            "port": self.port,
+            "pid": self.pid,
+            "began": self._began,
+            "password": self.password,
+            "token": self.token,
+        }
         self._write(self._state, json.dumps(values))
 
     @staticmethod

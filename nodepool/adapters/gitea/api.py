@@ -98,7 +98,8 @@ class Connection:
     """Calls of one forge.
 
     :param scope: empty (all of it), ``user``, ``orgs/NAME`` or ``repos/OWNER/NAME``.
-    :param ca_file: of the authority that signed the forge's certificate, unless the system knows it.
+    :param ca_file: of the authority that signed the forge's certificate, unless the system knows
+        it.
     """
 
     def __init__(self, url: str, token: str, scope: str = "", ca_file: str | None = None) -> None:
@@ -107,15 +108,22 @@ class Connection:
         self._session = DirectSession()
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = ca_file or True
-        needed = "read:admin,write:admin" if not scope else "write:repository" if scope.startswith("repos/") else (
-            "write:user" if scope == "user" else "write:organization")  # fmt: skip
+        needed = (
+            "read:admin,write:admin"
+            if not scope
+            else "write:repository"
+            if scope.startswith("repos/")
+            else ("write:user" if scope == "user" else "write:organization")
+        )
         owner = "an administrator" if not scope else "an owner"
         self._rights = f"it needs the scopes {needed}, and its user must be {owner}"
 
     def close(self) -> None:
         self._session.close()
 
-    def call(self, method: str, path: str, body: object = None, **query: str | int | Sequence[str]) -> object:
+    def call(
+        self, method: str, path: str, body: object = None, **query: str | int | Sequence[str]
+    ) -> object:
         """Return the answer of a call below the actions of the scope; None: it has no content.
 
         :raises NotFound, ForgeError: it fails.
@@ -124,7 +132,9 @@ class Connection:
 
     def invoke(self, method: str, body: object) -> object:
         """Return the answer of the service for runners."""
-        return self._call("POST", f"/api/actions/runner.v1.RunnerService/{method}", _anonymous, body, {})
+        return self._call(
+            "POST", f"/api/actions/runner.v1.RunnerService/{method}", _anonymous, body, {}
+        )
 
     def exists(self, runner: int) -> bool:
         try:
@@ -139,29 +149,49 @@ class Connection:
         return request
 
     def _call(
-        self, method: str, path: str, authorize: Callable[[requests.PreparedRequest], requests.PreparedRequest],
-        body: object, query: Mapping[str, str | int | Sequence[str]],
-    ) -> object:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        authorize: Callable[[requests.PreparedRequest], requests.PreparedRequest],
+        body: object,
+        query: Mapping[str, str | int | Sequence[str]],
+    ) -> object:
         try:
             answer = self._session.request(
-                method, self.url + path, params=dict(query), json=body, auth=authorize, timeout=TIMEOUT,
-                stream=True, verify=self._verify,
-                headers={"Accept": "application/json", "Connect-Protocol-Version": "1", **UNCOMPRESSED},
-            )  # fmt: skip
+                method,
+                self.url + path,
+                params=dict(query),
+                json=body,
+                auth=authorize,
+                timeout=TIMEOUT,
+                stream=True,
+                verify=self._verify,
+                headers={
+                    "Accept": "application/json",
+                    "Connect-Protocol-Version": "1",
+                    **UNCOMPRESSED,
+                },
+            )
             with answer:
                 content = content_of(answer)
         except OSError as error:  # requests.RequestException is one
             raise ForgeError(f"{self.url} cannot be reached: {reason_of(error)}") from error
         if answer.is_redirect:
-            raise ForgeError(f"{self.url} redirects to {answer.headers.get('Location')}: use that as url")
+            raise ForgeError(
+                f"{self.url} redirects to {answer.headers.get('Location')}: use that as url"
+            )
         if answer.status_code >= 400:
-            raise self._error(answer.status_code, f"{method} {path}: {answer.status_code} {_shortened(content)}")
+            raise self._error(
+                answer.status_code, f"{method} {path}: {answer.status_code} {_shortened(content)}"
+            )
         if not content:
             return None
         try:
             found: object = json.loads(content)
         except ValueError:
-            raise ForgeError(f"{self.url}: {method} {path}: the answer is not JSON: {_shortened(content)}") from None
+            raise ForgeError(
+                f"{self.url}: {method} {path}: the answer is not JSON: {_shortened(content)}"
+            ) from None
         return found
 
     def _error(self, status: int, what: str) -> ForgeError:
@@ -221,23 +251,36 @@ class Gitea:
         self._connection = connection
 
     def queue(self) -> list[Job]:
-        # Of the words for states, "queued" is ready for a runner. Running jobs tell which of our runners are busy.
+        # Of the words for states, "queued" is ready for a runner. Running jobs tell which of our
+        # runners are busy.
         return [
-            Job(_number(each.get("id"), "job"), str(each.get("name", "")), _labels(each.get("labels")),
-                str(each.get("runner_name") or "?") if each.get("status") == "in_progress" else "")
+            Job(
+                _number(each.get("id"), "job"),
+                str(each.get("name", "")),
+                _labels(each.get("labels")),
+                str(each.get("runner_name") or "?") if each.get("status") == "in_progress" else "",
+            )
             for each in self._pages("/jobs", "jobs", status=["queued", "in_progress"])
-        ]  # fmt: skip
+        ]
 
     def runners(self) -> list[Registration]:
         return [
-            Registration(_number(each.get("id"), "runner"), str(each.get("name", "")), each.get("status") != "offline")
+            Registration(
+                _number(each.get("id"), "runner"),
+                str(each.get("name", "")),
+                each.get("status") != "offline",
+            )
             for each in self._pages("/runners", "runners")
         ]
 
-    def _pages(self, path: str, key: str, **query: str | int | Sequence[str]) -> Iterator[Mapping[str, object]]:
+    def _pages(
+        self, path: str, key: str, **query: str | int | Sequence[str]
+    ) -> Iterator[Mapping[str, object]]:
         seen: set[int] = set()
         for page in range(1, MOST_PAGES + 1):
-            answer = _object(self._connection.call("GET", path, page=page, limit=PER_PAGE, **query), path)
+            answer = _object(
+                self._connection.call("GET", path, page=page, limit=PER_PAGE, **query), path
+            )
             entries = _entries(answer.get(key), path)
             for each in entries:
                 # A list that changes meanwhile shows some entries on two pages.
@@ -247,36 +290,65 @@ class Gitea:
                     yield each
             if not entries or len(seen) >= _number(answer.get("total_count"), path):
                 return
-        raise ForgeError(f"{self._connection.url}: {path} has more than {MOST_PAGES} pages; set a scope with fewer jobs")
+        raise ForgeError(
+            f"{self._connection.url}: {path} has more than {MOST_PAGES} pages; set a scope with "
+            "fewer jobs"
+        )
 
     def exists(self, runner: int) -> bool:
         return self._connection.exists(runner)
 
     def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
-        # The token for registrations serves anybody for years, so only what it gives leaves this machine.
-        token = _object(self._connection.call("POST", "/runners/registration-token"), "registration token").get("token")
+        # The token for registrations serves anybody for years, so only what it gives leaves this
+        # machine.
+        token = _object(
+            self._connection.call("POST", "/runners/registration-token"), "registration token"
+        ).get("token")
         names = [label.partition(":")[0] for label in labels]
-        body = {"token": token, "name": name, "version": "nodepool", "labels": names, "ephemeral": True}
+        body = {
+            "token": token,
+            "name": name,
+            "version": "nodepool",
+            "labels": names,
+            "ephemeral": True,
+        }
         answer = _object(self._connection.invoke("Register", body), "Register")
         runner = _object(answer.get("runner"), "Register")
         number = _number(runner.get("id"), "Register")
         if runner.get("ephemeral") is not True:
             self.remove(number)
-            raise ForgeError(f"{self._connection.url} makes no runners for one job: Gitea 1.24 or later is needed")
+            raise ForgeError(
+                f"{self._connection.url} makes no runners for one job: Gitea 1.24 or later is "
+                "needed"
+            )
         kept = {
-            "WARNING": "This file belongs to a runner for one job.", "id": number, "uuid": runner.get("uuid"), "name": name,
-            "token": runner.get("token"), "address": self._connection.url, "labels": list(labels), "ephemeral": True,
-        }  # fmt: skip
+            "WARNING": "This file belongs to a runner for one job.",
+            "id": number,
+            "uuid": runner.get("uuid"),
+            "name": name,
+            "token": runner.get("token"),
+            "address": self._connection.url,
+            "labels": list(labels),
+            "ephemeral": True,
+        }
         return number, json.dumps(kept).encode()
 
     def remove(self, runner: int) -> bool:
         path = f"/runners/{runner}"
         # Before 1.26 there is no such call, and a runner that had its job no longer exists.
         with contextlib.suppress(NotFound):
-            if _object(self._connection.call("PATCH", path, {"disabled": True}), "runner").get("busy") is True:
+            if (
+                _object(self._connection.call("PATCH", path, {"disabled": True}), "runner").get(
+                    "busy"
+                )
+                is True
+            ):
                 return False
         # A runner that has just got a job, or that is silent for ten seconds, is not "busy" there.
-        if any(_number(each.get("runner_id"), "job") == runner for each in self._pages("/jobs", "jobs", status=["in_progress"])):
+        if any(
+            _number(each.get("runner_id"), "job") == runner
+            for each in self._pages("/jobs", "jobs", status=["in_progress"])
+        ):
             return False
         with contextlib.suppress(NotFound):
             self._connection.call("DELETE", path)
@@ -297,23 +369,35 @@ class Forgejo:
         self._connection = connection
 
     def queue(self) -> list[Job]:
-        # Its filter by labels means different things in different versions, and some list running jobs, too.
+        # Its filter by labels means different things in different versions, and some list running
+        # jobs, too.
         return [
-            Job(_number(each.get("id"), "job"), str(each.get("name", "")), _labels(each.get("runs_on")),
-                handle=str(each.get("handle") or ""))
-            for each in _entries(self._connection.call("GET", "/runners/jobs"), "jobs") if each.get("status") == "waiting"
-        ]  # fmt: skip
+            Job(
+                _number(each.get("id"), "job"),
+                str(each.get("name", "")),
+                _labels(each.get("runs_on")),
+                handle=str(each.get("handle") or ""),
+            )
+            for each in _entries(self._connection.call("GET", "/runners/jobs"), "jobs")
+            if each.get("status") == "waiting"
+        ]
 
     def runners(self) -> list[Registration]:
         return [
-            Registration(_number(each.get("id"), "runner"), str(each.get("name", "")), each.get("status") != "offline")
+            Registration(
+                _number(each.get("id"), "runner"),
+                str(each.get("name", "")),
+                each.get("status") != "offline",
+            )
             for each in self._list()
         ]
 
     def _list(self) -> list[Mapping[str, object]]:
         found: list[Mapping[str, object]] = []
         for page in range(1, MOST_PAGES + 1):
-            entries = _entries(self._connection.call("GET", "/runners", page=page, limit=PER_PAGE), "runners")
+            entries = _entries(
+                self._connection.call("GET", "/runners", page=page, limit=PER_PAGE), "runners"
+            )
             if not entries or entries[0] in found:  # a server that knows no pages repeats the first
                 return found
             found += entries
@@ -323,7 +407,11 @@ class Forgejo:
         return self._connection.exists(runner)
 
     def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
-        body = {"name": name, "description": f"nodepool: {job.name}" if job else "nodepool", "ephemeral": True}
+        body = {
+            "name": name,
+            "description": f"nodepool: {job.name}" if job else "nodepool",
+            "ephemeral": True,
+        }
         made = _object(self._connection.call("POST", "/runners", body), "runner")
         lines = [str(made.get("token", "")), str(made.get("uuid", "")), job.handle if job else ""]
         if not lines[0] or any(set(line) & set("\n\r") for line in lines):
@@ -331,7 +419,9 @@ class Forgejo:
         return _number(made.get("id"), "runner"), "".join(f"{line}\n" for line in lines).encode()
 
     def remove(self, runner: int) -> bool:
-        if any(each.get("id") == runner and each.get("status") == "active" for each in self._list()):
+        if any(
+            each.get("id") == runner and each.get("status") == "active" for each in self._list()
+        ):
             return False
         with contextlib.suppress(NotFound):
             self._connection.call("DELETE", f"/runners/{runner}")
@@ -340,8 +430,10 @@ class Forgejo:
     def script(self, command: str, labels: Sequence[str]) -> str:
         given = " ".join(f"--label {shlex.quote(label)}" for label in labels)
         return (
-            '{ read -r token; read -r uuid; read -r handle; } < secret; printf %s "$token" > token; '
-            f'{command} --url {shlex.quote(self._connection.url)} --uuid "$uuid" --token-url "file:$PWD/token" {given} '
+            '{ read -r token; read -r uuid; read -r handle; } < secret; printf %s "$token" > '
+            "token; "
+            f'{command} --url {shlex.quote(self._connection.url)} --uuid "$uuid" --token-url '
+            f'"file:$PWD/token" {given} '
             '${handle:+--handle "$handle"}'
         )
 

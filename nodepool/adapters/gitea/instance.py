@@ -1,6 +1,7 @@
 """Serve one forge: poll its queue, and report to each fleet how many runners are missing.
 
-A fleet has the runners for one set of labels. The queue is the truth; a webhook only causes an earlier poll.
+A fleet has the runners for one set of labels. The queue is the truth; a webhook only causes an
+earlier poll.
 """
 
 from __future__ import annotations
@@ -41,13 +42,24 @@ class Runners:
     """
 
     def __init__(
-        self, kind: Kind, api: Api, labels: Sequence[str], command: str, pools: Pools, stopping: threading.Event
+        self,
+        kind: Kind,
+        api: Api,
+        labels: Sequence[str],
+        command: str,
+        pools: Pools,
+        stopping: threading.Event,
     ) -> None:
         self._api, self._labels, self._command = api, list(labels), command
         self.names = frozenset(label.partition(":")[0] for label in labels)
         self.script = api.script(command, self._labels)
-        # The program that runs one certain job and ends is busy from the beginning; that of Gitea looks the same while it waits.
-        self.worker = re.sub("[^A-Za-z0-9_-]", ".", command.split()[0].rpartition("/")[2][:15]) if api.binds else ""
+        # The program that runs one certain job and ends is busy from the beginning; that of Gitea
+        # looks the same while it waits.
+        self.worker = (
+            re.sub("[^A-Za-z0-9_-]", ".", command.split()[0].rpartition("/")[2][:15])
+            if api.binds
+            else ""
+        )
         self.fleet = Fleet(kind, self, pools, stopping, log)
         #: Jobs that runners are registered for, by the name of the runner.
         self._bound: dict[str, Job] = {}
@@ -70,7 +82,13 @@ class Runners:
             known = {**self._bound, **{job.runner: job for job in jobs if job.runner}}
             bound = {job.handle for job in self._bound.values()}
             self._waiting = sorted(
-                (job for job in jobs if not job.runner and job.labels == self.names and not (job.handle and job.handle in bound)),
+                (
+                    job
+                    for job in jobs
+                    if not job.runner
+                    and job.labels == self.names
+                    and not (job.handle and job.handle in bound)
+                ),
                 key=lambda job: job.id,
             )
         for name, runner in alive.items():
@@ -115,8 +133,14 @@ class Runners:
         if status == 0 or status in self._api.no_job:
             return None
         if status == 127:
-            return f"{program} is not in PATH on the node: install it in the image, or set command", NO_PROGRAM
-        return f"{program} was killed" if status is None else f"{program} ended with status {status}", 0.0
+            return (
+                f"{program} is not in PATH on the node: install it in the image, or set command",
+                NO_PROGRAM,
+            )
+        return (
+            f"{program} was killed" if status is None else f"{program} ended with status {status}",
+            0.0,
+        )
 
 
 class Instance:
@@ -128,9 +152,14 @@ class Instance:
     """
 
     def __init__(
-        self, name: str, api: Api, runners: Sequence[Runners], interval: float, stopping: threading.Event,
+        self,
+        name: str,
+        api: Api,
+        runners: Sequence[Runners],
+        interval: float,
+        stopping: threading.Event,
         secret: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.runners = name, runners
         self._api, self._interval, self._stopping, self._secret = api, interval, stopping, secret
         #: Why the queue cannot be read now.
@@ -185,9 +214,17 @@ class Instance:
     def poll(self) -> None:
         jobs = self._api.queue()
         served = {each.names for each in self.runners}
-        unserved = Counter(", ".join(sorted(job.labels)) for job in jobs if not job.runner and job.labels not in served)
+        unserved = Counter(
+            ", ".join(sorted(job.labels))
+            for job in jobs
+            if not job.runner and job.labels not in served
+        )
         for labels in unserved.keys() - self._unserved.keys():
-            log.info("%s: jobs wait for the labels %s, which no entry of runners has", self.name, labels or "(none)")
+            log.info(
+                "%s: jobs wait for the labels %s, which no entry of runners has",
+                self.name,
+                labels or "(none)",
+            )
         self._unserved = unserved
         for each in self.runners:
             each.tell(jobs)
@@ -205,12 +242,19 @@ class Instance:
             each.ids = {name: number for name, number in each.ids.items() if name in alive} | known
             each.online = {registration.name: registration.online for registration in found}
         # Those of another daemon are online from the moment in which they start.
-        strays = {f"{each.name} ({each.id})": each for each in found
-                  if each.name.startswith(PREFIX) and not each.online and each.name not in alive}  # fmt: skip
+        strays = {
+            f"{each.name} ({each.id})": each
+            for each in found
+            if each.name.startswith(PREFIX) and not each.online and each.name not in alive
+        }
         self._suspects = {name: self._suspects.get(name, now) for name in strays}
         for name, since in self._suspects.items():
             if now - since > STRAY and not any(fleet.trouble for fleet in fleets):
-                log.info("%s: the registration of runner %s, which has no lease, is removed", self.name, name)
+                log.info(
+                    "%s: the registration of runner %s, which has no lease, is removed",
+                    self.name,
+                    name,
+                )
                 self._api.remove(strays[name].id)
         self._swept = now
 
@@ -237,7 +281,10 @@ class Instance:
     def status(self) -> list[Mapping[str, object]]:
         """Return the status of each fleet; the first also names labels that nobody serves."""
         found: list[Mapping[str, object]] = []
-        others = [f"not served here: {labels or 'no labels'} ({number} jobs)" for labels, number in self._unserved.items()]
+        others = [
+            f"not served here: {labels or 'no labels'} ({number} jobs)"
+            for labels, number in self._unserved.items()
+        ]
         for each in self.runners:
             found.append({**each.fleet.status(), "notes": [f"{each.waiting} jobs wait", *others]})
             others = []

@@ -24,38 +24,66 @@ PROGRAM = "nodepool-gitea"
 LISTEN = "127.0.0.1:8011"
 #: Below which webhooks arrive, followed by the name of the instance.
 WEBHOOK = "/webhook/"
-#: Seconds between two polls, of a lease (the server ends jobs after three hours), and that a runner may be idle.
+#: Seconds between two polls, of a lease (the server ends jobs after three hours), and that a runner
+#: may be idle.
 INTERVAL, JOB_TIME, UNUSED = 5.0, 3 * 3600.0 + 600.0, 600.0
 
 
 def _url(value: object) -> str:
     parts = urllib.parse.urlsplit(str(value))
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.query
+        or parts.fragment
+        or parts.username
+    ):
         raise v.Invalid("a URL such as https://gitea.example.com")
     if not is_protected(str(value)):
-        raise v.Invalid("its token is sent by https only, or to this machine: use https, with ca-file if needed")
+        raise v.Invalid(
+            "its token is sent by https only, or to this machine: use https, with ca-file if needed"
+        )
     return str(value)
 
 
-NAME = v.All(str, v.Match(r"^[A-Za-z0-9._-]{1,64}$", "letters, digits, '.', '_' and '-', at most 64"))
+NAME = v.All(
+    str, v.Match(r"^[A-Za-z0-9._-]{1,64}$", "letters, digits, '.', '_' and '-', at most 64")
+)
 LABEL = v.All(str, v.Match(r"^[^:,\s]+$", "a label without ':', ',' and blanks"))
-RUNNERS = v.Schema({
-    v.Required("runs-on"): v.Any(LABEL, v.All([LABEL], v.Length(min=1))), **FLEET, "docker": str,
-    "command": v.All(str, v.Match(r"\S", "a command")),
-})  # fmt: skip
-INSTANCE = v.Schema({
-    v.Required("name"): NAME, v.Required("url"): _url, v.Required("token-file"): str,
-    v.Required("type", default="gitea"): v.In(list(DIALECTS)),
-    v.Required("interval", default=INTERVAL): v.All(TIME, v.Range(min=1)),
-    v.Required("scope", default=""): v.All(str, v.Match(r"^(user|orgs/[^/?#]+|repos/[^/?#]+/[^/?#]+)?$",
-                                                        "user, orgs/NAME, or repos/OWNER/NAME; without it all of the instance")),
-    "ca-file": str, "webhook-secret-file": str, v.Required("runners"): v.All([RUNNERS], v.Length(min=1)),
-})  # fmt: skip
-SCHEMA = v.Schema({
-    v.Required("nodepool", default={}): NODEPOOL,
-    v.Required("instances"): v.All([INSTANCE], v.Length(min=1)),
-    v.Required("listen", default=LISTEN): str,
-})  # fmt: skip
+RUNNERS = v.Schema(
+    {
+        v.Required("runs-on"): v.Any(LABEL, v.All([LABEL], v.Length(min=1))),
+        **FLEET,
+        "docker": str,
+        "command": v.All(str, v.Match(r"\S", "a command")),
+    }
+)
+INSTANCE = v.Schema(
+    {
+        v.Required("name"): NAME,
+        v.Required("url"): _url,
+        v.Required("token-file"): str,
+        v.Required("type", default="gitea"): v.In(list(DIALECTS)),
+        v.Required("interval", default=INTERVAL): v.All(TIME, v.Range(min=1)),
+        v.Required("scope", default=""): v.All(
+            str,
+            v.Match(
+                r"^(user|orgs/[^/?#]+|repos/[^/?#]+/[^/?#]+)?$",
+                "user, orgs/NAME, or repos/OWNER/NAME; without it all of the instance",
+            ),
+        ),
+        "ca-file": str,
+        "webhook-secret-file": str,
+        v.Required("runners"): v.All([RUNNERS], v.Length(min=1)),
+    }
+)
+SCHEMA = v.Schema(
+    {
+        v.Required("nodepool", default={}): NODEPOOL,
+        v.Required("instances"): v.All([INSTANCE], v.Length(min=1)),
+        v.Required("listen", default=LISTEN): str,
+    }
+)
 
 
 class Gitea:
@@ -67,7 +95,9 @@ class Gitea:
             if entry["name"] in self.instances:
                 raise ConfigError(f"instances: the name {entry['name']} is used twice")
             self.instances[entry["name"]] = instance_of(entry, pools, stopping)
-        self.fleets = [each.fleet for instance in self.instances.values() for each in instance.runners]
+        self.fleets = [
+            each.fleet for instance in self.instances.values() for each in instance.runners
+        ]
 
     def start(self) -> None:
         for instance in self.instances.values():
@@ -81,10 +111,17 @@ class Gitea:
             instance.join(max(0.0, deadline - time.monotonic()))
 
     def status(self) -> Mapping[str, object]:
-        trouble = [f"{name}: {instance.trouble}" for name, instance in self.instances.items() if instance.trouble]
+        trouble = [
+            f"{name}: {instance.trouble}"
+            for name, instance in self.instances.items()
+            if instance.trouble
+        ]
         fleets = [each for instance in self.instances.values() for each in instance.status()]
         return {
-            "trouble": [*trouble, *(f"{each['name']}: {each['trouble']}" for each in fleets if each["trouble"])],
+            "trouble": [
+                *trouble,
+                *(f"{each['name']}: {each['trouble']}" for each in fleets if each["trouble"]),
+            ],
             "fleets": fleets,
         }
 
@@ -105,7 +142,9 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
     secret = None
     if path := entry.get("webhook-secret-file"):
         if api.binds:
-            raise ConfigError(f"{name}: webhook-secret-file: {kind} sends no messages about jobs; remove it")
+            raise ConfigError(
+                f"{name}: webhook-secret-file: {kind} sends no messages about jobs; remove it"
+            )
         secret = program.read_secret(path)
     found: dict[frozenset[str], Runners] = {}
     for one in entry["runners"]:
@@ -115,13 +154,23 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
         if "label" not in one and len(labels) > 1:
             raise ConfigError(f"{name}: runners: runs-on {', '.join(labels)}: label is missing")
         if one.get("min") and api.binds:
-            raise ConfigError(f"{name}: runners: min: runners of {kind} are made for a job that waits; remove it")
+            raise ConfigError(
+                f"{name}: runners: min: runners of {kind} are made for a job that waits; remove it"
+            )
         options = {"label": labels[0], "job-time": JOB_TIME, "idle": UNUSED, **one}
         where = f"docker://{one['docker']}" if "docker" in one else "host"
         found[frozenset(labels)] = Runners(
-            program.kind_of(f"{name}/{','.join(labels)}", options, f"{entry['url'].rstrip('/')}/{entry['scope']}"), api,
-            [f"{label}:{where}" for label in labels], one.get("command", api.command), pools, stopping,
-        )  # fmt: skip
+            program.kind_of(
+                f"{name}/{','.join(labels)}",
+                options,
+                f"{entry['url'].rstrip('/')}/{entry['scope']}",
+            ),
+            api,
+            [f"{label}:{where}" for label in labels],
+            one.get("command", api.command),
+            pools,
+            stopping,
+        )
     return Instance(name, api, list(found.values()), entry["interval"], stopping, secret)
 
 

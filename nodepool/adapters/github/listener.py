@@ -20,9 +20,11 @@ from nodepool.adapters.runners.runner import BUSY
 
 log = logging.getLogger("nodepool.adapters.github")
 
-#: Seconds: between attempts to open a session that another listener has, and of the pause after failures.
+#: Seconds: between attempts to open a session that another listener has, and of the pause after
+#: failures.
 CONFLICT, PAUSE, LONGEST_PAUSE = 30.0, 1.0, 60.0
-#: Seconds for closing a session at the end, and until the next poll after an answer without content.
+#: Seconds for closing a session at the end, and until the next poll after an answer without
+#: content.
 CLOSE, EMPTY = 5.0, 1.0
 #: Seconds without a new runner while the one in the image is too old.
 OUTDATED = 1800.0
@@ -48,12 +50,16 @@ class ScaleSet:
 
     worker = r"Runner\.Worker"
 
-    def __init__(self, settings: Settings, service: Service, pools: Pools, stopping: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, service: Service, pools: Pools, stopping: threading.Event
+    ) -> None:
         self.settings, self._service, self._stopping = settings, service, stopping
-        # The secret leaves the disk before the runner starts, and the environment as soon as it has.
+        # The secret leaves the disk before the runner starts, and the environment as soon as it
+        # has.
         self.script = (
             f"([ -x {shlex.quote(settings.folder)}/bin/Runner.Listener ] || exit 127; "
-            "ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat secret) && rm -f secret && export ACTIONS_RUNNER_INPUT_JITCONFIG "
+            "ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat secret) && rm -f secret && export "
+            "ACTIONS_RUNNER_INPUT_JITCONFIG "
             "ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_ALLOW_RUNASROOT=1 "
             f"&& cd {shlex.quote(settings.folder)} && exec bin/Runner.Listener run)"
         )
@@ -68,7 +74,9 @@ class ScaleSet:
         self.number = self._assigned = 0
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name=f"github-{self.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"github-{self.name}", daemon=True
+        )
 
     def start(self) -> None:
         self.fleet.start()
@@ -85,7 +93,9 @@ class ScaleSet:
                 raise
         # Left over from a daemon that ended before the runner started.
         if not self.remove(name):
-            raise ForgeError(f"GitHub says that {name} runs a job, but no runner has started with it")
+            raise ForgeError(
+                f"GitHub says that {name} runs a job, but no runner has started with it"
+            )
         return self._service.register(number, name).encode() + b"\n"
 
     def remove(self, name: str) -> bool:
@@ -104,12 +114,20 @@ class ScaleSet:
         if status is None:
             return "the runner was killed on its node", 0.0
         if status == 7:
-            return f"GitHub no longer takes the runner's version: rebuild the image of {label} with a new one", OUTDATED
+            return (
+                f"GitHub no longer takes the runner's version: rebuild the image of {label} with a "
+                "new one",
+                OUTDATED,
+            )
         if status in (126, 127):
             return f"there is no runner in {folder} on nodes {label}", 0.0
         if status == 5:
             return "another runner uses the same registration", 0.0
-        return f"the runner has ended with status {status}: its registration was deleted, or is not accepted", 0.0
+        return (
+            f"the runner has ended with status {status}: its registration was deleted, or is not "
+            "accepted",
+            0.0,
+        )
 
     # -- listening
 
@@ -124,7 +142,10 @@ class ScaleSet:
                 wait, self.trouble = pause, str(error)
                 if error.status == 409 or "SessionConflict" in error.kind:
                     self.conflicts += 1
-                    wait, self.trouble = CONFLICT, f"another listener has the session of this scale set: {error}"
+                    wait, self.trouble = (
+                        CONFLICT,
+                        f"another listener has the session of this scale set: {error}",
+                    )
             except ForgeError as error:
                 wait, self.trouble = pause, str(error)
             except Exception as error:
@@ -132,7 +153,9 @@ class ScaleSet:
                 wait, self.trouble = pause, f"{type(error).__name__}: {error}"
             if self.trouble and not self._stopping.is_set():
                 log.warning("%s: %s; again in %.0f s", self.name, self.trouble, wait)
-            pause = PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, pause * 2)
+            pause = (
+                PAUSE if time.monotonic() - began > LONGEST_PAUSE else min(LONGEST_PAUSE, pause * 2)
+            )
             self._stopping.wait(wait)
 
     def _find(self) -> int:
@@ -218,7 +241,11 @@ class ScaleSet:
         If this program is killed in between, the message comes again, which does no harm.
         """
         ident, statistics = message.get("messageId"), message.get("statistics")
-        offered = [event["runnerRequestId"] for event in _events(message.get("body")) if self._is_offer(event)]
+        offered = [
+            event["runnerRequestId"]
+            for event in _events(message.get("body"))
+            if self._is_offer(event)
+        ]
         if isinstance(statistics, dict) and statistics:
             self.count(statistics)
         if not isinstance(ident, int):
@@ -242,7 +269,10 @@ class ScaleSet:
 
     def _is_offer(self, event: Mapping[str, object]) -> bool:
         """Store what an event reports; return whether it offers a job."""
-        kind, ident = event.get("messageType"), str(event.get("jobId") or event.get("runnerRequestId") or "")
+        kind, ident = (
+            event.get("messageType"),
+            str(event.get("jobId") or event.get("runnerRequestId") or ""),
+        )
         if kind == "JobAssigned":
             self._note(ident, event)
         elif kind in ("JobStarted", "JobCompleted"):
@@ -260,7 +290,9 @@ class ScaleSet:
     def _note(self, ident: str, event: Mapping[str, object]) -> None:
         if ident and len(self._jobs) < MOST_JOBS:
             since = moment(event.get("queueTime"))
-            self._jobs[ident] = f"{_describe(event)} waits for a runner" + (f" since {since:%H:%M:%S %Z}" if since else "")
+            self._jobs[ident] = f"{_describe(event)} waits for a runner" + (
+                f" since {since:%H:%M:%S %Z}" if since else ""
+            )
 
     def status(self) -> dict[str, object]:
         found = dict(self.fleet.status())
@@ -284,5 +316,8 @@ def _count_of(statistics: Mapping[str, object], name: str) -> int:
 
 
 def _describe(event: Mapping[str, object]) -> str:
-    owner, repository, name = (str(event.get(key) or "?")[:100] for key in ("ownerName", "repositoryName", "jobDisplayName"))
+    owner, repository, name = (
+        str(event.get(key) or "?")[:100]
+        for key in ("ownerName", "repositoryName", "jobDisplayName")
+    )
     return f"{owner}/{repository}: {name} (run {event.get('workflowRunId')})"

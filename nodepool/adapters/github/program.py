@@ -22,17 +22,37 @@ PROGRAM = "nodepool-github"
 LISTEN = "127.0.0.1:8010"
 #: Seconds between two looks whether the jobs of a set have ended.
 LOOK = 10.0
-APP = v.Schema({v.Required("client-id"): v.Coerce(str), v.Required("installation"): v.Coerce(str), v.Required("key-file"): str})
-SCALE_SET = v.Schema({
-    v.Required("name"): v.All(str, v.Match(r"^[A-Za-z0-9._-]{1,64}$", "letters, digits, '.', '_' and '-', at most 64")),
-    **FLEET, "group": str, "labels": [str], "folder": v.All(str, v.Match("^/", "an absolute path")),
-})  # fmt: skip
-SCHEMA = v.Schema({
-    v.Required("nodepool", default={}): NODEPOOL,
-    v.Required("github"): {v.Required("url"): str, "token-file": str, "app": APP, "ca-file": str},
-    v.Required("scale-sets"): v.All([SCALE_SET], v.Length(min=1)),
-    v.Required("listen", default=LISTEN): str,
-})  # fmt: skip
+APP = v.Schema(
+    {
+        v.Required("client-id"): v.Coerce(str),
+        v.Required("installation"): v.Coerce(str),
+        v.Required("key-file"): str,
+    }
+)
+SCALE_SET = v.Schema(
+    {
+        v.Required("name"): v.All(
+            str, v.Match(r"^[A-Za-z0-9._-]{1,64}$", "letters, digits, '.', '_' and '-', at most 64")
+        ),
+        **FLEET,
+        "group": str,
+        "labels": [str],
+        "folder": v.All(str, v.Match("^/", "an absolute path")),
+    }
+)
+SCHEMA = v.Schema(
+    {
+        v.Required("nodepool", default={}): NODEPOOL,
+        v.Required("github"): {
+            v.Required("url"): str,
+            "token-file": str,
+            "app": APP,
+            "ca-file": str,
+        },
+        v.Required("scale-sets"): v.All([SCALE_SET], v.Length(min=1)),
+        v.Required("listen", default=LISTEN): str,
+    }
+)
 
 
 class GitHub:
@@ -40,7 +60,9 @@ class GitHub:
 
     def __init__(self, config: Mapping[str, Any], pools: Pools, stopping: threading.Event) -> None:
         self.service = service_of(config["github"], stopping)
-        self.sets = [ScaleSet(settings, self.service, pools, stopping) for settings in settings_of(config)]
+        self.sets = [
+            ScaleSet(settings, self.service, pools, stopping) for settings in settings_of(config)
+        ]
         self.fleets = [one.fleet for one in self.sets]
 
     def start(self) -> None:
@@ -48,7 +70,10 @@ class GitHub:
             one.start()
 
     def join(self, timeout: float) -> None:
-        closing = [threading.Thread(target=one.close, name=f"close-{one.name}", daemon=True) for one in self.sets]
+        closing = [
+            threading.Thread(target=one.close, name=f"close-{one.name}", daemon=True)
+            for one in self.sets
+        ]
         deadline = time.monotonic() + max(timeout, CLOSE)
         for thread in closing:
             thread.start()
@@ -59,7 +84,10 @@ class GitHub:
 
     def status(self) -> Mapping[str, object]:
         fleets = [one.status() for one in self.sets]
-        return {"trouble": [f"{one['name']}: {one['trouble']}" for one in fleets if one["trouble"]], "fleets": fleets}
+        return {
+            "trouble": [f"{one['name']}: {one['trouble']}" for one in fleets if one["trouble"]],
+            "fleets": fleets,
+        }
 
     def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
         """Return 404: GitHub sends no messages here."""
@@ -87,18 +115,28 @@ def service_of(section: Mapping[str, Any], stopping: threading.Event) -> Service
 
     :raises ConfigError: credentials are missing or cannot be used.
     """
-    place, app, path = Place.read(section["url"]), section.get("app"), str(section.get("token-file", ""))
+    place, app, path = (
+        Place.read(section["url"]),
+        section.get("app"),
+        str(section.get("token-file", "")),
+    )
     if (app is None) == (not path):
         raise ConfigError("github: give either token-file or app")
     certificates = section.get("ca-file", "")
     if app is None:
         program.read_secret(path)
         # Read again each time: a token that was replaced counts without a restart.
-        return Service(place, lambda: program.read_secret(path), stopping, certificates=certificates)
+        return Service(
+            place, lambda: program.read_secret(path), stopping, certificates=certificates
+        )
     key = app["key-file"]
     app_token(app["client-id"], program.read_secret(key))
     return Service(
-        place, lambda: app_token(app["client-id"], program.read_secret(key)), stopping, app["installation"], certificates
+        place,
+        lambda: app_token(app["client-id"], program.read_secret(key)),
+        stopping,
+        app["installation"],
+        certificates,
     )
 
 
@@ -119,11 +157,16 @@ def remove(config: Mapping[str, Any], name: str) -> None:
         print(f"{name}: {jobs} jobs have not ended; waiting", flush=True)
         stopping.wait(LOOK)
     service.delete(int(str(found["id"])))
-    print(f"{name}: deleted. Stop the daemon, or remove it from the configuration: it would be created again")
+    print(
+        f"{name}: deleted. Stop the daemon, or remove it from the configuration: it would be "
+        "created again"
+    )
 
 
 def create_parser() -> argparse.ArgumentParser:
-    made, commands = program.parser(PROGRAM, "GitHub Actions: run each job of a scale set on a node of the pool.")
+    made, commands = program.parser(
+        PROGRAM, "GitHub Actions: run each job of a scale set on a node of the pool."
+    )
     text = "delete a scale set, after its jobs have ended"
     commands.add_parser("remove", help=text, description=text).add_argument("name", metavar="NAME")
     return made

@@ -25,7 +25,8 @@ from nodepool.client import is_protected
 
 log = logging.getLogger("nodepool.adapters.github")
 
-#: Seconds for an answer, for a poll (the service holds it for about 50), and for calls repeated after failures.
+#: Seconds for an answer, for a poll (the service holds it for about 50), and for calls repeated
+#: after failures.
 ANSWER, POLL, REPEAT = 30.0, 120.0, 90.0
 #: Seconds before its end at which the admin token is renewed.
 SOON = 60.0
@@ -70,12 +71,21 @@ class Place:
         words = [word for word in parts.path.split("/") if word]
         host = (parts.hostname or "").lower()
         if not host or len(words) not in (1, 2) or not is_protected(url):
-            raise ConfigError(f"github: url: {url!r} is not the https URL of an organization, a repository or an enterprise")
+            raise ConfigError(
+                f"github: url: {url!r} is not the https URL of an organization, a repository or an "
+                "enterprise"
+            )
         if len(words) == 1:
             path = f"/orgs/{words[0]}"
         else:
-            path = f"/enterprises/{words[1]}" if words[0].lower() == "enterprises" else f"/repos/{words[0]}/{words[1]}"
-        if (host in HOSTED or host.endswith(".ghe.com")) and not os.environ.get("GITHUB_ACTIONS_FORCE_GHES"):
+            path = (
+                f"/enterprises/{words[1]}"
+                if words[0].lower() == "enterprises"
+                else f"/repos/{words[0]}/{words[1]}"
+            )
+        if (host in HOSTED or host.endswith(".ghe.com")) and not os.environ.get(
+            "GITHUB_ACTIONS_FORCE_GHES"
+        ):
             return cls(parts.geturl(), f"https://api.{host.removeprefix('www.')}", path)
         return cls(parts.geturl(), f"{parts.scheme}://{parts.netloc}/api/v3", path)
 
@@ -88,7 +98,9 @@ def app_token(client: str, key: str) -> str:
     """
     now = int(time.time())
     try:
-        return jwt.encode({"iss": client, "iat": now - 60, "exp": now + 480}, key, algorithm="RS256")
+        return jwt.encode(
+            {"iss": client, "iat": now - 60, "exp": now + 480}, key, algorithm="RS256"
+        )
     except (ValueError, TypeError, jwt.PyJWTError) as error:
         raise ConfigError(f"github: app: key-file is not a private RSA key: {error}") from error
 
@@ -135,8 +147,17 @@ class Service:
         self.trouble = ""
         self._lock = threading.Lock()
         self._base, self._token, self._ends = "", "", 0.0
-        agent = {"system": "nodepool", "version": metadata.version("nodepool"), "subsystem": "listener", "kind": "scaleset"}
-        self._always = {"Accept": f"application/json; api-version={API}", "User-Agent": json.dumps(agent), **UNCOMPRESSED}
+        agent = {
+            "system": "nodepool",
+            "version": metadata.version("nodepool"),
+            "subsystem": "listener",
+            "kind": "scaleset",
+        }
+        self._always = {
+            "Accept": f"application/json; api-version={API}",
+            "User-Agent": json.dumps(agent),
+            **UNCOMPRESSED,
+        }
 
     # -- the chain of tokens
 
@@ -150,7 +171,10 @@ class Service:
                 return self._base, self._token
             token = self._credential()
             if self._installation:
-                path = f"/app/installations/{urllib.parse.quote(self._installation, safe='')}/access_tokens"
+                path = (
+                    f"/app/installations/{urllib.parse.quote(self._installation, safe='')}/"
+                    "access_tokens"
+                )
                 answer = self._rest(path, f"Bearer {token}", "application/vnd.github+json")
                 token = _text(answer, "token")
             path = f"{self.place.path}/actions/runners/registration-token"
@@ -158,7 +182,11 @@ class Service:
             body = {"url": self.place.url, "runner_event": "register"}
             # Fresh registration tokens take a moment until they are known everywhere.
             answer = self._rest(
-                "/actions/runner-registration", f"RemoteAuth {_text(answer, 'token')}", "application/json", body, (401, 403)
+                "/actions/runner-registration",
+                f"RemoteAuth {_text(answer, 'token')}",
+                "application/json",
+                body,
+                (401, 403),
             )
             base, self._token = _text(answer, "url").rstrip("/") + "/", _text(answer, "token")
             if not is_protected(base):
@@ -167,7 +195,12 @@ class Service:
             return self._base, self._token
 
     def _rest(
-        self, path: str, credential: str, kind: str, body: Mapping[str, object] | None = None, again: tuple[int, ...] = ()
+        self,
+        path: str,
+        credential: str,
+        kind: str,
+        body: Mapping[str, object] | None = None,
+        again: tuple[int, ...] = (),
     ) -> Mapping[str, object]:
         headers = {"Authorization": credential, "Content-Type": kind}
         data = None if body is None else json.dumps(body)
@@ -175,7 +208,15 @@ class Service:
 
     # -- calls
 
-    def _call(self, method: str, path: str, body: object = None, *, repeat: bool = True, timeout: float = ANSWER) -> object:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        repeat: bool = True,
+        timeout: float = ANSWER,
+    ) -> object:
         base, token = self._admin()
         for last in (False, True):
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -190,9 +231,16 @@ class Service:
         raise AssertionError("not reached")
 
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str], data: str | None = None, *, repeat: bool = True,
-        again: tuple[int, ...] = (), timeout: float = ANSWER,
-    ) -> tuple[int, object]:  # fmt: skip
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        data: str | None = None,
+        *,
+        repeat: bool = True,
+        again: tuple[int, ...] = (),
+        timeout: float = ANSWER,
+    ) -> tuple[int, object]:
         """Return status and parsed body of a good answer.
 
         :param repeat: whether the call is sent again when it may have arrived.
@@ -204,18 +252,32 @@ class Service:
             wait = pause
             try:
                 answer = self._http.request(
-                    method, url, data=data, headers={**self._always, **headers}, timeout=(10.0, timeout),
-                    stream=True, verify=self._verify,
-                )  # fmt: skip
+                    method,
+                    url,
+                    data=data,
+                    headers={**self._always, **headers},
+                    timeout=(10.0, timeout),
+                    stream=True,
+                    verify=self._verify,
+                )
                 with answer:
                     content = content_of(answer)
             except (requests.RequestException, OSError) as error:
-                failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {_short(reason_of(error))}")
-                unsent = isinstance(error, requests.exceptions.ConnectTimeout | requests.exceptions.SSLError)
+                failure = ServiceError(
+                    0, "", f"{_place_of(url)} does not answer: {_short(reason_of(error))}"
+                )
+                unsent = isinstance(
+                    error, requests.exceptions.ConnectTimeout | requests.exceptions.SSLError
+                )
                 if is_untrusted(error) or not (repeat or unsent):
                     raise failure from error
             except Exception as error:  # of the library's lower layers
-                failure = ServiceError(0, "", f"{_place_of(url)} does not answer: {type(error).__name__}: {_short(str(error))}")
+                failure = ServiceError(
+                    0,
+                    "",
+                    f"{_place_of(url)} does not answer: {type(error).__name__}: "
+                    f"{_short(str(error))}",
+                )
                 if not repeat:
                     raise failure from error
             else:
@@ -226,7 +288,10 @@ class Service:
                 told = _told(answer)
                 if told is not None:
                     wait = told
-                elif not (answer.status_code >= 500 and answer.status_code != 501 and repeat) and answer.status_code not in again:
+                elif (
+                    not (answer.status_code >= 500 and answer.status_code != 501 and repeat)
+                    and answer.status_code not in again
+                ):
                     raise failure
             if time.monotonic() + wait >= deadline or self._repeats(failure, wait):
                 raise failure
@@ -247,19 +312,30 @@ class Service:
             return 1
         found = _list(self._call("GET", f"_apis/runtime/runnergroups/?groupName={_quote(name)}"))
         if len(found) != 1:
-            raise ServiceError(404, "", f"there are {len(found)} runner groups {name}: create it in GitHub, or change the group")
+            raise ServiceError(
+                404,
+                "",
+                f"there are {len(found)} runner groups {name}: create it in GitHub, or change the "
+                "group",
+            )
         return _number(found[0], "id")
 
     def find(self, name: str, group: int) -> Mapping[str, object] | None:
         """Return a scale set."""
-        found = _list(self._call("GET", f"_apis/runtime/runnerscalesets?runnerGroupId={group}&name={_quote(name)}"))
+        found = _list(
+            self._call(
+                "GET", f"_apis/runtime/runnerscalesets?runnerGroupId={group}&name={_quote(name)}"
+            )
+        )
         return found[0] if found else None
 
     def create(self, name: str, group: int, labels: list[str]) -> Mapping[str, object]:
         body = {
-            "name": name, "runnerGroupId": group, "labels": [{"type": "System", "name": each} for each in labels or [name]],
+            "name": name,
+            "runnerGroupId": group,
+            "labels": [{"type": "System", "name": each} for each in labels or [name]],
             "RunnerSetting": {"disableUpdate": True},
-        }  # fmt: skip
+        }
         return _mapping(self._call("POST", "_apis/runtime/runnerscalesets", body, repeat=False))
 
     def delete(self, number: int) -> None:
@@ -270,26 +346,44 @@ class Service:
     def open(self, number: int, owner: str) -> Session:
         """Open the session of a scale set; there is one at most (409)."""
         body = {"sessionId": NO_ID, "ownerName": owner}
-        return _session(self._call("POST", f"_apis/runtime/runnerscalesets/{number}/sessions", body, repeat=False))
+        return _session(
+            self._call(
+                "POST", f"_apis/runtime/runnerscalesets/{number}/sessions", body, repeat=False
+            )
+        )
 
     def renew(self, number: int, session: Session) -> Session:
-        return _session(self._call("PATCH", f"_apis/runtime/runnerscalesets/{number}/sessions/{session.id}"))
+        return _session(
+            self._call("PATCH", f"_apis/runtime/runnerscalesets/{number}/sessions/{session.id}")
+        )
 
     def close(self, number: int, session: Session, timeout: float) -> None:
-        self._call("DELETE", f"_apis/runtime/runnerscalesets/{number}/sessions/{session.id}", repeat=False, timeout=timeout)
+        self._call(
+            "DELETE",
+            f"_apis/runtime/runnerscalesets/{number}/sessions/{session.id}",
+            repeat=False,
+            timeout=timeout,
+        )
 
     def poll(self, session: Session, last: int, capacity: int) -> Mapping[str, object] | None:
         """Wait for a message; None: there is none."""
         url = session.queue
         if last:
             url += f"{'&' if '?' in url else '?'}lastMessageId={last}"
-        headers = {"Authorization": f"Bearer {session.token}", "X-ScaleSetMaxCapacity": str(capacity)}
+        headers = {
+            "Authorization": f"Bearer {session.token}",
+            "X-ScaleSetMaxCapacity": str(capacity),
+        }
         status, found = self._send("GET", url, headers, timeout=POLL)
         if status == 202 or found is None:
             return None
         message = _mapping(found)
         if message.get("messageType") != "RunnerScaleSetJobMessages":
-            raise ServiceError(status, "", f"a message of the unknown type {_short(str(message.get('messageType')))}")
+            raise ServiceError(
+                status,
+                "",
+                f"a message of the unknown type {_short(str(message.get('messageType')))}",
+            )
         return message
 
     def acknowledge(self, session: Session, message: int) -> None:
@@ -316,11 +410,15 @@ class Service:
         :raises ServiceError: with ``AgentExists`` in its kind: the name is taken.
         """
         body = {"name": name, "workFolder": ""}
-        answer = _mapping(self._call("POST", f"_apis/runtime/runnerscalesets/{number}/generatejitconfig", body))
+        answer = _mapping(
+            self._call("POST", f"_apis/runtime/runnerscalesets/{number}/generatejitconfig", body)
+        )
         return _text(answer, "encodedJITConfig")
 
     def runner(self, name: str) -> Mapping[str, object] | None:
-        found = _list(self._call("GET", f"_apis/distributedtask/pools/0/agents?agentName={_quote(name)}"))
+        found = _list(
+            self._call("GET", f"_apis/distributedtask/pools/0/agents?agentName={_quote(name)}")
+        )
         return found[0] if found else None
 
     def remove(self, runner: int) -> bool:
@@ -342,7 +440,9 @@ def _parsed(content: bytes) -> object:
     try:
         return json.loads(content.decode("utf-8-sig")) if content.strip() else None
     except ValueError as error:
-        raise ServiceError(0, "", f"the service's answer is not JSON: {_short(content.decode('utf-8', 'replace'))}") from error
+        raise ServiceError(
+            0, "", f"the service's answer is not JSON: {_short(content.decode('utf-8', 'replace'))}"
+        ) from error
 
 
 def _mapping(found: object) -> Mapping[str, object]:
@@ -376,7 +476,12 @@ def _session(found: object) -> Session:
     if not is_protected(queue):
         raise ServiceError(0, "", f"the queue is at {_place_of(queue)}, which is not https")
     numbers = statistics if isinstance(statistics, dict) else {}
-    return Session(str(uuid.UUID(_text(answer, "sessionId"))), queue, _text(answer, "messageQueueAccessToken"), numbers)
+    return Session(
+        str(uuid.UUID(_text(answer, "sessionId"))),
+        queue,
+        _text(answer, "messageQueueAccessToken"),
+        numbers,
+    )
 
 
 def _failure(url: str, answer: requests.Response, content: bytes) -> ServiceError:
@@ -386,11 +491,20 @@ def _failure(url: str, answer: requests.Response, content: bytes) -> ServiceErro
     except ValueError:
         found = None
     if isinstance(found, dict):
-        kind, text = str(found.get("typeName") or found.get("exceptionName") or ""), str(found.get("message") or "")
-    ids = " ".join(f"{name} {answer.headers[name]}" for name in ("ActivityId", "X-GitHub-Request-Id") if name in answer.headers)
+        kind, text = (
+            str(found.get("typeName") or found.get("exceptionName") or ""),
+            str(found.get("message") or ""),
+        )
+    ids = " ".join(
+        f"{name} {answer.headers[name]}"
+        for name in ("ActivityId", "X-GitHub-Request-Id")
+        if name in answer.headers
+    )
     where = f"{answer.request.method} {_place_of(url)}"
     return ServiceError(
-        answer.status_code, kind[:TEXT], f"{where}: status {answer.status_code}: {_short(text) or kind} {ids}".strip()
+        answer.status_code,
+        kind[:TEXT],
+        f"{where}: status {answer.status_code}: {_short(text) or kind} {ids}".strip(),
     )
 
 

@@ -1,8 +1,9 @@
 """Runners that do one job each, every one on its own leased node.
 
-A forge (GitHub, Gitea) hands a job to any of its idle runners, so runners are counted and not paired with jobs. The program
-on the node is the truth: a node is returned when its program has ended, or when the forge has agreed to remove an idle runner.
-Nothing is stored here: after a crash, the next start continues from the leases and the programs on their nodes.
+A forge (GitHub, Gitea) hands a job to any of its idle runners, so runners are counted and not
+paired with jobs. The program on the node is the truth: a node is returned when its program has
+ended, or when the forge has agreed to remove an idle runner. Nothing is stored here: after a crash,
+the next start continues from the leases and the programs on their nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, Pool
 
 #: Seconds between two searches for leases without a thread, and for withdrawals at the end.
 FIND_LEASES, STOP = 300.0, 10.0
-#: Seconds of the first and of the longest pause after runners that failed, and after runners that got no job.
+#: Seconds of the first and of the longest pause after runners that failed, and after runners that
+#: got no job.
 FAILED_PAUSE, UNUSED_PAUSE = (5.0, 80.0), (60.0, 1800.0)
 #: Runners in a row that got no job until the forge's numbers count as wrong.
 UNUSED = 3
@@ -63,14 +65,18 @@ class Fleet:
     forge: Forge
     pool: Callable[[str], Pool]
     stopping: threading.Event
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("nodepool.adapters.runners"))
+    log: logging.Logger = field(
+        default_factory=lambda: logging.getLogger("nodepool.adapters.runners")
+    )
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._runners: dict[str, Runner] = {}
         self._searched: float | None = None
         self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"fleet-{self.kind.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep, name=f"fleet-{self.kind.name}", daemon=True
+        )
         #: None: not known yet; nothing is started or adopted.
         self.wanted: int | None = None
         #: As set by `need`.
@@ -139,7 +145,10 @@ class Fleet:
             for _ in range(1 if self.broken.count else missing):
                 self._add(f"np-{uuid.uuid4().hex[:12]}")
         order = {WAITING: 0, IDLE: 1, STARTING: 2}
-        spare = sorted((each for each in alive if each.state in order), key=lambda each: (order[each.state], -each.since))
+        spare = sorted(
+            (each for each in alive if each.state in order),
+            key=lambda each: (order[each.state], -each.since),
+        )
         for runner in spare[: max(0, len(alive) - wanted)]:
             runner.surplus = True
             if runner.state == WAITING:
@@ -151,8 +160,13 @@ class Fleet:
         Runners continue, and the next start adopts them.
         """
         self._changed.set()
-        waiting = [runner for runner in self.runners() if runner.state == WAITING or not runner.begun]
-        threads = [threading.Thread(target=each.withdraw, name=f"withdraw-{each.name}", daemon=True) for each in waiting]
+        waiting = [
+            runner for runner in self.runners() if runner.state == WAITING or not runner.begun
+        ]
+        threads = [
+            threading.Thread(target=each.withdraw, name=f"withdraw-{each.name}", daemon=True)
+            for each in waiting
+        ]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + STOP
@@ -172,14 +186,22 @@ class Fleet:
         for lease in self.pool("").leases(owner="me"):
             notes = lease.notes or {}
             name = notes.get("runner")
-            if notes.get("fleet") == self.kind.mark and isinstance(name, str) and self.find(name) is None:
+            if (
+                notes.get("fleet") == self.kind.mark
+                and isinstance(name, str)
+                and self.find(name) is None
+            ):
                 with contextlib.suppress(LeaseEnded):
                     self._add(name, self.pool(name).get(lease.id))
-                    self.log.info("%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id)
+                    self.log.info(
+                        "%s: runner %s (lease %s) is adopted", self.kind.name, name, lease.id
+                    )
         self._searched = now
 
     def above_least(self, runner: Runner) -> bool:
-        others = [each for each in self.runners() if each is not runner and each.state in (STARTING, IDLE)]
+        others = [
+            each for each in self.runners() if each is not runner and each.state in (STARTING, IDLE)
+        ]
         return len(others) >= self.kind.least
 
     # -- called by runners
@@ -204,7 +226,10 @@ class Fleet:
                 self._free -= 1  # a short job, which the forge has not reported yet
 
     def unused(self) -> None:
-        text = f"{UNUSED} runners in a row got no job: the forge reports too many jobs, or other runners take them"
+        text = (
+            f"{UNUSED} runners in a row got no job: the forge reports too many jobs, or other "
+            "runners take them"
+        )
         with self._lock:
             self.idled.add(text)
 
@@ -214,13 +239,28 @@ class Fleet:
         Each runner has its state, the seconds in it, lease, job and reason.
         """
         runners = [
-            {"name": each.name, "state": each.state, "seconds": round(time.monotonic() - each.since), "job": each.job,
-             "lease": each.lease.id if each.lease else None, "why": each.why}
+            {
+                "name": each.name,
+                "state": each.state,
+                "seconds": round(time.monotonic() - each.since),
+                "job": each.job,
+                "lease": each.lease.id if each.lease else None,
+                "why": each.why,
+            }
             for each in sorted(self.runners(), key=lambda each: each.name)
-        ]  # fmt: skip
+        ]
         pause = max((self.broken, self.idled), key=lambda each: each.left)
-        trouble = f"{pause.text} (none is started for {pause.left:.0f} s)" if pause.left else self.trouble
+        trouble = (
+            f"{pause.text} (none is started for {pause.left:.0f} s)" if pause.left else self.trouble
+        )
         return {
-            "name": self.kind.name, "label": self.kind.label, "least": self.kind.least, "most": self.kind.most,
-            "wanted": self.wanted, "ended": self.done, "failed": self.failures, "trouble": trouble, "runners": runners,
-        }  # fmt: skip
+            "name": self.kind.name,
+            "label": self.kind.label,
+            "least": self.kind.least,
+            "most": self.kind.most,
+            "wanted": self.wanted,
+            "ended": self.done,
+            "failed": self.failures,
+            "trouble": trouble,
+            "runners": runners,
+        }

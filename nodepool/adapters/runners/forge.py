@@ -13,9 +13,10 @@ class ForgeError(Exception):
 class Forge(Protocol):
     """What differs between forges.
 
-    :ivar script: shell text that starts the runner, in a folder with the file ``secret``; its exit status is the runner's.
-    :ivar worker: extended regular expression for the name of the process that exists while a job runs; empty: only the forge
-        knows, and `Runner.works` is called.
+    :ivar script: shell text that starts the runner, in a folder with the file ``secret``; its exit
+        status is the runner's.
+    :ivar worker: extended regular expression for the name of the process that exists while a job
+        runs; empty: only the forge knows, and `Runner.works` is called.
     """
 
     script: str
@@ -55,9 +56,11 @@ class Forge(Protocol):
 class Kind:
     """Which runners a fleet has.
 
-    :param home: URL of what the runners belong to: with the name, it identifies the fleet among those of the token's owner.
+    :param home: URL of what the runners belong to: with the name, it identifies the fleet among
+        those of the token's owner.
     :param most: number of runners.
-    :param job_time: seconds that a lease lasts from the start of its runner; it is renewed while the runner is alive.
+    :param job_time: seconds that a lease lasts from the start of its runner; it is renewed while
+        the runner is alive.
     :param idle: seconds after which an idle runner above `least` is removed.
     """
 

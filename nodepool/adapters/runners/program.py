@@ -62,15 +62,29 @@ NUMBER = v.All(int, v.Range(min=0))
 NODEPOOL = v.Schema({"url": str, "token-file": str, "ssh-key": str})
 #: What a fleet has in each daemon's configuration.
 FLEET: Mapping[object, object] = {
-    "label": str, "min": NUMBER, "max": NUMBER, "tenant": str, "job-time": TIME, "idle": TIME,
-}  # fmt: skip
+    "label": str,
+    "min": NUMBER,
+    "max": NUMBER,
+    "tenant": str,
+    "job-time": TIME,
+    "idle": TIME,
+}
 
-_ATTRIBUTES = {"label": "label", "min": "least", "max": "most", "tenant": "tenant", "job-time": "job_time", "idle": "idle"}
+_ATTRIBUTES = {
+    "label": "label",
+    "min": "least",
+    "max": "most",
+    "tenant": "tenant",
+    "job-time": "job_time",
+    "idle": "idle",
+}
 
 
 def kind_of(name: str, entry: Mapping[str, Any], home: str) -> Kind:
     """Return what a checked entry with the keys of `FLEET` describes."""
-    given = {attribute: entry[option] for option, attribute in _ATTRIBUTES.items() if option in entry}
+    given = {
+        attribute: entry[option] for option, attribute in _ATTRIBUTES.items() if option in entry
+    }
     kind = dataclasses.replace(Kind(name, name, 10, home=home), **given)
     if kind.least > kind.most:
         raise ConfigError(f"{name}: min ({kind.least}) is above max ({kind.most})")
@@ -100,7 +114,9 @@ def read_secret(path: str) -> str:
     try:
         return client.read_secret(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(str(error) if str(error).startswith(path) else f"{path}: {error}") from error
+        raise ConfigError(
+            str(error) if str(error).startswith(path) else f"{path}: {error}"
+        ) from error
 
 
 class Service(Protocol):
@@ -118,7 +134,8 @@ class Service(Protocol):
     def status(self) -> Mapping[str, Any]:
         """Return ``trouble`` and ``fleets``.
 
-        The former is a list of texts, the latter a list of what `Fleet.status` returns, and ``notes``.
+        The former is a list of texts, the latter a list of what `Fleet.status` returns, and
+        ``notes``.
         """
         ...
 
@@ -138,9 +155,13 @@ class Pools:
     """
 
     def __init__(self, section: Mapping[str, object], program: str) -> None:
-        self._url, self._key = (str(section[name]) if name in section else None for name in ("url", "ssh-key"))
+        self._url, self._key = (
+            str(section[name]) if name in section else None for name in ("url", "ssh-key")
+        )
         self._token = read_secret(str(section["token-file"])) if "token-file" in section else None
-        base = os.environ.get("RUNTIME_DIRECTORY") or os.path.join(tempfile.gettempdir(), f"{program}-{os.getuid()}")
+        base = os.environ.get("RUNTIME_DIRECTORY") or os.path.join(
+            tempfile.gettempdir(), f"{program}-{os.getuid()}"
+        )
         self._base = pathlib.Path(base)
         self._own = self._base / str(os.getpid())
         try:
@@ -163,7 +184,9 @@ class Pools:
         shutil.rmtree(self._own, ignore_errors=True)
 
     def __call__(self, runner: str) -> Pool:
-        return Pool(self._url, self._token, self._key, str(self._own / runner) if runner else None, SHOWN)
+        return Pool(
+            self._url, self._token, self._key, str(self._own / runner) if runner else None, SHOWN
+        )
 
 
 class Collector:
@@ -173,13 +196,25 @@ class Collector:
         self._service, self._prefix = service, program.replace("-", "_")
 
     def collect(self) -> Iterator[Metric]:
-        runners = GaugeMetricFamily(f"{self._prefix}_runners", "Runners by state.", labels=["fleet", "state"])
-        wanted = GaugeMetricFamily(f"{self._prefix}_wanted", "Runners that the forge's jobs need.", labels=["fleet"])
-        ended = CounterMetricFamily(f"{self._prefix}_ended", "Runners that have ended in order.", labels=["fleet"])
-        failed = CounterMetricFamily(f"{self._prefix}_failed", "Runners that have failed.", labels=["fleet"])
-        trouble = GaugeMetricFamily(f"{self._prefix}_trouble", "What the status reports as trouble.")
+        runners = GaugeMetricFamily(
+            f"{self._prefix}_runners", "Runners by state.", labels=["fleet", "state"]
+        )
+        wanted = GaugeMetricFamily(
+            f"{self._prefix}_wanted", "Runners that the forge's jobs need.", labels=["fleet"]
+        )
+        ended = CounterMetricFamily(
+            f"{self._prefix}_ended", "Runners that have ended in order.", labels=["fleet"]
+        )
+        failed = CounterMetricFamily(
+            f"{self._prefix}_failed", "Runners that have failed.", labels=["fleet"]
+        )
+        trouble = GaugeMetricFamily(
+            f"{self._prefix}_trouble", "What the status reports as trouble."
+        )
         conflicts = CounterMetricFamily(
-            f"{self._prefix}_session_conflicts", "Attempts while another listener had the session.", labels=["fleet"]
+            f"{self._prefix}_session_conflicts",
+            "Attempts while another listener had the session.",
+            labels=["fleet"],
         )
         for fleet in self._service.fleets:
             name, states = fleet.kind.name, [each.state for each in fleet.runners()]
@@ -219,7 +254,11 @@ class Listener:
                 if path == "/status":
                     self.answer(200, "application/json", json.dumps(service.status()).encode())
                 elif path == "/metrics":
-                    self.answer(200, prometheus_client.CONTENT_TYPE_LATEST, prometheus_client.generate_latest(registry))
+                    self.answer(
+                        200,
+                        prometheus_client.CONTENT_TYPE_LATEST,
+                        prometheus_client.generate_latest(registry),
+                    )
                 else:
                     self.answer(404, "text/plain", b"/status and /metrics are here\n")
 
@@ -229,7 +268,13 @@ class Listener:
                     self.close_connection = True
                     self.answer(413, "text/plain", b"")
                     return
-                self.answer(service.receive(self.path, dict(self.headers.items()), self.rfile.read(int(text))), "text/plain", b"")
+                self.answer(
+                    service.receive(
+                        self.path, dict(self.headers.items()), self.rfile.read(int(text))
+                    ),
+                    "text/plain",
+                    b"",
+                )
 
             def answer(self, status: int, kind: str, body: bytes) -> None:
                 self.send_response(status)
@@ -247,7 +292,9 @@ class Listener:
             raise ConfigError(f"listen: {address}: {error}") from error
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="listener", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="listener", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -269,7 +316,9 @@ def dump_stacks(_number: int, _frame: FrameType | None) -> None:
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)
-        names = ", ".join(f"{thread.name} (0x{thread.ident or 0:016x})" for thread in threading.enumerate())
+        names = ", ".join(
+            f"{thread.name} (0x{thread.ident or 0:016x})" for thread in threading.enumerate()
+        )
         logging.getLogger("nodepool.stack_dump").warning("Threads: %s\n%s", names, file.read())
 
 
@@ -277,7 +326,12 @@ def _serve(service: Service, stopping: threading.Event, pools: Pools, listener: 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
-    signal.signal(signal.SIGHUP, lambda _number, _frame: log.info("Ignoring SIGHUP: a changed configuration needs a restart"))
+    signal.signal(
+        signal.SIGHUP,
+        lambda _number, _frame: log.info(
+            "Ignoring SIGHUP: a changed configuration needs a restart"
+        ),
+    )
     pools.open()
     listener.start()
     service.start()
@@ -314,13 +368,22 @@ def show_status(status: Mapping[str, Any]) -> str:
     lines = [f"! {one_line(trouble)}" for trouble in status["trouble"]]
     for fleet in status["fleets"]:
         counts = [each["state"] for each in fleet["runners"]]
-        states = ", ".join(f"{counts.count(state)} {state}" for state in STATES if state in counts) or "no runners"
-        lines.append(f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted'] or 0} of {fleet['most']}; {states}")
+        states = (
+            ", ".join(f"{counts.count(state)} {state}" for state in STATES if state in counts)
+            or "no runners"
+        )
+        lines.append(
+            f"{fleet['name']} (label {fleet['label']}): wanted {fleet['wanted'] or 0} of "
+            f"{fleet['most']}; {states}"
+        )
         lines += [f"  ! {one_line(fleet['trouble'])}"] if fleet["trouble"] else []
         lines += [f"  {one_line(text)}" for text in fleet.get("notes", ())]
         for each in fleet["runners"]:
             what = "; ".join(one_line(each[name]) for name in ("job", "why") if each[name])
-            lines.append(f"  {each['name']}  {each['state']} for {each['seconds']} s  lease {each['lease']}  {what}")
+            lines.append(
+                f"  {each['name']}  {each['state']} for {each['seconds']} s  lease {each['lease']} "
+                f" {what}"
+            )
     return "\n".join(lines) or "nothing is configured"
 
 
@@ -338,12 +401,20 @@ def set_up_log(debug: bool) -> None:
     logging.getLogger("urllib3").setLevel(logging.WARNING)
 
 
-def parser(program: str, description: str) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+def parser(
+    program: str, description: str
+) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
     """Return the parser of a daemon's program, and its commands, of which there may be more."""
     made = argparse.ArgumentParser(program, description=description)
-    made.add_argument("--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}")
-    made.add_argument("--config", metavar="FILE", default=f"/etc/nodepool/{program.removeprefix('nodepool-')}.yaml",
-                      help="default: %(default)s")  # fmt: skip
+    made.add_argument(
+        "--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}"
+    )
+    made.add_argument(
+        "--config",
+        metavar="FILE",
+        default=f"/etc/nodepool/{program.removeprefix('nodepool-')}.yaml",
+        help="default: %(default)s",
+    )
     made.add_argument("--debug", action="store_true", help="log details")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in (
@@ -378,7 +449,10 @@ def needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        sys.exit(f"{error.name} is not installed; it comes with the extra: pip install '/path/to/clone[{extra}]'")
+        sys.exit(
+            f"{error.name} is not installed; it comes with the extra: pip install "
+            f"'/path/to/clone[{extra}]'"
+        )
 
 
 @contextlib.contextmanager

@@ -13,15 +13,18 @@ from typing import Protocol
 from nodepool.adapters.runners.forge import Forge, ForgeError, Kind
 from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 
-#: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile may waste.
+#: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile
+#: may waste.
 UNTIL_STARTED = 900
-#: Seconds of one check of a program, of a small command, and until another attempt when the launcher does not answer.
+#: Seconds of one check of a program, of a small command, and until another attempt when the
+#: launcher does not answer.
 CHECK, COMMAND, RETRY = 30, 60, 5.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
 #: Seconds without any answer from a node after which it counts as lost.
 SILENT = 600.0
-#: Seconds between two questions to the forge, that an idle runner may be offline, and that one may be unknown or without its job.
+#: Seconds between two questions to the forge, that an idle runner may be offline, and that one may
+#: be unknown or without its job.
 COMPARE, OFFLINE, UNKNOWN = 60.0, 300.0, 120.0
 #: Bytes of a program's output that are shown when it has failed.
 TAIL = 1500
@@ -115,8 +118,14 @@ class Runner:
                 self._say(f"its lease cannot be withdrawn: {error}")
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
-        self.fleet.log.log(level, "%s: runner %s (lease %s): %s", self.fleet.kind.name, self.name,
-                           self.lease.id if self.lease else "none yet", text)  # fmt: skip
+        self.fleet.log.log(
+            level,
+            "%s: runner %s (lease %s): %s",
+            self.fleet.kind.name,
+            self.name,
+            self.lease.id if self.lease else "none yet",
+            text,
+        )
 
     # -- life
 
@@ -155,9 +164,14 @@ class Runner:
         kind = self.fleet.kind
         if self.lease is None:
             self.lease = self.fleet.pool(self.name).lease(
-                kind.label, for_=UNTIL_STARTED, wait=None, key=self.name, tenant=kind.tenant,
-                purpose=f"runner of {kind.name}", notes={"fleet": kind.mark, "runner": self.name},
-            )  # fmt: skip
+                kind.label,
+                for_=UNTIL_STARTED,
+                wait=None,
+                key=self.name,
+                tenant=kind.tenant,
+                purpose=f"runner of {kind.name}",
+                notes={"fleet": kind.mark, "runner": self.name},
+            )
         while not self.fleet.stopping.is_set() and not self.withdrawn:
             try:
                 for change in self.lease.changes():
@@ -174,7 +188,8 @@ class Runner:
         secret = self.fleet.forge.register(self.name)
         inner = f"{self.fleet.forge.script}\ns=$?; echo $s > status.new && mv status.new status"
         script = (
-            f"umask 077; {HOME}; mkdir -p {FOLDER} && mkdir {self._folder} && cd {self._folder} && cat > secret && "
+            f"umask 077; {HOME}; mkdir -p {FOLDER} && mkdir {self._folder} && cd {self._folder} && "
+            "cat > secret && "
             f"{{ setsid sh -c {shlex.quote(inner)} > log 2>&1 < /dev/null & echo $! > pid; }}"
         )
         try:
@@ -202,7 +217,9 @@ class Runner:
         except (NotAllowed, NodepoolError) as error:
             if isinstance(error, LeaseEnded):
                 raise
-            self._say(f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING)
+            self._say(
+                f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING
+            )
 
     def _check(self, longest: int) -> tuple[str, str]:
         """Return what the program does, and its status and last output.
@@ -219,7 +236,8 @@ class Runner:
             f'alive=; kill -0 "$p" 2> /dev/null && alive=1; '
             f'if [ -e status ]; then echo ended "$(cat status)"; tail -c {TAIL} log; '
             f'elif [ -z "$alive" ]; then echo lost; tail -c {TAIL} log; '
-            f'elif grep -sqE {shlex.quote(worker)}"$p " /proc/[0-9]*/stat; then echo busy; else echo idle; fi'
+            f'elif grep -sqE {shlex.quote(worker)}"$p " /proc/[0-9]*/stat; then echo busy; else '
+            "echo idle; fi"
         )
         done = self.lease.run(script, timeout=longest + COMMAND)
         first, _, rest = done.stdout.decode("utf-8", "replace").partition("\n")
@@ -241,7 +259,8 @@ class Runner:
                 self._over(word, text)
                 return
             if word == "none":
-                # A daemon was killed before it could start the program; or somebody has removed its folder.
+                # A daemon was killed before it could start the program; or somebody has removed its
+                # folder.
                 if self.state != STARTING:
                     raise OSError("the runner's folder is no longer on the node")
                 if self.surplus:
@@ -276,10 +295,17 @@ class Runner:
         self._seen = now if online else self._seen
         self._known = self._known if online is None or self.finished else now
         if now - self._known > UNKNOWN:
-            self._say("stopped: its job has ended" if self.finished else "stopped: the forge no longer knows it")
+            self._say(
+                "stopped: its job has ended"
+                if self.finished
+                else "stopped: the forge no longer knows it"
+            )
             return True
         if self.state == IDLE and (offline := now - max(self._seen, self.since)) > OFFLINE:
-            self._failed(f"replaced: it runs {self.why}, but the forge has not seen it online for {offline:.0f} s")
+            self._failed(
+                f"replaced: it runs {self.why}, but the forge has not seen it online for "
+                f"{offline:.0f} s"
+            )
             return True
         return False
 
@@ -308,7 +334,9 @@ class Runner:
             self.why, self._heard = "the launcher does not answer, or is busy", time.monotonic()
         longest = SILENT if self.begun else COMMAND
         if time.monotonic() - self._heard > longest:
-            raise OSError(f"nothing heard of the node for {longest:g} s; at last: {error}") from error
+            raise OSError(
+                f"nothing heard of the node for {longest:g} s; at last: {error}"
+            ) from error
         self.fleet.stopping.wait(RETRY)
 
     def _over(self, word: str, text: str) -> None:
@@ -357,7 +385,10 @@ class Runner:
     def _kill(self, lease: Lease) -> None:
         """End the program: the node is deleted, but a static one goes to the next user."""
         # Steps of a job may have process groups of their own, in the session of the runner.
-        script = f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill -KILL -- -"$p"'
+        script = (
+            f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill '
+            '-KILL -- -"$p"'
+        )
         lease.run(script, timeout=COMMAND)
 
     def _return(self) -> None:

@@ -24,24 +24,33 @@ def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]
         command = [word.replace("%p", package) for word in shlex.split(diskimage.dib_cmd)]
     except ValueError as error:
         raise ValueError(
-            f"diskimage {diskimage.name}: dib-cmd {diskimage.dib_cmd!r} cannot be split into words: {error}; check its quotes"
+            f"diskimage {diskimage.name}: dib-cmd {diskimage.dib_cmd!r} cannot be split into "
+            f"words: {error}; check its quotes"
         ) from None
     if not command:
-        raise ValueError(f"diskimage {diskimage.name}: dib-cmd is empty; remove it to use disk-image-create")
+        raise ValueError(
+            f"diskimage {diskimage.name}: dib-cmd is empty; remove it to use disk-image-create"
+        )
     formats = ",".join(sorted(diskimage.image_types))
     arguments = [*command, "-x", "-t", formats, "--checksum", "--no-tmpfs"]
-    # diskimage-builder passes them to qemu-img for each format that it converts; only qcow2 has this one.
+    # diskimage-builder passes them to qemu-img for each format that it converts; only qcow2 has
+    # this one.
     if "qcow2" in formats and diskimage.image_types.isdisjoint(CONVERTED):
         arguments += ["--qemu-img-options", "compat=0.10"]
     return [*arguments, "-o", os.path.join(images_dir, base), *diskimage.elements.split()]
 
 
 def build_environment(
-    diskimage: DiskImage, output: str, elements_dir: str | None, base_environment: Mapping[str, str], private_tmp: str | None
+    diskimage: DiskImage,
+    output: str,
+    elements_dir: str | None,
+    base_environment: Mapping[str, str],
+    private_tmp: str | None,
 ) -> dict[str, str]:
     """Return the whole environment of the command; ``env-vars`` of the image take precedence."""
     environment = dict(base_environment)
-    # Finds a diskimage-builder that is installed alongside this program, without an activated virtual environment.
+    # Finds a diskimage-builder that is installed alongside this program, without an activated
+    # virtual environment.
     programs = os.path.dirname(sys.executable)
     path = environment.get("PATH") or os.defpath
     if programs and programs not in path.split(os.pathsep):

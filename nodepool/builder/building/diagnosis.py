@@ -9,11 +9,13 @@ from nodepool.builder.progress.phases import TIMESTAMP
 #: Shell traces (-x) and progress messages of diskimage-builder and debootstrap.
 _CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")
 _ERROR = re.compile(
-    r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space left|permission denied|unable to|"
+    r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space "
+    r"left|permission denied|unable to|"
     r"can't |cannot |could not|does not exist|timed out|unresolvable|unknown",
     re.IGNORECASE,
 )
-#: diskimage-builder starts its clean-up: later lines are not the cause. Early in its trace it only sets that trap.
+#: diskimage-builder starts its clean-up: later lines are not the cause. Early in its trace it only
+#: sets that trap.
 _CLEARING_UP = re.compile(r":trap_cleanup:\d|\s(?<!trap )trap_cleanup$")
 
 

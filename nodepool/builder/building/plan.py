@@ -48,11 +48,18 @@ def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[st
 def configuration_of(diskimage: DiskImage) -> Hashable:
     """Return a value that changes whenever the configuration of the image changes."""
     return tuple(
-        (key, repr(sorted(value) if isinstance(value, set) else value)) for key, value in sorted(vars(diskimage).items())
+        (key, repr(sorted(value) if isinstance(value, set) else value))
+        for key, value in sorted(vars(diskimage).items())
     )
 
 
-def plan(config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float) -> Plan:
+def plan(
+    config: Config,
+    images: ImageData,
+    busy: Container[str],
+    back_off: Callable[[str, Hashable], float],
+    now: float,
+) -> Plan:
     """Return the next build: manual requests first, then in file order.
 
     :param busy: images that are being built or are to be skipped in this pass.

@@ -23,7 +23,8 @@ log = logging.getLogger("nodepool.builder.process")
 
 #: Milliseconds; kept for external code that sets it.
 BUILD_PROCESS_POLL_TIMEOUT = 30000
-#: Longest time in seconds in which a termination, or the end of a command whose output stays open, is noticed.
+#: Longest time in seconds in which a termination, or the end of a command whose output stays open,
+#: is noticed.
 TICK = 0.2
 #: Seconds between SIGTERM and SIGKILL.
 GRACE = 8.0
@@ -59,7 +60,8 @@ class Redactor:
         words: set[bytes] = set()
         for text in (line for value in values for line in value.splitlines()):
             if len(text) >= _MIN_SECRET and text.lower() not in _NO_SECRETS:
-                # Unchanged, and as bash prints it in a trace (single quotes) or in "declare -p" (double quotes).
+                # Unchanged, and as bash prints it in a trace (single quotes) or in "declare -p"
+                # (double quotes).
                 quoted = shlex.quote(text)
                 forms = (
                     text,
@@ -69,7 +71,11 @@ class Redactor:
                 )
                 words.update(form.encode() for form in forms)
         self._longest = max(map(len, words), default=0)
-        self._pattern = re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+        self._pattern = (
+            re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+            if words
+            else None
+        )
         self._held = b""
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
@@ -144,16 +150,25 @@ class BuildProcess:
         """
         # Resolved at run time, because test benches replace it.
         self._process = subprocess.Popen(
-            self.args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=self.environment,
-            start_new_session=True, close_fds=True, umask=0o022, bufsize=0,
-        )  # fmt: skip
+            self.args,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment,
+            start_new_session=True,
+            close_fds=True,
+            umask=0o022,
+            bufsize=0,
+        )
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
         self._poll.register(self._stdout, select.POLLIN)
         self._started_at = time.monotonic()
         self.pid = self._process.pid
         leader = processes.read_process(self.pid)
-        self._origin = processes.Origin(self._origin.marker, self.pid, leader.start_time if leader else None)
+        self._origin = processes.Origin(
+            self._origin.marker, self.pid, leader.start_time if leader else None
+        )
 
     def terminate(self, reason: str) -> None:
         """End the command and all its processes; :meth:`wait` returns soon after.
@@ -184,13 +199,20 @@ class BuildProcess:
         """Read the last output and end the remaining processes of the command."""
         ended = self._ended
         if ended:
-            # Normally the output ends with the command; a background child may keep the pipe open forever.
+            # Normally the output ends with the command; a background child may keep the pipe open
+            # forever.
             self._read_until_closed(time.monotonic() + self.drain)
-        left = processes.end(self._origin, time.monotonic() + LAST_KILL, grace=processes.GRACE if ended else 0.0)
+        left = processes.end(
+            self._origin, time.monotonic() + LAST_KILL, grace=processes.GRACE if ended else 0.0
+        )
         self._read_until_end(time.monotonic() + 1.0)
         self._read_until_closed(time.monotonic())
         if left:
-            log.error("Processes %s of build %s do not end; inspect them with ps", left, self._origin.marker)
+            log.error(
+                "Processes %s of build %s do not end; inspect them with ps",
+                left,
+                self._origin.marker,
+            )
 
     @property
     def _ended(self) -> bool:
@@ -230,7 +252,8 @@ class BuildProcess:
         except ProcessLookupError:
             pass
         except PermissionError:
-            # Processes of the tool's sudo. Never use "kill -15 -<group>": procps 4.0.2 reads "-1234" as "-1", every process.
+            # Processes of the tool's sudo. Never use "kill -15 -<group>": procps 4.0.2 reads
+            # "-1234" as "-1", every process.
             processes.signal_all(processes.find(self._origin), number, time.monotonic())
 
     def _output(self, data: bytes, last: bool = False) -> None:
@@ -247,12 +270,22 @@ class BuildProcess:
             except (OSError, ValueError) as error:
                 # Continue reading the output, else the command would block.
                 self.log_error = str(error)
-                log.error("Cannot write build log %s: %s; the build continues", getattr(self._log_file, "name", ""), error)
+                log.error(
+                    "Cannot write build log %s: %s; the build continues",
+                    getattr(self._log_file, "name", ""),
+                    error,
+                )
 
-    def _last_line(self, timed_out: bool, reason: str | None, returncode: int | None, deadline: float) -> bytes:
+    def _last_line(
+        self, timed_out: bool, reason: str | None, returncode: int | None, deadline: float
+    ) -> bytes:
         if timed_out:
             seconds = deadline - self._started_at
-            text = f"Build timeout of {seconds:.0f} seconds exceeded" if seconds >= 1 else "Build timeout exceeded"
+            text = (
+                f"Build timeout of {seconds:.0f} seconds exceeded"
+                if seconds >= 1
+                else "Build timeout exceeded"
+            )
         elif reason is not None:
             text = f"Build terminated: {reason}"
         else:
@@ -264,7 +297,8 @@ class BuildProcess:
 def run_hook(args: Sequence[str], timeout: float) -> tuple[int | None, str]:
     """Run a program; return its status and the last lines of its output and errors.
 
-    At the time limit (seconds) it is killed with all its processes: the status is -9, and the last line says so.
+    At the time limit (seconds) it is killed with all its processes: the status is -9, and the last
+    line says so.
 
     :raises OSError: it cannot be started.
     """

@@ -35,7 +35,8 @@ from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
 LOG_DIRECTORY = "/var/log/nodepool/builds"
 #: A build requires space for its trees and for the conversion.
 SPACE_FACTOR = 2
-#: Seconds for deleting the leftovers of a build when the builder stops; the next start does the rest.
+#: Seconds for deleting the leftovers of a build when the builder stops; the next start does the
+#: rest.
 STOP_CLEAN_TIME = 6.0
 #: Formats for which the tool creates no file.
 WITHOUT_FILE = frozenset({"docker"})
@@ -45,7 +46,13 @@ class BuildRun:
     """Runs the command for one image; the caller holds the build lock."""
 
     def __init__(
-        self, state: BuilderState, config: Config, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock, log: logging.Logger
+        self,
+        state: BuilderState,
+        config: Config,
+        diskimage: DiskImage,
+        wanted: WantedBuild,
+        lock: HeldLock,
+        log: logging.Logger,
     ) -> None:
         self._state = state
         self.image = wanted.image
@@ -93,7 +100,9 @@ class BuildRun:
     def _expected(self) -> float | None:
         """Return the median duration of earlier builds of the image in seconds."""
         builds = self._state.zk.progress_tree.data().builds.values()
-        known = [p.duration for p in builds if p.image == self.image and p.state == READY and p.duration]
+        known = [
+            p.duration for p in builds if p.image == self.image and p.state == READY and p.duration
+        ]
         return statistics.median(known) if known else None
 
     # -- steps of a build
@@ -116,7 +125,10 @@ class BuildRun:
             reason = self._judge(ending)
         except Exception as error:
             reason = self._describe(error)
-        if reason is not None and (ending is None or (ending.returncode == 0 and not ending.timed_out and not ending.terminated)):
+        if reason is not None and (
+            ending is None
+            or (ending.returncode == 0 and not ending.timed_out and not ending.terminated)
+        ):
             self._note_in_log(reason)
         if ending is not None:
             record.username = self._diskimage.username
@@ -131,7 +143,9 @@ class BuildRun:
         reason = reason or why_not
         if reason is not None:
             # Incomplete images and files without a record are useless.
-            image_files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
+            image_files.delete_local_build(
+                self._config.images_dir, self.image, self.build_id, self.log
+            )
         self._finish(reason, ending)
 
     def _run_command(self) -> ProcessResult:
@@ -142,22 +156,34 @@ class BuildRun:
         output = os.path.join(config.images_dir, self._base)
         base = command.temporary_base(diskimage, os.environ)
         usual = SPACE_FACTOR * image_files.expected_bytes(config.images_dir, self.image)
-        problem = image_files.check_space(config.images_dir, base, max(int(config.build_min_free) * image_files.MIB, usual))
+        problem = image_files.check_space(
+            config.images_dir, base, max(int(config.build_min_free) * image_files.MIB, usual)
+        )
         if problem is not None:
             raise BuilderError(problem)
         args = command.build_command(diskimage, config.images_dir, self._base)
         entry = build_journal.begin(
-            config.images_dir, self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars
+            config.images_dir,
+            self.image,
+            self.build_id,
+            base,
+            private="TMPDIR" not in diskimage.env_vars,
         )
         self._entry = entry
         try:
             environment = (
-                command.build_environment(diskimage, output, config.elements_dir, os.environ, entry.private_tmp)
+                command.build_environment(
+                    diskimage, output, config.elements_dir, os.environ, entry.private_tmp
+                )
                 | entry.environment
             )
             image_files.prune_logs(self._log_dir, self.image, config.build_log_retention, self.log)
             with image_files.open_log(self.progress.log) as log_file:
-                secrets = [diskimage.env_vars[name] for name in diskimage.secret_names if name in diskimage.env_vars]
+                secrets = [
+                    diskimage.env_vars[name]
+                    for name in diskimage.secret_names
+                    if name in diskimage.env_vars
+                ]
                 process = BuildProcess(args, environment, log_file, self._line, secrets=secrets)
                 self._start(process, args, entry)
                 return process.wait(time.monotonic() + diskimage.build_timeout)
@@ -171,14 +197,17 @@ class BuildRun:
             image_files.close_to_others(directory)
         except OSError as error:
             self.log.warning(
-                "Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
+                "Cannot set a default access control list for %s (%s): until build %s is over, "
+                "images in it can be "
                 "read by all who may enter it; take that right from others (chmod o-rwx)",
                 directory,
                 error.strerror,
                 self._base,
             )
 
-    def _start(self, process: BuildProcess, args: list[str], entry: build_journal.BuildEntry) -> None:
+    def _start(
+        self, process: BuildProcess, args: list[str], entry: build_journal.BuildEntry
+    ) -> None:
         with self._guard:
             if self._aborted is not None:
                 raise BuilderError(f"not started: {self._aborted}")
@@ -187,7 +216,8 @@ class BuildRun:
             except OSError as error:
                 self.log.error("Cannot start %s: %s", " ".join(args), error)
                 raise BuilderError(
-                    f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}"
+                    f"cannot start {args[0]}: {error.strerror or error}; "
+                    f"{_start_remedy(error, args[0])}"
                 ) from error
             self._process = process
         assert process.pid is not None
@@ -201,7 +231,8 @@ class BuildRun:
         for directory in self._tracker.build_dirs[known:]:
             noted = self._entry is not None and self._entry.note_dir(directory)
             if noted and os.path.basename(directory).startswith("dib_image."):
-                # After this line, a raw image is created there over a long time and moved unchanged.
+                # After this line, a raw image is created there over a long time and moved
+                # unchanged.
                 self._close_to_others(directory)
         self._tail.append(text)
         progress = self.progress
@@ -217,7 +248,9 @@ class BuildRun:
 
     def _phase_ended(self, phase: str | None) -> None:
         now = time.monotonic()
-        self._state.statsd.timing(metrics.BUILD_PHASE_TIME(self.image, phase), (now - self._phase_since) * 1000)
+        self._state.statsd.timing(
+            metrics.BUILD_PHASE_TIME(self.image, phase), (now - self._phase_since) * 1000
+        )
         self._phase_since = now
 
     def _judge(self, ending: ProcessResult) -> str | None:
@@ -228,9 +261,16 @@ class BuildRun:
             return ending.terminated
         if ending.returncode:
             last = f": {self._diagnosis.cause}" if self._diagnosis.cause else ""
-            how = f"signal {-ending.returncode}" if ending.returncode < 0 else f"exit status {ending.returncode}"
+            how = (
+                f"signal {-ending.returncode}"
+                if ending.returncode < 0
+                else f"exit status {ending.returncode}"
+            )
             return f"the command ended with {how}{last}"
-        present = {f.extension for f in image_files.DibImageFile.from_image_id(self._config.images_dir, self._base)}
+        present = {
+            f.extension
+            for f in image_files.DibImageFile.from_image_id(self._config.images_dir, self._base)
+        }
         missing = set(self._formats) - present - WITHOUT_FILE
         if not missing:
             return None
@@ -242,7 +282,8 @@ class BuildRun:
         if missing & wanted or not present:
             return (
                 f"the command ended with exit status 0, but wrote no file for "
-                f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> in images-dir)"
+                f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> "
+                "in images-dir)"
             )
         self.log.warning("Build %s has no file for %s", self._base, ", ".join(sorted(missing)))
         return None
@@ -250,7 +291,11 @@ class BuildRun:
     def _describe(self, error: Exception) -> str:
         """Return the reason for users; :meth:`_finish` logs it."""
         if isinstance(error, OSError) and error.filename:
-            remedy = "; make it writable for the user of the builder" if isinstance(error, PermissionError) else ""
+            remedy = (
+                "; make it writable for the user of the builder"
+                if isinstance(error, PermissionError)
+                else ""
+            )
             return f"{error.filename}: {error.strerror}{remedy}"
         if isinstance(error, (BuilderError, ConfigurationError, OSError, ValueError)):
             return str(error)
@@ -273,12 +318,16 @@ class BuildRun:
 
         def write() -> None:
             if self.lock.regained and self._somebody_built():
-                raise Lost("the ZooKeeper session was lost and another builder has built the image since")
+                raise Lost(
+                    "the ZooKeeper session was lost and another builder has built the image since"
+                )
             record.state = state
             self._state.zk.storeBuild(self.image, record, self.build_id)
 
         try:
-            self.lock.store(write, self._state.session_usable, lambda: not self._state.stopping_at_once.is_set())
+            self.lock.store(
+                write, self._state.session_usable, lambda: not self._state.stopping_at_once.is_set()
+            )
         except Exception as error:
             if not isinstance(error, Lost):
                 self.log.exception("Cannot store the result of build %s:", self._base)
@@ -321,7 +370,9 @@ class BuildRun:
         if self._wanted.request is None:
             return
         try:
-            self._state.zk.kazoo_client.delete(f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
+            self._state.zk.kazoo_client.delete(
+                f"{paths.image(self.image)}/request-build", version=self._wanted.request[1]
+            )
         except (NoNodeError, BadVersionError):
             pass
         except KazooException as error:
@@ -351,7 +402,10 @@ def _start_remedy(error: OSError, program: str) -> str:
         return "the interpreter named in its first line is missing"
     if isinstance(error, FileNotFoundError):
         absent = optional.missing(["diskimage_builder"])
-        return f"install diskimage-builder on this host{f' ({absent})' if absent else ''} or correct dib-cmd"
+        return (
+            f"install diskimage-builder on this host{f' ({absent})' if absent else ''} or "
+            "correct dib-cmd"
+        )
     if isinstance(error, PermissionError):
         return "make it executable for the user of the builder or correct dib-cmd"
     return "correct dib-cmd"

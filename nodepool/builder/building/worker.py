@@ -51,7 +51,13 @@ class BuildWorker(Worker):
             if not self._running or not self._state.session_usable.is_set():
                 return None
             busy = passed | {image for image, _ in self._state.running_builds()}
-            decision = plan(config, self._zk.readImages(), busy, self._state.build_backoff.wait, self._state.clock.time())
+            decision = plan(
+                config,
+                self._zk.readImages(),
+                busy,
+                self._state.build_backoff.wait,
+                self._state.clock.time(),
+            )
             if decision.build is None:
                 return decision.wait
             passed.add(decision.build.image)
@@ -59,7 +65,9 @@ class BuildWorker(Worker):
                 if self._try(decision.build):
                     # Check new requests again, manual ones first.
                     passed = set()
-            except Exception:  # other images are built meanwhile; this one waits as after a failed build
+            except (
+                Exception
+            ):  # other images are built meanwhile; this one waits as after a failed build
                 self.log.exception("Error building image %s:", decision.build.image)
                 self._state.build_backoff.failed(decision.build.image, decision.build.subject)
 
@@ -82,7 +90,9 @@ class BuildWorker(Worker):
         newest = self._zk.getMostRecentBuilds(1, wanted.image, READY)
         if (newest[0].id if newest else None) != wanted.newest:
             return False
-        return not self._zk.getImagePaused(wanted.image) and (wanted.request is None or self._zk.hasBuildRequest(wanted.image))
+        return not self._zk.getImagePaused(wanted.image) and (
+            wanted.request is None or self._zk.hasBuildRequest(wanted.image)
+        )
 
     def _build(self, wanted: WantedBuild, lock: HeldLock) -> None:
         config = self._config
@@ -100,7 +110,9 @@ class BuildWorker(Worker):
             self.run_in_work = None
 
 
-def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]], log: logging.Logger) -> None:
+def fail_interrupted(
+    state: BuilderState, interrupted: Iterable[tuple[str, str]], log: logging.Logger
+) -> None:
     """Mark builds of a killed builder of ours as failed and delete their files.
 
     A build whose result was stored just before remains unchanged.
@@ -112,7 +124,9 @@ def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]]
             continue
         log.warning("Build %s-%s was interrupted: %s", image, build_id, INTERRUPTED)
         image_files.delete_local_build(state.config.images_dir, image, build_id, log)
-        progress = store.read_build(build_id) or BuildProgress(image, build_id, state.fqdn, state.builder_id)
+        progress = store.read_build(build_id) or BuildProgress(
+            image, build_id, state.fqdn, state.builder_id
+        )
         progress.state = FAILED
         progress.reason = INTERRUPTED
         progress.ended = state.clock.time()

@@ -32,7 +32,11 @@ def clean_files(
         log.error("Cannot read images-dir %s: %s", config.images_dir, error.strerror)
         return
     for image, build_id in sorted(local):
-        if image.startswith(".") or (image, build_id) in snapshot.data.bad_builds or (image, build_id) in running():
+        if (
+            image.startswith(".")
+            or (image, build_id) in snapshot.data.bad_builds
+            or (image, build_id) in running()
+        ):
             continue
         build = snapshot.builds[image].get(build_id)
         if (image, build_id) in going or (build is not None and build.state == DELETING):
@@ -43,9 +47,17 @@ def clean_files(
                 image_files.delete_local_build(config.images_dir, image, build_id, log)
         else:
             diskimage = config.diskimages.get(image)
-            surplus = surplus_formats(build, snapshot.uploads.get((image, build_id), []), diskimage, providers)
+            surplus = surplus_formats(
+                build, snapshot.uploads.get((image, build_id), []), diskimage, providers
+            )
             base = image_files.image_id(image, build_id)
             for image_file in image_files.DibImageFile.from_image_id(config.images_dir, base):
                 if image_file.extension in surplus:
-                    log.info("Deleting %s of %s, which is uploaded (delete-after-upload)", image_file.extension, base)
-                    image_files.delete_format(config.images_dir, base, image_file.extension or "", log)
+                    log.info(
+                        "Deleting %s of %s, which is uploaded (delete-after-upload)",
+                        image_file.extension,
+                        base,
+                    )
+                    image_files.delete_format(
+                        config.images_dir, base, image_file.extension or "", log
+                    )

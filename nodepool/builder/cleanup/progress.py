@@ -21,7 +21,9 @@ class ProgressCleaner:
         #: (image, provider) pairs that have ever been configured here.
         self._pairs: set[tuple[str, str]] = set()
 
-    def clean(self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
+    def clean(
+        self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules
+    ) -> None:
         retention = config.failed_build_retention
         now = time.time()
         for build in progress.builds.values():
@@ -32,17 +34,23 @@ class ProgressCleaner:
                 self._check_living(build, snapshot)
             elif build.build not in snapshot.builds[build.image]:
                 since = build.ended or build.updated or build.started or 0.0
-                if (build.state == READY or now - since >= retention) and self._records.absent(*key):
+                if (build.state == READY or now - since >= retention) and self._records.absent(
+                    *key
+                ):
                     self._state.zk.progress.delete(build)
         pairs = {(image, provider) for provider, images in rules.known.items() for image in images}
         for failure in progress.failures.values():
-            if failure.key not in pairs and self._forgotten(failure, snapshot, rules, now - retention):
+            if failure.key not in pairs and self._forgotten(
+                failure, snapshot, rules, now - retention
+            ):
                 self._state.zk.progress.delete(failure)
         self._pairs |= pairs
 
     def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
         """End a build without a builder as failed, or as its record says."""
-        if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._records.build_lock_free(build.image):
+        if snapshot.data.build_locks.get(build.image, (0.0, False))[
+            1
+        ] or not self._records.build_lock_free(build.image):
             return
         store = self._state.zk.progress
         now = store.read_build(build.build)
@@ -54,11 +62,16 @@ class ProgressCleaner:
         else:
             now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
             self._records.log.warning(
-                "Build %s-%s was abandoned without a recorded result: %s", build.image, build.build, STOPPED
+                "Build %s-%s was abandoned without a recorded result: %s",
+                build.image,
+                build.build,
+                STOPPED,
             )
         store.write(now)
 
-    def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:
+    def _forgotten(
+        self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float
+    ) -> bool:
         """Return whether the failure of a pair that is not configured here can be deleted.
 
         Other builders may have the pair configured: their records stay for a limited time.

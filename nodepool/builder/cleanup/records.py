@@ -1,7 +1,7 @@
 """Delete builds and uploads: records under their locks, images in the clouds (BLD-10).
 
-Implements BLD-10.B and BLD-10.D. Decisions are based on a mirror; every record is read again under its lock before it
-is changed, and writes never recreate a deleted record.
+Implements BLD-10.B and BLD-10.D. Decisions are based on a mirror; every record is read again under
+its lock before it is changed, and writes never recreate a deleted record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.progress import BuildProgress
 from nodepool.zk.reading import children
-from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    UPLOADING,
+    ImageBuild,
+    ImageUpload,
+    RecordError,
+)
 from nodepool.zk.zookeeper import ZooKeeper
 
 ABANDONED = "the builder stopped when the build began"
@@ -63,7 +71,9 @@ class RecordCleaner:
                 return
             found = self._zk.getImageUpload(*key)
             if found is not None and found.state == UPLOADING:
-                self.log.info("Deleting the record of abandoned upload %s of %s to %s", key[3], key[0], key[2])
+                self.log.info(
+                    "Deleting the record of abandoned upload %s of %s to %s", key[3], key[0], key[2]
+                )
                 self._zk.deleteUpload(*key)
 
     @contextlib.contextmanager
@@ -104,7 +114,9 @@ class RecordCleaner:
             if found.state != DELETING:
                 if not self._store_deleting(paths.upload(*key), found):
                     return False
-                self.log.info("Marked upload %s of %s-%s to %s for deletion", key[3], key[0], key[1], key[2])
+                self.log.info(
+                    "Marked upload %s of %s-%s to %s for deletion", key[3], key[0], key[1], key[2]
+                )
             return True
 
     def _store_deleting(self, path: str, record: ImageBuild | ImageUpload) -> bool:
@@ -131,12 +143,17 @@ class RecordCleaner:
         if not state.session_usable.is_set():
             return
         try:
-            with self._upload(key, DELETING) as found, state.managers.use(state.config, key[2]) as manager:
+            with (
+                self._upload(key, DELETING) as found,
+                state.managers.use(state.config, key[2]) as manager,
+            ):
                 if found is None:
                     return
                 image = f"{found.external_name} ({found.external_id}) of {key[2]}"
                 if manager is None:
-                    self.log.warning("Image %s cannot be deleted: the provider is not running", image)
+                    self.log.warning(
+                        "Image %s cannot be deleted: the provider is not running", image
+                    )
                     return
                 self.log.info("Deleting image %s", image)
                 try:
@@ -145,8 +162,13 @@ class RecordCleaner:
                     log_failure(self.log, error, "Cannot delete image %s; retrying later", image)
                     return
                 self._zk.deleteUpload(*key)
-        except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped in the meantime
-            self.log.warning("Deleting upload %s of %s to %s: ZooKeeper: %r", key[3], key[0], key[2], error)
+        except (
+            KazooException,
+            RuntimeError,
+        ) as error:  # RuntimeError: the builder has stopped in the meantime
+            self.log.warning(
+                "Deleting upload %s of %s to %s: ZooKeeper: %r", key[3], key[0], key[2], error
+            )
 
     # -- builds
 
@@ -161,7 +183,9 @@ class RecordCleaner:
         for provider in self._zk.getBuildProviders(image, build_id):
             for number in self._zk.getImageUploadNumbers(image, build_id, provider):
                 with contextlib.suppress(NoNodeError):
-                    read = self._zk.kazoo_client.get(paths.upload(image, build_id, provider, number))
+                    read = self._zk.kazoo_client.get(
+                        paths.upload(image, build_id, provider, number)
+                    )
                     left.append(ImageUpload.read(*read, build_id, provider, image, number))
         return left
 
@@ -200,7 +224,9 @@ class RecordCleaner:
             if build is not None and build.state != DELETING:
                 if not self._store_deleting(path, build):
                     return False
-                self.log.info("Marked build %s-%s for deletion (was %s)", image, build_id, plan.state)
+                self.log.info(
+                    "Marked build %s-%s for deletion (was %s)", image, build_id, plan.state
+                )
                 if plan.state == BUILDING:
                     self._tell_abandoned(build)
             if not uploads_left and self._zk.deleteBuild(image, build_id):
@@ -236,7 +262,9 @@ class RecordCleaner:
     def absent(self, image: str, build_id: str) -> bool:
         """Return whether there is no build record, or one being deleted; unreadable ones count."""
         try:
-            build = ImageBuild.read(*self._zk.kazoo_client.get(paths.build(image, build_id)), image, build_id)
+            build = ImageBuild.read(
+                *self._zk.kazoo_client.get(paths.build(image, build_id)), image, build_id
+            )
         except NoNodeError:
             return True
         except RecordError:
@@ -251,7 +279,10 @@ class RecordCleaner:
     def remove_image(self, image: str) -> None:
         """Delete the znode of an image without children whose locks are free."""
         client = self._zk.kazoo_client
-        names, below = set(children(client, paths.image(image))), set(children(client, paths.builds(image)))
+        names, below = (
+            set(children(client, paths.image(image))),
+            set(children(client, paths.builds(image))),
+        )
         if not names <= {"builds"} or not below <= {"lock"}:
             return
         txn = client.transaction()
@@ -263,4 +294,6 @@ class RecordCleaner:
         with contextlib.suppress(NotEmptyError, NoNodeError):
             results = txn.commit()
             if not any(isinstance(result, Exception) for result in results):
-                self.log.info("Removed image %s, which is in no configuration here and has no builds", image)
+                self.log.info(
+                    "Removed image %s, which is in no configuration here and has no builds", image
+                )

@@ -14,7 +14,14 @@ from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.provider_queues import ProviderQueues
-from nodepool.builder.retention import BuildKey, RemovalPlan, Rules, Snapshot, image_providers, upload_key
+from nodepool.builder.retention import (
+    BuildKey,
+    RemovalPlan,
+    Rules,
+    Snapshot,
+    image_providers,
+    upload_key,
+)
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.journal import CloudLeftoverSweeper
 from nodepool.builder.worker import Worker
@@ -32,8 +39,8 @@ CLOUD_WAIT = 5.0
 class CleanupWorker(Worker):
     """Runs a full pass at each interval, and short ones after events.
 
-    Short passes delete what users or the configuration removed; failed and abandoned records are deleted in full passes
-    only, so that they are visible for a while.
+    Short passes delete what users or the configuration removed; failed and abandoned records are
+    deleted in full passes only, so that they are visible for a while.
     """
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
@@ -56,7 +63,10 @@ class CleanupWorker(Worker):
 
     @staticmethod
     def deleteLocalBuild(
-        images_dir: str, image_name: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]
+        images_dir: str,
+        image_name: str,
+        build_id: str,
+        log: logging.Logger | logging.LoggerAdapter[Any],
     ) -> bool:
         """Delete all files of a build; return True if none are left."""
         return image_files.delete_local_build(images_dir, image_name, build_id, log)
@@ -84,7 +94,9 @@ class CleanupWorker(Worker):
         return max(0.0, self._next_whole - self._state.clock.monotonic())
 
     def _usable(self) -> bool:
-        return self._state.session_usable.is_set() and (self._running or threading.current_thread() is not self)
+        return self._state.session_usable.is_set() and (
+            self._running or threading.current_thread() is not self
+        )
 
     def _rules(self, config: Config) -> Rules:
         return Rules(
@@ -99,16 +111,23 @@ class CleanupWorker(Worker):
         snapshot = Snapshot(self._zk.readImages())
         rules = self._rules(self._config)
         return any(
-            upload.state == DELETING and upload.provider_name in rules.known and upload_key(upload) not in self._tried
+            upload.state == DELETING
+            and upload.provider_name in rules.known
+            and upload_key(upload) not in self._tried
             for upload in snapshot.data.uploads
         ) or any(
-            build.state == DELETING and self._subject(snapshot, build.image_name or "", build.id or "") not in self._tried
+            build.state == DELETING
+            and self._subject(snapshot, build.image_name or "", build.id or "") not in self._tried
             for build in snapshot.data.builds
         )
 
     @staticmethod
     def _subject(snapshot: Snapshot, image: str, build_id: str) -> Hashable:
-        return image, build_id, frozenset(upload_key(upload) for upload in snapshot.uploads.get((image, build_id), []))
+        return (
+            image,
+            build_id,
+            frozenset(upload_key(upload) for upload in snapshot.uploads.get((image, build_id), [])),
+        )
 
     # -- a pass
 
@@ -118,7 +137,11 @@ class CleanupWorker(Worker):
         try:
             yield
         except BROKEN as error:
-            self.log.warning(f"{text} the connection to ZooKeeper broke (%r); retrying in a later pass", *args, error)
+            self.log.warning(
+                f"{text} the connection to ZooKeeper broke (%r); retrying in a later pass",
+                *args,
+                error,
+            )
         except Exception:
             self.log.exception(text, *args)
 
@@ -150,14 +173,22 @@ class CleanupWorker(Worker):
                 self._clean_image(image, snapshot, rules, everything, going, unfinished)
         # Files are deleted without waiting for the clouds.
         if self._usable():
-            clean_files(config, snapshot, going, self._state.running_builds, self._records.absent, self.log)
+            clean_files(
+                config, snapshot, going, self._state.running_builds, self._records.absent, self.log
+            )
         if everything and self._usable():
             self._clean_rest(config, snapshot, rules)
         if self._lanes.wait(CLOUD_WAIT):
             self._finish(unfinished, snapshot, going)
 
     def _clean_image(
-        self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey], unfinished: list[RemovalPlan]
+        self,
+        image: str,
+        snapshot: Snapshot,
+        rules: Rules,
+        everything: bool,
+        going: set[BuildKey],
+        unfinished: list[RemovalPlan],
     ) -> None:
         plans = snapshot.plan(image, rules, everything)
         self._tell_unlisted(image, snapshot, rules, plans)
@@ -174,10 +205,13 @@ class CleanupWorker(Worker):
                 if plan.delete:
                     unfinished.append(plan)
 
-    def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]) -> None:
+    def _tell_unlisted(
+        self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]
+    ) -> None:
         """Warn about the deletion of an image that this configuration does not contain.
 
-        It may have been removed from all configurations, or may only be configured at another builder.
+        It may have been removed from all configurations, or may only be configured at another
+        builder.
         """
         if image in rules.images:
             self._unlisted.discard(image)
@@ -185,8 +219,10 @@ class CleanupWorker(Worker):
             self._unlisted.add(image)
             makers = {build.builder or "unknown" for build in snapshot.builds[image].values()}
             self.log.warning(
-                "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
-                "that are configured here are being deleted. If another builder builds it, add it to this configuration, too",
+                "Image %s is not in the configuration of this builder: its builds (made by %s) and "
+                "their uploads to providers "
+                "that are configured here are being deleted. If another builder builds it, add it "
+                "to this configuration, too",
                 image,
                 ", ".join(sorted(makers)) or "unknown",
             )
@@ -202,10 +238,14 @@ class CleanupWorker(Worker):
     def _clean_rest(self, config: Config, snapshot: Snapshot, rules: Rules) -> None:
         data = snapshot.data
         for key in sorted(data.empty_uploads):
-            with self._going_on("Error removing the empty record %s of %s-%s:", key[3], key[0], key[1]):
+            with self._going_on(
+                "Error removing the empty record %s of %s-%s:", key[3], key[0], key[1]
+            ):
                 if key[:3] not in data.upload_locks:
                     self._records.remove_empty_upload(key)
-        used = {build.image_name for build in data.builds} | {image for image, _ in data.bad_builds | data.empty_builds}
+        used = {build.image_name for build in data.builds} | {
+            image for image, _ in data.bad_builds | data.empty_builds
+        }
         for image in sorted(data.names - rules.images - used - data.paused - set(data.requests)):
             with self._going_on("Error removing image %s:", image):
                 if not data.build_locks.get(image, (0.0, False))[1]:
@@ -219,7 +259,8 @@ class CleanupWorker(Worker):
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):
             self.log.error(
-                "The record of build %s-%s cannot be read; it and its files are kept. Repair it, or delete the znode "
+                "The record of build %s-%s cannot be read; it and its files are kept. Repair it, "
+                "or delete the znode "
                 "/nodepool/images/%s/builds/%s",
                 image,
                 build_id,

@@ -1,7 +1,8 @@
 """Clean up after a killed builder: processes, mounts, loop devices, temporary trees.
 
-Every build is recorded before it starts, in ``<images-dir>/.builds/<image>-<build id>.json``, with all that is needed
-to find its leftovers. The next start of the builder reads these files and cleans up.
+Every build is recorded before it starts, in ``<images-dir>/.builds/<image>-<build id>.json``, with
+all that is needed to find its leftovers. The next start of the builder reads these files and cleans
+up.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class BuildEntry:
     images_dir: str
     #: Real path of the directory in which the tool creates its temporary trees.
     tmp_base: str
-    #: The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR.
+    #: The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a
+    #: TMPDIR.
     private_tmp: str | None
     marker: str
     boot_id: str
@@ -103,10 +105,15 @@ class BuildEntry:
     def _acceptable(self, real: str) -> bool:
         """Return whether the path may be a tree of this build; output alone is not proof.
 
-        It must have a name of the tool, be in the right directory, and must not have existed before.
+        It must have a name of the tool, be in the right directory, and must not have existed
+        before.
         """
         parent, name = os.path.split(real)
-        return bool(_TEMPORARY.fullmatch(name)) and parent in (self.tmp_base, self.private_tmp) and name not in self.existing
+        return (
+            bool(_TEMPORARY.fullmatch(name))
+            and parent in (self.tmp_base, self.private_tmp)
+            and name not in self.existing
+        )
 
     def origin(self) -> Origin:
         pid = self.pid if self.boot_id == boot_id() else None
@@ -137,11 +144,17 @@ class BuildEntry:
             log.warning("Cannot write %s: %s", self.path, error.strerror)
 
     def _save(self) -> None:
-        content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "images_dir"}
+        content = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if item.name != "images_dir"
+        }
         replace_file(self.path, json.dumps(content))
 
 
-def begin(images_dir: str, image: str, build_id: str, tmp_base: str, private: bool = True) -> BuildEntry:
+def begin(
+    images_dir: str, image: str, build_id: str, tmp_base: str, private: bool = True
+) -> BuildEntry:
     """Record a build that is about to start.
 
     *private*: create a separate temporary directory for it.
@@ -150,17 +163,26 @@ def begin(images_dir: str, image: str, build_id: str, tmp_base: str, private: bo
     """
     base = os.path.realpath(tmp_base)
     entry = BuildEntry(
-        image=image, build_id=build_id, images_dir=os.path.realpath(images_dir), tmp_base=base,
-        private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
-        marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(),
-        existing=sorted(name for name in glob.glob("*", root_dir=base) if _TEMPORARY.fullmatch(name)),
-    )  # fmt: skip
+        image=image,
+        build_id=build_id,
+        images_dir=os.path.realpath(images_dir),
+        tmp_base=base,
+        private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}")
+        if private
+        else None,
+        marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}",
+        boot_id=boot_id(),
+        existing=sorted(
+            name for name in glob.glob("*", root_dir=base) if _TEMPORARY.fullmatch(name)
+        ),
+    )
     try:
         _make_directory(os.path.dirname(entry.path))
         entry._save()
     except OSError as error:
         raise BuilderError(
-            f"cannot write {entry.path}: {error.strerror}; check free space and permissions of images-dir"
+            f"cannot write {entry.path}: {error.strerror}; check free space and permissions of "
+            "images-dir"
         ) from error
     if entry.private_tmp:
         try:
@@ -168,7 +190,8 @@ def begin(images_dir: str, image: str, build_id: str, tmp_base: str, private: bo
         except OSError as error:
             os.unlink(entry.path)
             raise BuilderError(
-                f"diskimage {image}: cannot create a temporary directory in {base}: {error.strerror}; "
+                f"diskimage {image}: cannot create a temporary directory in {base}: "
+                f"{error.strerror}; "
                 "set TMPDIR in its env-vars, or for the builder, to one that can be written"
             ) from error
     return entry
@@ -186,9 +209,15 @@ def entries(images_dir: str, log: Logger = log) -> list[BuildEntry]:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, v.Invalid) as error:
-            log.error("Build journal %s is invalid (%s) and was renamed to %s.broken; check for leftovers of "
-                      "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
-                      path, error, name)  # fmt: skip
+            log.error(
+                "Build journal %s is invalid (%s) and was renamed to %s.broken; check for "
+                "leftovers of "
+                "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary "
+                "directory",
+                path,
+                error,
+                name,
+            )
             with contextlib.suppress(OSError):
                 os.replace(path, f"{path}.broken")
     return found
@@ -201,10 +230,22 @@ def _make_directory(path: str) -> None:
     os.chmod(path, 0o700)
 
 
-_CONTENT = v.Schema({
-    "image": str, "build_id": str, "tmp_base": str, "private_tmp": v.Any(str, None), "marker": v.All(str, v.Length(min=1)),
-    "boot_id": str, "pid": v.Any(int, None), "start_time": v.Any(int, None), "existing": [str], "build_dirs": [str],
-}, required=True, extra=v.REMOVE_EXTRA)  # fmt: skip
+_CONTENT = v.Schema(
+    {
+        "image": str,
+        "build_id": str,
+        "tmp_base": str,
+        "private_tmp": v.Any(str, None),
+        "marker": v.All(str, v.Length(min=1)),
+        "boot_id": str,
+        "pid": v.Any(int, None),
+        "start_time": v.Any(int, None),
+        "existing": [str],
+        "build_dirs": [str],
+    },
+    required=True,
+    extra=v.REMOVE_EXTRA,
+)
 
 
 def _load(path: str, images_dir: str) -> BuildEntry:
@@ -213,9 +254,12 @@ def _load(path: str, images_dir: str) -> BuildEntry:
     entry = BuildEntry(images_dir=images_dir, **content)
     # The paths to delete must be ones that we would have recorded.
     if entry.private_tmp and (
-        os.path.dirname(entry.private_tmp) != entry.tmp_base or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
+        os.path.dirname(entry.private_tmp) != entry.tmp_base
+        or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
     ):
-        raise ValueError(f"private_tmp {entry.private_tmp} is not a directory that a builder creates")
+        raise ValueError(
+            f"private_tmp {entry.private_tmp} is not a directory that a builder creates"
+        )
     if not all(map(entry._acceptable, entry.build_dirs)):
         raise ValueError("build_dirs contains directories that no build creates")
     if entry.path != path:
@@ -260,7 +304,10 @@ def _harvest(entry: BuildEntry) -> None:
             if item.startswith(_DIB_VARIABLES):
                 entry.note_dir(os.fsdecode(item.partition(b"=")[2]))
     for directory in list(entry.build_dirs):
-        with contextlib.suppress(OSError), open(os.path.join(directory, "block-device", "params.yaml"), errors="replace") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(directory, "block-device", "params.yaml"), errors="replace") as file,
+        ):
             for line in file.read(65536).splitlines():
                 if line.startswith("image-dir: "):
                     entry.note_dir(line.partition(" ")[2].strip())
@@ -269,14 +316,17 @@ def _harvest(entry: BuildEntry) -> None:
 def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
     """Clean up after all recorded builds; return (image, build id).
 
-    The caller holds the directory and has not started a build yet. Failures are logged and remain recorded.
+    The caller holds the directory and has not started a build yet. Failures are logged and remain
+    recorded.
     """
     found = []
     for entry in entries(images_dir, log):
         found.append((entry.image, entry.build_id))
         log.warning("Build %s of %s was interrupted; cleaning up", entry.build_id, entry.image)
         for problem in entry.end():
-            log.error("Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem)
+            log.error(
+                "Leftovers of build %s of %s remain: %s", entry.build_id, entry.image, problem
+            )
     return found
 
 
@@ -307,7 +357,9 @@ def acquire_images_dir(images_dir: str) -> IO[bytes]:
         _make_directory(directory)
         fd = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigurationError(f"images-dir {images_dir} cannot be used: {error.filename}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"images-dir {images_dir} cannot be used: {error.filename}: {error.strerror}"
+        ) from error
     try:
         lock_file(fd, LOCK_TIMEOUT)
         os.ftruncate(fd, 0)
@@ -316,6 +368,8 @@ def acquire_images_dir(images_dir: str) -> IO[bytes]:
         holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
         os.close(fd)
         if not isinstance(error, BlockingIOError):
-            raise ConfigurationError(f"images-dir {images_dir} cannot be locked: {error.strerror}") from error
+            raise ConfigurationError(
+                f"images-dir {images_dir} cannot be locked: {error.strerror}"
+            ) from error
         raise ImagesDirInUse(images_dir, holder) from None
     return open(fd, "rb", buffering=0)

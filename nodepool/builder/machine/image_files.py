@@ -34,7 +34,8 @@ CHECKSUMS = {"md5": 32, "sha256": 64}
 #: Seconds for a manifest directory.
 _REMOVE_TIMEOUT = 60.0
 
-# Intermediate files of disk-image-create with the final name as prefix: "-new" before the rename, two more for vhd.
+# Intermediate files of disk-image-create with the final name as prefix: "-new" before the rename,
+# two more for vhd.
 _UNFINISHED = r"(?:\.(?:md5|sha256|tmp|part)|-new|-intermediate|\.bak)*"
 _BUILD_FILE = re.compile(rf"(?P<image>.+)-(?P<build>[0-9a-f]+)\.\w+{_UNFINISHED}", re.ASCII)
 _EXTENSION = re.compile(r"\w+", re.ASCII)
@@ -62,7 +63,12 @@ class DibImageFile:
         found = []
         for entry in _entries(images_dir):
             base, dot, extension = entry.name.rpartition(".")
-            if dot and base == image_id and _EXTENSION.fullmatch(extension) and os.path.isfile(entry.path):
+            if (
+                dot
+                and base == image_id
+                and _EXTENSION.fullmatch(extension)
+                and os.path.isfile(entry.path)
+            ):
                 found.append(DibImageFile(image_id, extension))
         return sorted(found, key=lambda image_file: image_file.extension or "")
 
@@ -75,7 +81,9 @@ class DibImageFile:
         if not with_extension:
             return path
         if not self.extension:
-            raise ValueError(f"image file {self.image_id} has no format; give DibImageFile an extension")
+            raise ValueError(
+                f"image file {self.image_id} has no format; give DibImageFile an extension"
+            )
         path = f"{path}.{self.extension}"
         self.md5, self.md5_file = _checksum(path, "md5")
         self.sha256, self.sha256_file = _checksum(path, "sha256")
@@ -125,7 +133,9 @@ def _names(images_dir: str, image: str, build_id: str) -> list[str]:
         mine = entry.name.startswith(f"{base}.") or entry.name == f"{base}-boot.iso"
         if mine and _owner(entry.name) in (None, (image, build_id)):
             names.append(entry.name)
-    return sorted(names, key=lambda name: (name == f"{base}.d", name.removeprefix(base).count("."), name))
+    return sorted(
+        names, key=lambda name: (name == f"{base}.d", name.removeprefix(base).count("."), name)
+    )
 
 
 def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
@@ -145,7 +155,9 @@ def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any
     return True
 
 
-def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
+def delete_local_build(
+    images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]
+) -> bool:
     """Delete all files of a build, the manifest last; return True if none are left.
 
     May be repeated at any time.
@@ -153,7 +165,13 @@ def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.
     try:
         names = _names(images_dir, image, build_id)
     except OSError as error:
-        log.error("Cannot read images-dir %s: %s; build %s of %s is not deleted", images_dir, error.strerror, build_id, image)
+        log.error(
+            "Cannot read images-dir %s: %s; build %s of %s is not deleted",
+            images_dir,
+            error.strerror,
+            build_id,
+            image,
+        )
         return False
     left = [name for name in names if not removeDibItem(os.path.join(images_dir, name), log)]
     return not left
@@ -172,7 +190,9 @@ def sizes(images_dir: str, image_id: str) -> dict[str, int]:
     for image_file in DibImageFile.from_image_id(images_dir, image_id):
         extension = str(image_file.extension)
         with contextlib.suppress(FileNotFoundError):
-            found[extension] = os.stat(os.path.join(images_dir, f"{image_id}.{extension}")).st_blocks * BLOCK
+            found[extension] = (
+                os.stat(os.path.join(images_dir, f"{image_id}.{extension}")).st_blocks * BLOCK
+            )
     return found
 
 
@@ -186,8 +206,9 @@ _ACL_PLAIN = ((0x01, 7), (0x04, 5), (_ACL_OTHER, 0))
 def close_to_others(directory: str) -> None:
     """Deny others access to all files that are later created in a directory.
 
-    The image-building command needs a umask that allows everyone to read, for the content of images; a default access
-    control list overrides the umask in this directory only. An existing list is kept except for its "other" entry.
+    The image-building command needs a umask that allows everyone to read, for the content of
+    images; a default access control list overrides the umask in this directory only. An existing
+    list is kept except for its "other" entry.
 
     :raises OSError: the directory is not ours, or its file system does not support such lists.
     """
@@ -236,7 +257,9 @@ def log_path(log_dir: str, image: str, build_id: str) -> str:
     return os.path.join(log_dir, f"{image_id(image, build_id)}.log")
 
 
-def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+def prune_logs(
+    log_dir: str, image: str, retention: int, log: logging.Logger | logging.LoggerAdapter[Any]
+) -> None:
     """Delete old logs of this image before a new one is created (BLD-8).
 
     The newest max(retention, 1) are kept; all if negative.
@@ -288,13 +311,15 @@ def builder_id(images_dir: str) -> str:
             text = file.read(256).decode("utf-8", "replace").strip()
     except OSError as error:
         raise ConfigurationError(
-            f"images-dir: cannot read or write {path}: {error.strerror}; give user {os.geteuid()} access to it"
+            f"images-dir: cannot read or write {path}: {error.strerror}; give user {os.geteuid()} "
+            "access to it"
         ) from error
     try:
         uuid.UUID(text)
     except ValueError:
         raise ConfigurationError(
-            f"{path} holds {text[:40]!r} instead of a UUID; restore it from a backup, or remove it: the builder then "
+            f"{path} holds {text[:40]!r} instead of a UUID; restore it from a backup, or remove "
+            "it: the builder then "
             "creates a new one, and earlier builds count as those of another builder"
         ) from None
     return text
@@ -314,7 +339,9 @@ def check_images_dir(images_dir: str) -> None:
         with tempfile.TemporaryFile(dir=images_dir, prefix=".write-test-"):
             pass
     except OSError as error:
-        raise ConfigurationError(f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}"
+        ) from error
 
 
 def remove_unfinished(directory: str) -> None:
@@ -366,9 +393,14 @@ def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
         seen.add(device)
         free = free_bytes(path)
         if free < needed_bytes:
-            remedy = "or set TMPDIR in the image's env-vars to a larger one" if path == tmp_dir else "or set a larger images-dir"
+            remedy = (
+                "or set TMPDIR in the image's env-vars to a larger one"
+                if path == tmp_dir
+                else "or set a larger images-dir"
+            )
             return (
-                f"{option} {path} has {free // MIB} MiB free, the build needs about {-(-needed_bytes // MIB)} MiB; "
+                f"{option} {path} has {free // MIB} MiB free, the build needs about "
+                f"{-(-needed_bytes // MIB)} MiB; "
                 f"free disk space there, {remedy}"
             )
     return None

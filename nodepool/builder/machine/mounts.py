@@ -52,7 +52,10 @@ def unmount_below(directories: Sequence[str], deadline: float) -> list[str]:
                     break
                 if error := run_privileged([*command, "--", path], _limit(deadline)):
                     problems[path] = error
-    return [f"{path} is still mounted: {problems.get(path, 'no time left')}" for path in mount_points(directories)]
+    return [
+        f"{path} is still mounted: {problems.get(path, 'no time left')}"
+        for path in mount_points(directories)
+    ]
 
 
 def loop_devices(wanted: Callable[[str], bool]) -> list[str]:
@@ -66,7 +69,9 @@ def loop_devices(wanted: Callable[[str], bool]) -> list[str]:
 
 def _backing_file(name: str) -> str | None:
     try:
-        with open(f"{_SYS_BLOCK}/{name}/loop/backing_file", encoding="utf-8", errors="surrogateescape") as file:
+        with open(
+            f"{_SYS_BLOCK}/{name}/loop/backing_file", encoding="utf-8", errors="surrogateescape"
+        ) as file:
             return file.read().removesuffix("\n").removesuffix(" (deleted)")
     except OSError:
         return None
@@ -84,7 +89,11 @@ def _maps(name: str) -> list[str]:
                     found.append(file.read().strip())
                 waiting.append(holder)
         with contextlib.suppress(OSError):
-            waiting += [part for part in os.listdir(f"/sys/class/block/{device}") if part.startswith(f"{name}p")]
+            waiting += [
+                part
+                for part in os.listdir(f"/sys/class/block/{device}")
+                if part.startswith(f"{name}p")
+            ]
     return found[::-1]
 
 
@@ -98,13 +107,16 @@ def detach(wanted: Callable[[str], bool], deadline: float) -> list[str]:
         if time.monotonic() >= deadline:
             break
         for map_name in _maps(name):
-            if error := run_privileged(["dmsetup", "remove", "--retry", map_name], _limit(deadline)):
+            if error := run_privileged(
+                ["dmsetup", "remove", "--retry", map_name], _limit(deadline)
+            ):
                 problems[name] = f"map {map_name}: {error}"
         if error := run_privileged(["losetup", "-d", f"/dev/{name}"], _limit(deadline)):
             problems.setdefault(name, error)
     # A busy device is only marked for removal when its last user closes it.
     return [
-        f"/dev/{name} is still attached to {_backing_file(name)}: {problems.get(name, 'it is in use')}"
+        f"/dev/{name} is still attached to {_backing_file(name)}: "
+        f"{problems.get(name, 'it is in use')}"
         for name in loop_devices(wanted)
     ]
 

@@ -1,9 +1,9 @@
 """Find and end every process of a build, however it has detached itself.
 
-A build runs in a separate session, with a marker in its environment. A process belongs to it if it has the marker, is
-in that session, descends from a process that belongs to it, or has its root or working directory in the build's
-directories (processes in the image run by ``sudo`` have lost the marker). Process ids are reused and prove nothing
-alone: see :func:`find`.
+A build runs in a separate session, with a marker in its environment. A process belongs to it if it
+has the marker, is in that session, descends from a process that belongs to it, or has its root or
+working directory in the build's directories (processes in the image run by ``sudo`` have lost the
+marker). Process ids are reused and prove nothing alone: see :func:`find`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def environment(pid: int) -> list[bytes]:
             fields = _stat(pid)
             kernel, code = int(fields[6]) & _PF_KTHREAD, int(fields[23])
             begin, end = int(fields[47]), int(fields[48])
-            # execve() first sets the end of the environment to its start, then copies, and sets the start of the code last.
+            # execve() first sets the end of the environment to its start, then copies, and sets the
+            # start of the code last.
             empty = begin == end != 0 and code != 0
             if kernel or fields[0] in b"ZX" or empty or time.monotonic() >= until:
                 return []
@@ -112,11 +113,14 @@ def find(origin: Origin) -> list[Process]:
     item = f"{MARKER_VARIABLE}={origin.marker}".encode()
     own = _ancestors(by_pid)
     # Every process has "/" as its root: directories so near the top never decide.
-    directories = tuple(directory for directory in origin.directories if directory.strip("/").count("/") >= 1)
+    directories = tuple(
+        directory for directory in origin.directories if directory.strip("/").count("/") >= 1
+    )
     found = {
-        process.pid for process in everything
+        process.pid
+        for process in everything
         if item in environment(process.pid) or (directories and _inside(process.pid, directories))
-    }  # fmt: skip
+    }
     # The session id counts only if its leader is still the process that was started, or one of its
     # members has the marker: an id stays reserved as long as the session has members.
     if origin.pid is not None:
@@ -204,12 +208,16 @@ def run_privileged(command: list[str], timeout: float = COMMAND_TIMEOUT) -> str 
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     try:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env={**os.environ, "PATH": path, "LC_ALL": "C"},
-        )  # fmt: skip
+        )
     except OSError as error:
         return f"{arguments[0]}: {error.strerror}"
-    # Not subprocess.run(): after the time limit it waits without one, and a blocked umount cannot even be killed.
+    # Not subprocess.run(): after the time limit it waits without one, and a blocked umount cannot
+    # even be killed.
     try:
         errors = process.communicate(timeout=max(timeout, 0.1))[1]
     except subprocess.TimeoutExpired:
@@ -221,4 +229,7 @@ def run_privileged(command: list[str], timeout: float = COMMAND_TIMEOUT) -> str 
         return f"{command[0]} took more than {timeout:.0f} seconds"
     if process.returncode == 0:
         return None
-    return errors.decode(errors="replace").strip()[-500:] or f"{command[0]} ended with status {process.returncode}"
+    return (
+        errors.decode(errors="replace").strip()[-500:]
+        or f"{command[0]} ended with status {process.returncode}"
+    )

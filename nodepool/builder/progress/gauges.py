@@ -15,7 +15,11 @@ IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
 
 
 def gauges(
-    config: Config, data: ImageData, fqdn: str, building: list[str | None], uploading: list[tuple[str, str] | None]
+    config: Config,
+    data: ImageData,
+    fqdn: str,
+    building: list[str | None],
+    uploading: list[tuple[str, str] | None],
 ) -> dict[str, int]:
     """Return name -> value.
 
@@ -34,10 +38,18 @@ def gauges(
         diskimage = config.diskimages.get(image)
         paused = image in data.paused or (diskimage is not None and diskimage.pause)
         result[metrics.BUILD_REQUESTED(image)] = int(image in pending)
-        result[metrics.BUILD_STATE(fqdn, image)] = PAUSED if paused else WORKING if image in building else IDLE
+        result[metrics.BUILD_STATE(fqdn, image)] = (
+            PAUSED if paused else WORKING if image in building else IDLE
+        )
     for provider in image_providers(config):
         for image, entry in provider.diskimages.items():
-            state = UPLOADING if (image, provider.name) in uploading else PAUSED if entry.pause else IDLE
+            state = (
+                UPLOADING
+                if (image, provider.name) in uploading
+                else PAUSED
+                if entry.pause
+                else IDLE
+            )
             result[metrics.UPLOAD_STATE(fqdn, image, provider.name)] = state
     return result
 
@@ -47,12 +59,23 @@ def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: flo
     running = progress.running
     phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
     statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)
-    statsd.gauge(metrics.BUILD_ELAPSED(fqdn, progress.image), int(progress.elapsed(now) or 0) if running else 0)
-    statsd.gauge(metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0)
+    statsd.gauge(
+        metrics.BUILD_ELAPSED(fqdn, progress.image),
+        int(progress.elapsed(now) or 0) if running else 0,
+    )
+    statsd.gauge(
+        metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0
+    )
 
 
 def emit(state: BuilderState) -> None:
-    values = gauges(state.config, state.zk.readImages(), state.fqdn, [at and at[0] for at in state.building()], state.uploading())
+    values = gauges(
+        state.config,
+        state.zk.readImages(),
+        state.fqdn,
+        [at and at[0] for at in state.building()],
+        state.uploading(),
+    )
     state.statsd.keep("builder", values)
     for name, value in values.items():
         state.statsd.gauge(name, value)

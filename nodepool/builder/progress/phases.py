@@ -22,7 +22,9 @@ PHASES = (STARTING, *dict.fromkeys(_PHASE_OF_HOOKS.values()), "converting", "che
 MAX_LAST_LINE = 200
 
 TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \| ")
-_HOOKS = re.compile(r"(?:Running hooks from|dib-run-parts Running) /\S*?/(?P<hooks>[a-z-]+)\.d(?:/[\w.-]+)?$")
+_HOOKS = re.compile(
+    r"(?:Running hooks from|dib-run-parts Running) /\S*?/(?P<hooks>[a-z-]+)\.d(?:/[\w.-]+)?$"
+)
 # "+ file:function:line   :   command": the trace of disk-image-create -x, which every build uses.
 _TRACE = re.compile(r"\++ \S+:(?P<function>\w+):\d+\s+:\s+(?P<command>.*)")
 _BUILDING_IN = re.compile(r"Building in (?P<path>/\S+)$")
@@ -51,7 +53,9 @@ class PhaseTracker:
         if clean:
             self.last_line = clean[:MAX_LAST_LINE]
         trace = _TRACE.match(text)
-        phase = self._of_trace(trace["function"], trace["command"]) if trace else self._of_message(text)
+        phase = (
+            self._of_trace(trace["function"], trace["command"]) if trace else self._of_message(text)
+        )
         if phase is None or phase == self.phase:
             return False
         self.phase = phase
@@ -80,10 +84,18 @@ class PhaseTracker:
             # The formats that are packed from the mounted tree, before the block device is removed.
             if command.startswith(("sudo tar ", "sudo mksquashfs ")):
                 return "converting"
-        elif function == "main" and self.phase == "post-install" and command.startswith("DIB_IMAGE_SIZE="):
+        elif (
+            function == "main"
+            and self.phase == "post-install"
+            and command.startswith("DIB_IMAGE_SIZE=")
+        ):
             return "block-device"
         return None
 
     def _note(self, path: str) -> None:
-        if _DIB_NAME.fullmatch(os.path.basename(path)) and path not in self.build_dirs and len(self.build_dirs) < _MAX_DIRS:
+        if (
+            _DIB_NAME.fullmatch(os.path.basename(path))
+            and path not in self.build_dirs
+            and len(self.build_dirs) < _MAX_DIRS
+        ):
             self.build_dirs.append(path)

@@ -40,7 +40,14 @@ class UploadJob:
     :param attempt: 1 for the first one of this build.
     """
 
-    def __init__(self, worker: Worker, state: BuilderState, config: Config, candidate: Candidate, attempt: int) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        state: BuilderState,
+        config: Config,
+        candidate: Candidate,
+        attempt: int,
+    ) -> None:
         self._worker = worker
         self._state = state
         self._config = config
@@ -51,7 +58,8 @@ class UploadJob:
         self.build_id = candidate.build.id or ""
         self.number = ""
         self._lock: HeldLock
-        #: From before the call of the cloud until ZooKeeper knows all that the cloud has of this upload.
+        #: From before the call of the cloud until ZooKeeper knows all that the cloud has of this
+        #: upload.
         self._note: upload_journal.UploadEntry
         self._started = time.time()
 
@@ -75,8 +83,16 @@ class UploadJob:
             if not self._still_wanted():
                 return False
             record = self._new_record(UPLOADING)
-            self.number = self._state.zk.storeImageUpload(self.image, self.build_id, self.provider, record)
-            self.log.info("Uploading %s (build %s) to %s as upload %s", self.image, self.build_id, self.provider, self.number)
+            self.number = self._state.zk.storeImageUpload(
+                self.image, self.build_id, self.provider, record
+            )
+            self.log.info(
+                "Uploading %s (build %s) to %s as upload %s",
+                self.image,
+                self.build_id,
+                self.provider,
+                self.number,
+            )
             self._upload()
         finally:
             self._lock.release()
@@ -86,13 +102,21 @@ class UploadJob:
         """Check conditions 4 and 6 with the lock held."""
         zk = self._state.zk
         build = zk.getBuild(self.image, self.build_id)
-        return build is not None and build.state == READY and not zk.getUploads(self.image, self.build_id, self.provider, [READY])
+        return (
+            build is not None
+            and build.state == READY
+            and not zk.getUploads(self.image, self.build_id, self.provider, [READY])
+        )
 
     def _new_record(self, state: str) -> ImageUpload:
         build = self._candidate.build
         record = ImageUpload(self.build_id, self.provider, self.image)
         if state in (UPLOADING, READY):
-            record.username, record.python_path, record.shell_type = build.username, build.python_path, build.shell_type
+            record.username, record.python_path, record.shell_type = (
+                build.username,
+                build.python_path,
+                build.shell_type,
+            )
         record.state = state
         return record
 
@@ -108,7 +132,10 @@ class UploadJob:
             try:
                 self._hook(external_id)
                 if not self._provider_known():
-                    raise UploadError(f"provider {self.provider} was removed from the configuration during the upload")
+                    raise UploadError(
+                        f"provider {self.provider} was removed from the configuration during the "
+                        "upload"
+                    )
             except UploadError as error:
                 self._failed_with_image(error, manager, name, external_id)
                 raise
@@ -126,7 +153,9 @@ class UploadJob:
         provider = self._candidate.provider
         path, image_file = self._file(provider.image_type or "")
         name = self._external_name(provider.image_name_format)
-        self._note = upload_journal.begin(self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
+        self._note = upload_journal.begin(
+            self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name
+        )
         progress = UploadProgress(
             self.image,
             self.build_id,
@@ -137,7 +166,10 @@ class UploadJob:
             bytes_total=os.path.getsize(path),
             attempt=self._attempt,
         )
-        publisher, key = self._state.publisher, ("upload", self.build_id, self.provider, self.number)
+        publisher, key = (
+            self._state.publisher,
+            ("upload", self.build_id, self.provider, self.number),
+        )
         publisher.keep(key, lambda store: store.write(progress))
         try:
             external_id = manager.uploadImage(
@@ -150,15 +182,30 @@ class UploadJob:
                 sha256=image_file.sha256,
             )
         except Exception as error:
-            # The clean-up searches for an image that the cloud may have created, because the upload is in the journal.
-            log_failure(self.log, error, "Failed to upload %s (build %s) to %s", self.image, self.build_id, self.provider)
+            # The clean-up searches for an image that the cloud may have created, because the upload
+            # is in the journal.
+            log_failure(
+                self.log,
+                error,
+                "Failed to upload %s (build %s) to %s",
+                self.image,
+                self.build_id,
+                self.provider,
+            )
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
             publisher.forget(key)
             publisher.write(key, lambda store: store.delete(progress))
         if external_id is None:
             raise UploadError(f"provider {self.provider} returned no id for the uploaded image")
-        self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
+        self.log.info(
+            "%s (build %s) is at %s as %s, id %s",
+            self.image,
+            self.build_id,
+            self.provider,
+            name,
+            external_id,
+        )
         return name, str(external_id)
 
     def _file(self, image_type: str) -> tuple[str, image_files.DibImageFile]:
@@ -166,7 +213,9 @@ class UploadJob:
         image_file = image_files.DibImageFile(base, image_type)
         path = image_file.to_path(self._config.images_dir)
         if not os.path.isfile(path):
-            raise UploadError(f"file {path} does not exist; provider {self.provider} needs format {image_type}")
+            raise UploadError(
+                f"file {path} does not exist; provider {self.provider} needs format {image_type}"
+            )
         return path, image_file
 
     def _external_name(self, name_format: str) -> str:
@@ -179,7 +228,8 @@ class UploadJob:
             )
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UploadError(
-                f"image-name-format {name_format!r} of provider {self.provider} is invalid ({error!r}); it may contain "
+                f"image-name-format {name_format!r} of provider {self.provider} is invalid "
+                f"({error!r}); it may contain "
                 "{image_name}, {upload_id}, {timestamp} and {build_id}"
             ) from None
 
@@ -203,7 +253,13 @@ class UploadJob:
         try:
             return {CLUSTER_ID: self._state.zk.cluster.identity()}
         except (KazooException, RecordError) as error:
-            self.log.warning("Upload of %s to %s continues without %s: %s", self.image, self.provider, CLUSTER_ID, error)
+            self.log.warning(
+                "Upload of %s to %s continues without %s: %s",
+                self.image,
+                self.provider,
+                CLUSTER_ID,
+                error,
+            )
             return {}
 
     def _hook(self, external_id: str) -> None:
@@ -212,13 +268,21 @@ class UploadJob:
             return
         path, _ = self._file(self._candidate.provider.image_type or "")
         try:
-            status, output = process.run_hook([hook, self.provider, external_id, path], HOOK_TIMEOUT)
+            status, output = process.run_hook(
+                [hook, self.provider, external_id, path], HOOK_TIMEOUT
+            )
         except OSError as error:
             self.log.error("Cannot start post-upload-hook %s: %s", hook, error)
-            raise UploadError(f"post-upload-hook {hook} cannot be started: {error.strerror or error}") from error
+            raise UploadError(
+                f"post-upload-hook {hook} cannot be started: {error.strerror or error}"
+            ) from error
         if status != 0:
-            self.log.error("post-upload-hook %s ended with status %s; output: %s", hook, status, output)
-            raise UploadError(f"post-upload-hook {hook} ended with status {status}; see the builder's log")
+            self.log.error(
+                "post-upload-hook %s ended with status %s; output: %s", hook, status, output
+            )
+            raise UploadError(
+                f"post-upload-hook {hook} ended with status {status}; see the builder's log"
+            )
         self.log.info("post-upload-hook %s: %s", hook, output)
 
     def _delete_image(self, manager: Provider, name: str, external_id: str) -> bool:
@@ -226,9 +290,18 @@ class UploadJob:
         try:
             manager.discardImage(name, external_id)
         except Exception as error:  # a driver may raise anything
-            log_failure(self.log, error, "Cannot delete the just uploaded image %s (%s) of %s", name, external_id, self.provider)
+            log_failure(
+                self.log,
+                error,
+                "Cannot delete the just uploaded image %s (%s) of %s",
+                name,
+                external_id,
+                self.provider,
+            )
             return False
-        self.log.info("Deleted the just uploaded image %s (%s) of %s", name, external_id, self.provider)
+        self.log.info(
+            "Deleted the just uploaded image %s (%s) of %s", name, external_id, self.provider
+        )
         self._note.end()
         return True
 
@@ -246,7 +319,13 @@ class UploadJob:
             self._store(record)
         except Lost as error:
             reason = f"the result could not be stored: {error}"
-            self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, reason)
+            self.log.error(
+                "Upload of %s (build %s) to %s: %s",
+                self.image,
+                self.build_id,
+                self.provider,
+                reason,
+            )
             self._delete_image(manager, name, external_id)
             raise UploadError(reason) from error
         self._note.end()
@@ -256,40 +335,66 @@ class UploadJob:
         self._publish(lambda store: store.delete(UploadFailure(self.image, self.provider)))
 
     def _failed(self, reason: UploadError) -> None:
-        self.log.error("Upload of %s (build %s) to %s failed: %s", self.image, self.build_id, self.provider, reason)
+        self.log.error(
+            "Upload of %s (build %s) to %s failed: %s",
+            self.image,
+            self.build_id,
+            self.provider,
+            reason,
+        )
         try:
             self._store(self._new_record(FAILED))
         except Lost as error:
             # Without our lock the record counts as abandoned, with the same result.
-            self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
+            self.log.warning(
+                "Upload %s of %s to %s: %s", self.number, self.image, self.provider, error
+            )
 
-    def _failed_with_image(self, reason: UploadError, manager: Provider, name: str, external_id: str) -> None:
+    def _failed_with_image(
+        self, reason: UploadError, manager: Provider, name: str, external_id: str
+    ) -> None:
         """Record a failure after the image was created in the cloud, where it must not stay."""
         if not self._delete_image(manager, name, external_id):
             record = self._new_record(DELETING)
             record.external_id, record.external_name = external_id, name
             record.format = self._candidate.provider.image_type
             self.log.error(
-                "Upload of %s to %s failed: %s; the deletion of the image will be retried", self.image, self.provider, reason
+                "Upload of %s to %s failed: %s; the deletion of the image will be retried",
+                self.image,
+                self.provider,
+                reason,
             )
             try:
                 self._store(record)
                 self._note.end()
             except Lost as error:
-                self.log.error("Image %s (%s) of %s is not deleted yet: %s", name, external_id, self.provider, error)
+                self.log.error(
+                    "Image %s (%s) of %s is not deleted yet: %s",
+                    name,
+                    external_id,
+                    self.provider,
+                    error,
+                )
         elif self._provider_known():
             self._failed(reason)
         else:  # no clean-up would remove a failed record
             self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, reason)
             try:
-                self._locked(lambda: self._state.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
+                self._locked(
+                    lambda: self._state.zk.deleteUpload(
+                        self.image, self.build_id, self.provider, self.number
+                    )
+                )
             except Lost as error:
-                self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
+                self.log.warning(
+                    "Upload %s of %s to %s: %s", self.number, self.image, self.provider, error
+                )
 
     def _store(self, record: ImageUpload) -> None:
         """Write the result under our number, waiting for ZooKeeper if needed.
 
-        :raises Lost: the upload is not ours any more, or ZooKeeper is not available before we must end.
+        :raises Lost: the upload is not ours any more, or ZooKeeper is not available before we must
+            end.
         """
         record.id = self.number
         zk = self._state.zk
@@ -307,7 +412,10 @@ class UploadJob:
         :raises Lost: the image is not needed, or may not exist any more.
         """
         zk = self._state.zk
-        if any(u.id != self.number for u in zk.getUploads(self.image, self.build_id, self.provider, [READY])):
+        if any(
+            u.id != self.number
+            for u in zk.getUploads(self.image, self.build_id, self.provider, [READY])
+        ):
             raise Lost("another builder has uploaded this build since")
         own = zk.getImageUpload(self.image, self.build_id, self.provider, self.number)
         if own is None or own.state == DELETING:
@@ -326,7 +434,14 @@ class UploadJob:
     def publish_failure(self, reason: str, next_try: float) -> None:
         """Publish the failure; ``next_try`` is a UNIX time, as is the clock of the back-off."""
         failure = UploadFailure(
-            self.image, self.provider, self.build_id, self.number, reason, time.time(), self._attempt, next_try
+            self.image,
+            self.provider,
+            self.build_id,
+            self.number,
+            reason,
+            time.time(),
+            self._attempt,
+            next_try,
         )
         self._publish(lambda store: store.write(failure))
 

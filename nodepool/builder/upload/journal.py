@@ -1,14 +1,16 @@
 """Uploads that ended without a known result, and their leftovers in the cloud.
 
-The record in ZooKeeper names the image only after a successful upload (BLD-4). To find images of failed calls and
-killed builders, each call is recorded in ``<images-dir>/.uploads`` before it is made. For each entry without a running
-upload, the builder that owns the directory searches the cloud for the image by its metadata. Images of drivers that
-cannot list images are found by the launcher's leak search.
+The record in ZooKeeper names the image only after a successful upload (BLD-4). To find images of
+failed calls and killed builders, each call is recorded in ``<images-dir>/.uploads`` before it is
+made. For each entry without a running upload, the builder that owns the directory searches the
+cloud for the image by its metadata. Images of drivers that cannot list images are found by the
+launcher's leak search.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import logging
@@ -53,7 +55,9 @@ class UploadEntry:
 
     @property
     def path(self) -> str:
-        return os.path.join(self.directory, f"{self.build}-{quote(self.provider, safe='')}-{self.number}.json")
+        return os.path.join(
+            self.directory, f"{self.build}-{quote(self.provider, safe='')}-{self.number}.json"
+        )
 
     def end(self) -> None:
         """Delete the entry: the cloud has no image of it without a record."""
@@ -69,9 +73,16 @@ def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry:
     note = UploadEntry(directory, *key, name, time.time())
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        replace_file(note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"}))
+        replace_file(
+            note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"})
+        )
     except OSError as error:
-        log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
+        log.warning(
+            "Cannot write %s: %s; an interrupted upload may leave an image in %s",
+            note.path,
+            error.strerror,
+            key[2],
+        )
     return note
 
 
@@ -83,8 +94,12 @@ def notes(images_dir: str) -> list[UploadEntry]:
         path = os.path.join(directory, entry)
         try:
             values = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-            image, build, provider, number, name = (str(values[key]) for key in ("image", "build", "provider", "number", "name"))
-            note = UploadEntry(directory, image, build, provider, number, name, float(values["time"]))
+            image, build, provider, number, name = (
+                str(values[key]) for key in ("image", "build", "provider", "number", "name")
+            )
+            note = UploadEntry(
+                directory, image, build, provider, number, name, float(values["time"])
+            )
             if note.path == path:
                 found.append(note)
         except FileNotFoundError:
@@ -123,10 +138,12 @@ class CloudLeftoverSweeper:
             if note.key[:3] in self._state.upload_claims.running():
                 continue
             if note.provider in config.provider_managers:
-                self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
+                key = ("stray", note.path)
+                self._lanes.submit(note.provider, key, functools.partial(self._look, note))
             elif time.time() - note.time > MAX_AGE:
                 log.warning(
-                    "Upload %s of %s may have left the image %s in %s, which is not configured any more; giving up",
+                    "Upload %s of %s may have left the image %s in %s, which is not configured any "
+                    "more; giving up",
                     note.number,
                     note.image,
                     note.name,
@@ -136,7 +153,11 @@ class CloudLeftoverSweeper:
 
     def _look(self, note: UploadEntry) -> None:
         state = self._state
-        if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not os.path.exists(note.path):
+        if (
+            not state.session_usable.is_set()
+            or note.key[:3] in state.upload_claims.running()
+            or not os.path.exists(note.path)
+        ):
             return
         # Its lock is older than the entry: the upload is running.
         if locks.names_in_order(state.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
@@ -146,7 +167,11 @@ class CloudLeftoverSweeper:
             if manager is None:
                 return
             try:
-                found = [item for item in (listing() if listing is not None else ()) if is_of(item, note.key)]
+                found = [
+                    item
+                    for item in (listing() if listing is not None else ())
+                    if is_of(item, note.key)
+                ]
             except Exception as error:
                 log.warning(
                     "Cannot search for leftovers of upload %s of %s in %s: %r; retrying later",
@@ -176,13 +201,21 @@ class CloudLeftoverSweeper:
                 try:
                     manager.discardImage(name, external_id)
                 except Exception as error:  # a driver may raise anything
-                    log_failure(log, error, "Cannot delete image %s (%s) of %s; retrying later", name, external_id, note.provider)
+                    log_failure(
+                        log,
+                        error,
+                        "Cannot delete image %s (%s) of %s; retrying later",
+                        name,
+                        external_id,
+                        note.provider,
+                    )
                     return
         note.end()
 
     def _remove_parts(self, manager: Provider, note: UploadEntry) -> bool:
         """Delete partial uploads; return False to retry."""
-        # Names have a resolution of one second: another provider may be getting the same image under this name now.
+        # Names have a resolution of one second: another provider may be getting the same image
+        # under this name now.
         if any(note.key[:2] == running[:2] for running in self._state.upload_claims.running()):
             return False
         try:

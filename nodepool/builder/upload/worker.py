@@ -22,7 +22,11 @@ def subject(candidate: Candidate) -> Hashable:
 
     A new build, or other options of provider or image, are tried immediately.
     """
-    return candidate.build.id, fingerprint(candidate.provider), fingerprint(candidate.provider_image)
+    return (
+        candidate.build.id,
+        fingerprint(candidate.provider),
+        fingerprint(candidate.provider_image),
+    )
 
 
 def fingerprint(config: object) -> str:
@@ -30,7 +34,9 @@ def fingerprint(config: object) -> str:
     if isinstance(config, ProviderConfig):
         return repr(config.provider)
     plain = (str, int, float, dict, list, type(None))
-    return repr(sorted((k, v) for k, v in getattr(config, "__dict__", {}).items() if isinstance(v, plain)))
+    return repr(
+        sorted((k, v) for k, v in getattr(config, "__dict__", {}).items() if isinstance(v, plain))
+    )
 
 
 class UploadWorker(Worker):
@@ -48,7 +54,8 @@ class UploadWorker(Worker):
     def make_pass(self) -> float | None:
         if self._state.cleanup_interval <= 0 and self._first:
             gauges.emit(self._state)  # there is no cleanup worker to do it
-        # Failed pairs are skipped until all others were tried: a broken provider must not starve them.
+        # Failed pairs are skipped until all others were tried: a broken provider must not starve
+        # them.
         tried: set[tuple[str, str, str | None]] = set()
         while self._usable():
             due, done = self._try_all(self._state.check_config(), tried)
@@ -60,10 +67,13 @@ class UploadWorker(Worker):
     def _usable(self) -> bool:
         return self._running and self._state.session_usable.is_set()
 
-    def _try_all(self, config: Config, tried: set[tuple[str, str, str | None]]) -> tuple[float | None, bool]:
+    def _try_all(
+        self, config: Config, tried: set[tuple[str, str, str | None]]
+    ) -> tuple[float | None, bool]:
         """Upload all candidates.
 
-        Return the seconds until the next retry, and whether something was uploaded (the configuration is then read again).
+        Return the seconds until the next retry, and whether something was uploaded (the
+        configuration is then read again).
         """
         candidates = self._candidates(config)
         for candidate in candidates:
@@ -80,8 +90,12 @@ class UploadWorker(Worker):
         return self._state.upload_backoff.wait(candidate.pair, subject(candidate))
 
     def _candidates(self, config: Config) -> list[Candidate]:
-        found = retention.upload_candidates(self._zk.readImages(), retention.image_providers(config))
-        files = functools.cache(functools.partial(image_files.DibImageFile.from_image_id, config.images_dir))
+        found = retention.upload_candidates(
+            self._zk.readImages(), retention.image_providers(config)
+        )
+        files = functools.cache(
+            functools.partial(image_files.DibImageFile.from_image_id, config.images_dir)
+        )
         return [c for c in found if files(image_files.image_id(c.pair[0], c.build.id or ""))]
 
     def _try(self, config: Config, candidate: Candidate) -> bool:
@@ -97,7 +111,13 @@ class UploadWorker(Worker):
 
     def _upload(self, config: Config, candidate: Candidate) -> bool:
         backoff = self._state.upload_backoff
-        job = UploadJob(self, self._state, config, candidate, backoff.attempts(candidate.pair, subject(candidate)) + 1)
+        job = UploadJob(
+            self,
+            self._state,
+            config,
+            candidate,
+            backoff.attempts(candidate.pair, subject(candidate)) + 1,
+        )
         try:
             done = job.run()
         except KazooException as error:

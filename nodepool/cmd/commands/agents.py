@@ -8,8 +8,12 @@ from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "mcp", serve, "lease machines for an agent, by the Model Context Protocol")
-    parser.add_argument("--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)")
+    parser = add_command(
+        subparsers, "mcp", serve, "lease machines for an agent, by the Model Context Protocol"
+    )
+    parser.add_argument(
+        "--url", help="of the API (default: $NODEPOOL_URL, or the socket of this machine)"
+    )
 
 
 def serve(context: Context) -> None:

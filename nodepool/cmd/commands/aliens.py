@@ -27,17 +27,24 @@ log = logging.getLogger("nodepool.cmd.alien_images")
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_listing(subparsers, "alien-image-list", alien_image_list, "list images without a record")
+    parser = add_listing(
+        subparsers, "alien-image-list", alien_image_list, "list images without a record"
+    )
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-def list_all(functions: Mapping[str, Callable[[], list[Any]]]) -> dict[str, list[Any] | BaseException]:
+def list_all(
+    functions: Mapping[str, Callable[[], list[Any]]],
+) -> dict[str, list[Any] | BaseException]:
     """Return what each function lists, or why it cannot; they run concurrently."""
     lanes = {name: threads.shared().lane(f"Thread-listing-{name}", 1) for name in functions}
     listings = {name: lanes[name].submit(function) for name, function in functions.items()}
     done = wait(listings.values(), LIST_TIMEOUT).done
     late = TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
-    return {name: (listing.exception() or listing.result()) if listing in done else late for name, listing in listings.items()}
+    return {
+        name: (listing.exception() or listing.result()) if listing in done else late
+        for name, listing in listings.items()
+    }
 
 
 def alien_image_list(context: Context) -> None:
@@ -50,10 +57,13 @@ def alien_image_list(context: Context) -> None:
         context.check_provider(wanted)
     # Providers without image building (static hosts, namespaces) have no images to list.
     configs = {
-        name: config for name, config in sorted(context.whole_config.providers.items())
+        name: config
+        for name, config in sorted(context.whole_config.providers.items())
         if (not wanted or name == wanted) and config.manage_images
-    }  # fmt: skip
-    found = list_all({name: functools.partial(_provider_images, zk, config) for name, config in configs.items()})
+    }
+    found = list_all(
+        {name: functools.partial(_provider_images, zk, config) for name, config in configs.items()}
+    )
     # The records are read after the clouds: images uploaded in the meantime are not aliens.
     uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
     rows = []
@@ -62,7 +72,9 @@ def alien_image_list(context: Context) -> None:
             log.warning("Exception listing alien images for %s: %s", name, describe(listed))
             continue
         images = set(configs[name].diskimages)
-        known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
+        known = {
+            u.external_id for u in uploads if u.provider_name == name and u.image_name in images
+        }
         rows += [
             {
                 "provider": name,
@@ -70,8 +82,10 @@ def alien_image_list(context: Context) -> None:
                 "image_id": get_field(image, "id"),
             }
             for image in listed
-            if get_field(properties_of(image), BUILD_PROPERTY) and get_field(image, "id") not in known and not is_snapshot(image)
-        ]  # fmt: skip
+            if get_field(properties_of(image), BUILD_PROPERTY)
+            and get_field(image, "id") not in known
+            and not is_snapshot(image)
+        ]
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
@@ -93,5 +107,8 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> list[Any]:
         adapter = adapter_of(manager)
         if not hasattr(adapter, "listResources"):
             raise TypeError(f"the driver of {config.name} cannot list images")
-        return [resource for resource in adapter.listResources()
-                if resource.type in IMAGE_TYPES and resource.id is not None]  # fmt: skip
+        return [
+            resource
+            for resource in adapter.listResources()
+            if resource.type in IMAGE_TYPES and resource.id is not None
+        ]

@@ -12,14 +12,28 @@ from nodepool.process.program import load_config
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "config-validate", config_validate, "check the configuration file")
+    parser = add_command(
+        subparsers, "config-validate", config_validate, "check the configuration file"
+    )
     # Not "strict": the default would override the option of the same name before the subcommand.
-    parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="treat warnings as errors")
+    parser.add_argument(
+        "--strict", action="store_true", dest="strict_warnings", help="treat warnings as errors"
+    )
     add_format(parser, ("text", "json"), "text", "(default: %(default)s, to the log)")
-    parser = add_listing(subparsers, "plan", plan_change, "preview the effects of a changed configuration")
-    # The option before the subcommand names the configuration in force, which contains the ZooKeeper servers.
-    parser.add_argument("-c", "--new", dest="new", metavar="FILE", required=True, help="the changed configuration")
-    add_command(subparsers, "config-schema", config_schema, "print the JSON schema of the configuration file, for editors")
+    parser = add_listing(
+        subparsers, "plan", plan_change, "preview the effects of a changed configuration"
+    )
+    # The option before the subcommand names the configuration in force, which contains the
+    # ZooKeeper servers.
+    parser.add_argument(
+        "-c", "--new", dest="new", metavar="FILE", required=True, help="the changed configuration"
+    )
+    add_command(
+        subparsers,
+        "config-schema",
+        config_schema,
+        "print the JSON schema of the configuration file, for editors",
+    )
 
 
 def config_validate(context: Context) -> int:

@@ -116,13 +116,24 @@ class Context:
         """Print the filtered rows; on a terminal they are fitted unless ``-o wide`` is given."""
         args = self.args
         wanted = {
-            key: [one for value in getattr(args, f"only_{key}", None) or () for one in value.split(",")] for key in args.filters
+            key: [
+                one
+                for value in getattr(args, f"only_{key}", None) or ()
+                for one in value.split(",")
+            ]
+            for key in args.filters
         }
         if unknown := sorted(set(wanted.get("state", ())) - STATES):
-            self.refuse(f"there is no state {', '.join(unknown)}; known are {', '.join(sorted(STATES))}")
+            self.refuse(
+                f"there is no state {', '.join(unknown)}; known are {', '.join(sorted(STATES))}"
+            )
         chosen = matching(results, wanted)
         fit = sys.stdout.isatty() and args.layout != "wide" and not args.detail
-        print(status.output(chosen, args.format, width=shutil.get_terminal_size().columns if fit else None))
+        print(
+            status.output(
+                chosen, args.format, width=shutil.get_terminal_size().columns if fit else None
+            )
+        )
 
     @property
     def live(self) -> ZooKeeper:
@@ -134,7 +145,9 @@ class Context:
         if not zk.enable_cache:
             self._zk = zk = ZooKeeper(zk.client, enable_cache=True)
             if not zk.wait_synced(SYNC_TIMEOUT):
-                raise CommandError(f"the content of ZooKeeper cannot be read within {SYNC_TIMEOUT:g} s")
+                raise CommandError(
+                    f"the content of ZooKeeper cannot be read within {SYNC_TIMEOUT:g} s"
+                )
         return zk
 
     def refuse(self, text: str, said: bool = False) -> None:
@@ -156,37 +169,63 @@ class Context:
 
         :raises CommandError: ``--strict`` was given.
         """
-        known = set() if has_records else {*self.whole_config.providers, *self.whole_config.provider_errors}
+        known = (
+            set()
+            if has_records
+            else {*self.whole_config.providers, *self.whole_config.provider_errors}
+        )
         if not has_records and name not in known:
-            self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper{did_you_mean(name, known)}")
+            self.refuse(
+                f"provider {name} is neither in {self.args.config} nor in "
+                f"ZooKeeper{did_you_mean(name, known)}"
+            )
 
     def close(self) -> None:
         if self._zk is not None:
             self._zk.disconnect()
 
 
-def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
+def add_command(
+    subparsers: Subparsers, name: str, function: Command, text: str
+) -> argparse.ArgumentParser:
     # "resolve": `plan` has its own option -c.
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text, conflict_handler="resolve")
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name, help=text, description=text, conflict_handler="resolve"
+    )
     # Without a default, which would replace that of the option before the subcommand.
     parser.add_argument(
-        "-c", dest="config", metavar="FILE", type=absolute_path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        "-c",
+        dest="config",
+        metavar="FILE",
+        type=absolute_path,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     parser.set_defaults(function=function, path=parser.prog.partition(" ")[2])
     return parser
 
 
-def add_format(parser: argparse.ArgumentParser, choices: Sequence[str], default: str | None, text: str) -> None:
+def add_format(
+    parser: argparse.ArgumentParser, choices: Sequence[str], default: str | None, text: str
+) -> None:
     """Add ``--format``, and ``--json`` for ``--format json``."""
     parser.add_argument("--format", choices=choices, default=default, help=text)
-    parser.add_argument("--json", action="store_const", const="json", dest="format", default=argparse.SUPPRESS,
-                        help="the same as --format json")  # fmt: skip
+    parser.add_argument(
+        "--json",
+        action="store_const",
+        const="json",
+        dest="format",
+        default=argparse.SUPPRESS,
+        help="the same as --format json",
+    )
 
 
 class _Form(argparse.Action):
     """Sets ``json`` by the name of a format."""
 
-    def __call__(self, parser: object, namespace: argparse.Namespace, value: object, option: object = None) -> None:
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, value: object, option: object = None
+    ) -> None:
         namespace.json = value == "json"
 
 
@@ -196,28 +235,46 @@ def add_json(add: Callable[..., object], text: str) -> None:
     :param add: ``add_argument`` of a parser or a group.
     """
     add("--json", action="store_true", help=text)
-    add("--format", action=_Form, choices=("text", "json"), default=argparse.SUPPRESS,
-                        help="json: the same as --json")  # fmt: skip
+    add(
+        "--format",
+        action=_Form,
+        choices=("text", "json"),
+        default=argparse.SUPPRESS,
+        help="json: the same as --json",
+    )
 
 
 def add_listing(
-    subparsers: Subparsers, name: str, function: Command, text: str, filters: Mapping[str, str] | None = None
+    subparsers: Subparsers,
+    name: str,
+    function: Command,
+    text: str,
+    filters: Mapping[str, str] | None = None,
 ) -> argparse.ArgumentParser:
     """Add a subcommand that lists rows.
 
-    :param filters: key of a column -> option. Options may be repeated; a row must have one of the values.
+    :param filters: key of a column -> option. Options may be repeated; a row must have one of the
+        values.
     """
     parser = add_command(subparsers, name, function, text)
     add_format(parser, status.FORMATS, "table", "output format (default: %(default)s)")
     parser.add_argument(
-        "-o", dest="layout", choices=("fit", "wide"), default="fit",
+        "-o",
+        dest="layout",
+        choices=("fit", "wide"),
+        default="fit",
         help="wide: all columns, even on a terminal; files and pipes always get all columns",
-    )  # fmt: skip
+    )
     if filters is not None:
         parser.add_argument("--watch", action="store_true", help="refresh after each change")
     for key, option in (filters or {}).items():
-        parser.add_argument(f"--{option}", dest=f"only_{key}", metavar=option.upper(), action="append",
-                            help=f"filter by {option}; may be repeated or contain several, separated by commas")  # fmt: skip
+        parser.add_argument(
+            f"--{option}",
+            dest=f"only_{key}",
+            metavar=option.upper(),
+            action="append",
+            help=f"filter by {option}; may be repeated or contain several, separated by commas",
+        )
     parser.set_defaults(filters=tuple(filters or ()))
     return parser
 

@@ -21,7 +21,11 @@ RECORD = re.compile(rf"{paths.IMAGES}/[^/]+/(pause|builds/[^/]+)\Z")
 def register(subparsers: Subparsers) -> None:
     for name, function, text in (
         ("export-image-data", export_image_data, "write the records of all images to a file"),
-        ("import-image-data", import_image_data, "restore the records of images; daemons must be stopped"),
+        (
+            "import-image-data",
+            import_image_data,
+            "restore the records of images; daemons must be stopped",
+        ),
     ):
         parser = add_command(subparsers, name, function, text)
         parser.add_argument("path", metavar="PATH", type=absolute_path, help="file")
@@ -36,7 +40,9 @@ def _is_record(path: str) -> bool:
 
 def export_image_data(context: Context) -> None:
     path = context.args.path
-    records = {name: text for name, text in context.zk.exportImageData().items() if _is_record(name)}
+    records = {
+        name: text for name, text in context.zk.exportImageData().items() if _is_record(name)
+    }
     _check_target(path, context.args.force)
     # Private: mode 0600.
     replace_file(path, json.dumps(records))
@@ -46,7 +52,12 @@ def export_image_data(context: Context) -> None:
 def _summary(path: str, records: dict[str, str]) -> dict[str, Any]:
     uploads = sum(1 for name in records if UPLOAD.match(name))
     pauses = sum(1 for name in records if name.endswith("/pause") and name.count("/") == 4)
-    return {"path": path, "builds": len(records) - uploads - pauses, "uploads": uploads, "paused": pauses}
+    return {
+        "path": path,
+        "builds": len(records) - uploads - pauses,
+        "uploads": uploads,
+        "paused": pauses,
+    }
 
 
 def _check_target(path: str, force: bool) -> None:
@@ -76,7 +87,9 @@ def parse_records(text: str, name: str) -> dict[str, str]:
         raise CommandError(f"{name} does not contain a JSON object")
     for path, value in records.items():
         if not isinstance(value, str) or not _is_record(path):
-            raise CommandError(f"{name}: unexpected entry {path!r}; is this a file from export-image-data?")
+            raise CommandError(
+                f"{name}: unexpected entry {path!r}; is this a file from export-image-data?"
+            )
         if "/../" in f"{path}/" or "/./" in f"{path}/":
             raise CommandError(f"{name}: {path!r} is not a valid ZooKeeper path")
     return records
@@ -90,8 +103,16 @@ def import_image_data(context: Context) -> None:
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is not valid UTF-8: {error.reason}") from None
     zk = context.zk
-    running = sorted({f"{each.get('kind')} {each.get('hostname')}" for each in [*zk.getBuilders(), *zk.getLaunchers()]})
+    running = sorted(
+        {
+            f"{each.get('kind')} {each.get('hostname')}"
+            for each in [*zk.getBuilders(), *zk.getLaunchers()]
+        }
+    )
     if running:
-        context.refuse(f"daemons are running, which may undo this: {', '.join(running)}; stop them and import again")
+        context.refuse(
+            f"daemons are running, which may undo this: {', '.join(running)}; stop them and import "
+            "again"
+        )
     zk.importImageData(records)
     report(context, _summary(path, records))

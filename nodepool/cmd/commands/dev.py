@@ -12,17 +12,31 @@ from nodepool.process.program import absolute_path
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "dev", dev, "run ZooKeeper, launcher and nodes on this machine, to try things out")
+    parser = add_command(
+        subparsers,
+        "dev",
+        dev,
+        "run ZooKeeper, launcher and nodes on this machine, to try things out",
+    )
     parser.add_argument(
-        "--directory", metavar="DIR", type=absolute_path, default=None,
+        "--directory",
+        metavar="DIR",
+        type=absolute_path,
+        default=None,
         help="directory for all data (default: nodepool-dev in $XDG_STATE_HOME or ~/.local/state)",
-    )  # fmt: skip
+    )
     parser.add_argument("--keep", action="store_true", help="keep the directory for the next run")
-    parser.add_argument("--fake", action="store_true", help="create no machines: nodes are only records of the fake driver")
+    parser.add_argument(
+        "--fake",
+        action="store_true",
+        help="create no machines: nodes are only records of the fake driver",
+    )
 
 
 def _directory() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local", "state"
+    )
     return os.path.join(state, "nodepool-dev")
 
 

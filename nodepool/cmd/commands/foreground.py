@@ -18,7 +18,8 @@ from nodepool.cmd.commands.context import CommandError
 
 #: Seconds after which a signal just before the wait is noticed.
 SIGNAL_LATENCY = 0.5
-#: Bytes of a variable: Linux starts no program with a longer one (MAX_ARG_STRLEN, 128 KiB with its name).
+#: Bytes of a variable: Linux starts no program with a longer one (MAX_ARG_STRLEN, 128 KiB with its
+#: name).
 LONGEST_VARIABLE = 120_000
 
 
@@ -40,7 +41,10 @@ class Foreground:
 
     def __enter__(self) -> Foreground:
         if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._handler) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+            self._before = {
+                n: signal.signal(n, self._handler)
+                for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            }
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -50,11 +54,18 @@ class Foreground:
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Run a command with these variables; return its exit status, or 128 plus its signal.
 
-        One that is too long is missing; the file that ``NAME_FILE`` names has the content of ``NAME`` if that is JSON.
+        One that is too long is missing; the file that ``NAME_FILE`` names has the content of
+        ``NAME`` if that is JSON.
         """
         with contextlib.ExitStack() as files:
-            given = {name: text for name, text in environment.items() if len(os.fsencode(text)) < LONGEST_VARIABLE}
-            for name, text in ((name, text) for name, text in environment.items() if name.endswith("_JSON")):
+            given = {
+                name: text
+                for name, text in environment.items()
+                if len(os.fsencode(text)) < LONGEST_VARIABLE
+            }
+            for name, text in (
+                (name, text) for name, text in environment.items() if name.endswith("_JSON")
+            ):
                 file = files.enter_context(tempfile.TemporaryFile())
                 file.write(os.fsencode(text))
                 file.flush()
@@ -73,7 +84,11 @@ class Foreground:
         """Wait for the end of the use, at most ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.ended:
-            left = SIGNAL_LATENCY if deadline is None else min(SIGNAL_LATENCY, deadline - time.monotonic())
+            left = (
+                SIGNAL_LATENCY
+                if deadline is None
+                else min(SIGNAL_LATENCY, deadline - time.monotonic())
+            )
             if left <= 0:
                 return
             with contextlib.suppress(queue.Empty):

@@ -16,7 +16,17 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.cmd.commands import login
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_listing, note, say, user
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_json,
+    add_listing,
+    note,
+    say,
+    user,
+)
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import limited
 from nodepool.cmd.commands.requests import reasons
@@ -41,36 +51,64 @@ NOT_IN_TIME, FAILED_STATUS, ENDED = 3, 4, 6
 VARIABLE = "NODEPOOL_LEASE"
 DEFAULT = "get"
 COLUMNS = {
-    "id": "ID", "state": "State", "owner": "Owner", "labels": "Labels", "nodes": "Nodes", "ends": "Ends in", "purpose": "Purpose",
-}  # fmt: skip
+    "id": "ID",
+    "state": "State",
+    "owner": "Owner",
+    "labels": "Labels",
+    "nodes": "Nodes",
+    "ends": "Ends in",
+    "purpose": "Purpose",
+}
 
 
 def register(subparsers: Subparsers) -> None:
     group = subparsers.add_parser(
-        "lease", help="lease nodes to work on, for a time",
-        description="Lease nodes: `nodepool lease LABEL...` waits for them and keeps them until Ctrl-C.",
-    )  # fmt: skip
+        "lease",
+        help="lease nodes to work on, for a time",
+        description="Lease nodes: `nodepool lease LABEL...` waits for them and keeps them until "
+        "Ctrl-C.",
+    )
     commands = group.add_subparsers(metavar="COMMAND or LABEL...", required=True)
     _register_get(commands)
     filters = {"owner": "owner", "state": "state", "labels": "label"}
     add_listing(commands, "list", show_all, "list leases and held nodes", filters)
     for name, function, text in (
-        ("show", show, "show a lease with its nodes"), ("return", give_back, "return the nodes of leases"),
-        ("ssh-config", ssh_config, "print a configuration for ssh"), ("inventory", show_inventory, "print Ansible's inventory"),
-    ):  # fmt: skip
+        ("show", show, "show a lease with its nodes"),
+        ("return", give_back, "return the nodes of leases"),
+        ("ssh-config", ssh_config, "print a configuration for ssh"),
+        ("inventory", show_inventory, "print Ansible's inventory"),
+    ):
         parser = add_command(commands, name, function, text)
-        parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
+        parser.add_argument(
+            "id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease"
+        )
         add_json(parser.add_argument, "print JSON")
-        parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+        parser.add_argument(
+            "--insecure", action="store_true", help="connect to nodes without host keys"
+        )
     parser = add_command(commands, "renew", renew, "let a lease end later")
-    parser.add_argument("id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease")
     parser.add_argument(
-        "--for", dest="time", metavar="TIME", type=duration, required=True, help="from now, such as 90m, 4h or 2d"
+        "id", metavar="ID", nargs="?", help=f"default: ${VARIABLE}, or your only lease"
     )
-    for name, function, text in (("ssh", log_in, "log in to a node"), ("exec", execute, "run a command on a node")):
+    parser.add_argument(
+        "--for",
+        dest="time",
+        metavar="TIME",
+        type=duration,
+        required=True,
+        help="from now, such as 90m, 4h or 2d",
+    )
+    for name, function, text in (
+        ("ssh", log_in, "log in to a node"),
+        ("exec", execute, "run a command on a node"),
+    ):
         parser = add_command(commands, name, function, text)
-        parser.add_argument("id", metavar="ID[/N]", nargs="?", help="lease, and number of the node (default: 1)")
-        parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+        parser.add_argument(
+            "id", metavar="ID[/N]", nargs="?", help="lease, and number of the node (default: 1)"
+        )
+        parser.add_argument(
+            "--insecure", action="store_true", help="connect to nodes without host keys"
+        )
         parser.add_argument("command", metavar="COMMAND", nargs="*", help="after --")
     known = set(commands.choices)
     parse = group.parse_known_args
@@ -90,16 +128,31 @@ def register(subparsers: Subparsers) -> None:
 
 def _register_get(commands: Subparsers) -> None:
     parser = add_command(commands, DEFAULT, get, "lease nodes (the default)")
-    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes")
     parser.add_argument(
-        "--for", dest="time", metavar="TIME", type=duration, help="such as 90m, 4h or 2d; the command ends immediately"
+        "labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes"
+    )
+    parser.add_argument(
+        "--for",
+        dest="time",
+        metavar="TIME",
+        type=duration,
+        help="such as 90m, 4h or 2d; the command ends immediately",
     )
     parser.add_argument("--purpose", default="", help="shown to others")
     parser.add_argument("--key", help="the same key gives the same lease")
     parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
-    parser.add_argument("--provider", metavar="P", help="preferred provider, used if it offers the labels")
-    parser.add_argument("--wait", metavar="SECONDS", type=seconds, help="wait for the nodes at most this long (status 3)")
-    parser.add_argument("--insecure", action="store_true", help="connect to nodes without host keys")
+    parser.add_argument(
+        "--provider", metavar="P", help="preferred provider, used if it offers the labels"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        help="wait for the nodes at most this long (status 3)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="connect to nodes without host keys"
+    )
     output = parser.add_mutually_exclusive_group()
     add_json(output.add_argument, "print the lease as JSON, with connection data")
     output.add_argument("--shell", action="store_true", help=f"print `export {VARIABLE}=...`")
@@ -115,7 +168,9 @@ def get(context: Context) -> int:
     if refused is not None:
         raise CommandError(refused)
     leases = Leases(context.zk, most=context.config.max_hold_age)
-    why = reasons.not_offered(context.zk, labels) or reasons.other_provider(context.zk, labels, args.provider)
+    why = reasons.not_offered(context.zk, labels) or reasons.other_provider(
+        context.zk, labels, args.provider
+    )
     if why is not None:
         note(why)
     terms = Terms(user(), f"unix:{os.getuid()}", args.purpose, key=args.key)
@@ -145,7 +200,9 @@ def get(context: Context) -> int:
         return result
 
 
-def _use(leases: Leases, lease: Lease, command: Sequence[str], foreground: Foreground, renew: bool) -> int:
+def _use(
+    leases: Leases, lease: Lease, command: Sequence[str], foreground: Foreground, renew: bool
+) -> int:
     """Run the command, or wait for a signal; return the exit status.
 
     :raises LeaseError: it has ended.
@@ -171,12 +228,15 @@ def _wait(context: Context, request_id: str) -> int:
         if request is None:
             return
         place = places(context.zk.readRequests()).get(request_id)
-        text = f"{f'position {place} in the queue, ' if place else ''}{reasons.waits_for(context.zk, request)}"
+        where = f"position {place} in the queue, " if place else ""
+        text = f"{where}{reasons.waits_for(context.zk, request)}"
         if text not in told:
             told.add(text)
             note(f"{request_id} waits: {text}")
 
-    state = Follower(context.kazoo).follow([request_id], context.args.wait, lambda *_: None, quiet)[request_id]
+    state = Follower(context.kazoo).follow([request_id], context.args.wait, lambda *_: None, quiet)[
+        request_id
+    ]
     if state == FULFILLED:
         return 0
     if state not in FINISHED:
@@ -184,7 +244,9 @@ def _wait(context: Context, request_id: str) -> int:
         return NOT_IN_TIME
     request = context.zk.getNodeRequest(request_id) if state == FAILED else None
     note(
-        f"{request_id} failed: {reasons.waits_for(context.zk, request)}" if request else f"{request_id} was canceled by somebody"
+        f"{request_id} failed: {reasons.waits_for(context.zk, request)}"
+        if request
+        else f"{request_id} was canceled by somebody"
     )
     return FAILED_STATUS
 
@@ -247,29 +309,45 @@ def as_json(lease: Lease) -> dict[str, Any]:
     """Return a lease for programs, with the connection data of its nodes."""
     terms = lease.terms
     return {
-        "id": lease.id, "state": lease.state.value, "owner": terms.owner, "purpose": terms.purpose, "tenant": lease.tenant,
-        "labels": list(lease.labels), "created": terms.created, "ends": lease.ends, "renewed": terms.renewed,
-        "notes": dict(terms.notes), "lost": lease.lost, "limited_by": terms.limit,
+        "id": lease.id,
+        "state": lease.state.value,
+        "owner": terms.owner,
+        "purpose": terms.purpose,
+        "tenant": lease.tenant,
+        "labels": list(lease.labels),
+        "created": terms.created,
+        "ends": lease.ends,
+        "renewed": terms.renewed,
+        "notes": dict(terms.notes),
+        "lost": lease.lost,
+        "limited_by": terms.limit,
         "nodes": [inventory(node) for node in lease.nodes],
-    }  # fmt: skip
+    }
 
 
 def _span(lease: Lease) -> str:
     """Return the time to the end, and what has decided it unless that is the holder."""
     if lease.ends is None:
         return "-"
-    return format_duration(lease.ends - time.time()) + (f" ({lease.terms.limit})" if lease.terms.limit else "")
+    return format_duration(lease.ends - time.time()) + (
+        f" ({lease.terms.limit})" if lease.terms.limit else ""
+    )
 
 
 def lease_list(leases: Sequence[Lease]) -> Results:
     rows = [
         {
-            "id": lease.id, "state": lease.state.value, "owner": lease.terms.owner, "labels": ",".join(lease.labels),
-            "nodes": ",".join(node.id or "" for node in lease.nodes) + (f" ({lease.lost} lost)" if lease.lost else ""),
-            "ends": "no end" if lease.ends is None and lease.nodes else _span(lease), "purpose": lease.terms.purpose,
+            "id": lease.id,
+            "state": lease.state.value,
+            "owner": lease.terms.owner,
+            "labels": ",".join(lease.labels),
+            "nodes": ",".join(node.id or "" for node in lease.nodes)
+            + (f" ({lease.lost} lost)" if lease.lost else ""),
+            "ends": "no end" if lease.ends is None and lease.nodes else _span(lease),
+            "purpose": lease.terms.purpose,
         }
         for lease in leases
-    ]  # fmt: skip
+    ]
     return Results(rows, COLUMNS)
 
 
@@ -288,7 +366,8 @@ def _chosen(context: Context, leases: Leases, name: str | None) -> Lease:
     mine = [lease for lease in leases.all() if lease.terms.owner == user()]
     if len(mine) != 1:
         raise CommandError(
-            f"you have {len(mine)} leases; name one ({', '.join(lease.id for lease in mine) or '`nodepool lease LABEL`'})"
+            f"you have {len(mine)} leases; name one "
+            f"({', '.join(lease.id for lease in mine) or '`nodepool lease LABEL`'})"
         )
     return mine[0]
 
@@ -305,7 +384,9 @@ def _reported() -> Iterator[None]:
         raise CommandError(str(error)) from error
 
 
-def _of_lease(function: Callable[[Context, Leases, Lease], int | None]) -> Callable[[Context], int | None]:
+def _of_lease(
+    function: Callable[[Context, Leases, Lease], int | None],
+) -> Callable[[Context], int | None]:
     def command(context: Context) -> int | None:
         leases = Leases(context.zk, most=context.config.max_hold_age)
         with _reported():
@@ -322,12 +403,21 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
         print(json.dumps(as_json(lease)))
         return
     say(f"Lease {lease.id}")
-    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created)) if lease.terms.created else None
+    created = (
+        time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created))
+        if lease.terms.created
+        else None
+    )
     for title, value in (
-        ("State", lease.state.value), ("Owner", lease.terms.owner), ("Purpose", lease.terms.purpose), ("Tenant", lease.tenant),
-        ("Labels", ", ".join(lease.labels)), ("Created", created), ("Ends in", _span(lease)),
+        ("State", lease.state.value),
+        ("Owner", lease.terms.owner),
+        ("Purpose", lease.terms.purpose),
+        ("Tenant", lease.tenant),
+        ("Labels", ", ".join(lease.labels)),
+        ("Created", created),
+        ("Ends in", _span(lease)),
         ("Lost nodes", lease.lost or None),
-    ):  # fmt: skip
+    ):
         if value not in (None, ""):
             say(f"  {title}: {one_line(value)}")
     for node in lease.nodes:
@@ -361,14 +451,19 @@ def log_in(context: Context) -> int:
     if context.args.command:
         return execute(context)
     path, node = _reached(context)
-    return subprocess.run(["ssh", "-F", path, *(["-t"] if sys.stdin.isatty() else []), f"np{node.id}"], check=False).returncode
+    return subprocess.run(
+        ["ssh", "-F", path, *(["-t"] if sys.stdin.isatty() else []), f"np{node.id}"], check=False
+    ).returncode
 
 
 def execute(context: Context) -> int:
     if not context.args.command:
         raise CommandError("name the command to run, after --")
     path, node = _reached(context)
-    called, outputs = remote(path, node, " ".join(context.args.command), batch=False), (sys.stdout.buffer, sys.stderr.buffer)
+    called, outputs = (
+        remote(path, node, " ".join(context.args.command), batch=False),
+        (sys.stdout.buffer, sys.stderr.buffer),
+    )
     try:
         return run(*called, outputs, None, None, set())
     except Lost as error:
@@ -384,7 +479,9 @@ def _reached(context: Context) -> tuple[str, Machine]:
     hosts = dict(ssh.names(lease.nodes))
     host = f"n{number or 1}"
     if host not in hosts:
-        raise CommandError(f"lease {lease.id} has {len(hosts)} nodes; there is no node {number or 1}")
+        raise CommandError(
+            f"lease {lease.id} has {len(hosts)} nodes; there is no node {number or 1}"
+        )
     if context.args.insecure:
         why = ssh.unreachable(hosts[host])
     else:

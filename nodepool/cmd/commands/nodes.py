@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, add_table, note, running, user
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_listing,
+    add_table,
+    note,
+    running,
+    user,
+)
 from nodepool.exceptions import TimeoutException
 from nodepool.lease import Lease, Leases, Terms, record
 from nodepool.process.program import duration
@@ -21,15 +30,29 @@ LOCK_TIMEOUT = 5
 
 
 def register(subparsers: Subparsers) -> None:
-    filters = {"state": "state", "label": "label", "provider": "provider", "pool": "pool", "allocated_to": "request"}
-    add_table(subparsers, "list", status.node_list, "list nodes", filters, detail="show all columns")
+    filters = {
+        "state": "state",
+        "label": "label",
+        "provider": "provider",
+        "pool": "pool",
+        "allocated_to": "request",
+    }
+    add_table(
+        subparsers, "list", status.node_list, "list nodes", filters, detail="show all columns"
+    )
     parser = add_listing(subparsers, "delete", delete, "delete nodes")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
-    parser.add_argument("--now", action="store_true", help="delete the node directly through its provider, and wait")
+    parser.add_argument(
+        "--now", action="store_true", help="delete the node directly through its provider, and wait"
+    )
     parser = add_listing(subparsers, "hold", hold, "keep nodes from being used or deleted")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; leading zeros are optional")
     parser.add_argument(
-        "--for", dest="time", metavar="TIME", type=duration, help="lease the nodes for a time such as 90m, 8h or 2d"
+        "--for",
+        dest="time",
+        metavar="TIME",
+        type=duration,
+        help="lease the nodes for a time such as 90m, 8h or 2d",
     )
     parser.add_argument("--purpose", help="shown to others; needs --for")
 
@@ -67,7 +90,9 @@ def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
     finally:
         if done:
             found = status.node_list(context.zk, detail=False)
-            context.show(status.Results([row for row in found.rows if row["id"] in done], found.columns))
+            context.show(
+                status.Results([row for row in found.rows if row["id"] in done], found.columns)
+            )
 
 
 def _lock(zk: ZooKeeper, node: Node) -> None:
@@ -81,7 +106,8 @@ def _lock(zk: ZooKeeper, node: Node) -> None:
             f"locked by {holder}" if holder else "",
         ]
         raise TimeoutException(
-            f"node {node.id} is in use ({', '.join(filter(None, facts))}): no lock within {LOCK_TIMEOUT:g} s; "
+            f"node {node.id} is in use ({', '.join(filter(None, facts))}): no lock within "
+            f"{LOCK_TIMEOUT:g} s; "
             "see its user data in `nodepool list --detail`"
         ) from error
 
@@ -93,8 +119,15 @@ def delete(context: Context) -> None:
         terms = Terms.read(node.user_data) if node.state == HOLD else None
         if terms is not None:
             end = record.end_of(node)
-            left = "without an end" if end is None else f"for another {format_duration(end - time.time())}"
-            note(f"node {node.id} is deleted although {terms.owner} has leased it {left} (lease {record.id_of(node)})")
+            left = (
+                "without an end"
+                if end is None
+                else f"for another {format_duration(end - time.time())}"
+            )
+            note(
+                f"node {node.id} is deleted although {terms.owner} has leased it {left} (lease "
+                f"{record.id_of(node)})"
+            )
         return remove(context, node)
 
     _each(context, change)
@@ -110,7 +143,9 @@ def hold(context: Context) -> None:
 def _lease(context: Context, node: Node) -> bool:
     job = node.hold_job
     terms = Terms(user(), f"unix:{os.getuid()}", context.args.purpose or "")
-    lease = Leases(context.zk, most=context.config.max_hold_age).hold(node, terms, context.args.time)
+    lease = Leases(context.zk, most=context.config.max_hold_age).hold(
+        node, terms, context.args.time
+    )
     if lease.terms.limit:
         note(limited(lease))
     if job:
@@ -121,7 +156,9 @@ def _lease(context: Context, node: Node) -> bool:
 def limited(lease: Lease) -> str:
     """Return why the lease ends earlier than it was asked for."""
     left = "" if lease.ends is None else f" in {format_duration(lease.ends - time.time())}"
-    return f"lease {lease.id} ends{left}: the configuration ({lease.terms.limit}) permits no later end"
+    return (
+        f"lease {lease.id} ends{left}: the configuration ({lease.terms.limit}) permits no later end"
+    )
 
 
 def _mark(state: str, context: Context, node: Node) -> bool:

@@ -15,7 +15,15 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import one_line
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_json,
+    add_table,
+    note,
+)
 from nodepool.cmd.screen import Changes, print_colored, screen
 from nodepool.status import cluster, find
 from nodepool.status.explain import Explanation, Unknown
@@ -31,7 +39,9 @@ from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
 LATEST = history.FLUSH_AFTER + 2.0
 """Seconds after which events of a deleted node or request are in the history."""
 QUIET, SOONEST = 2.0, 1.0
-"""Seconds without a change after which a watched listing is refreshed (its ages change), and minimum between refreshes."""
+"""Seconds without a change after which a watched listing is refreshed (its ages change), and
+minimum between refreshes.
+"""
 WAITING = "Waiting requests"
 MOST_IDS = 3
 """Ids of waiting requests with the same cause that are shown."""
@@ -43,7 +53,8 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "status",
         show_status,
-        "show problems, waiting requests with their cause, daemons, and providers with their limits",
+        "show problems, waiting requests with their cause, daemons, and providers with their "
+        "limits",
     )
     add_json(parser.add_argument, "print JSON")
     parser.add_argument("--watch", action="store_true", help="refresh after each change")
@@ -51,18 +62,32 @@ def register(subparsers: Subparsers) -> None:
     add_json(parser.add_argument, "print JSON")
     parser.set_defaults(watch=True)
     parser = add_command(
-        subparsers, "explain", explain_it, "explain the state of a request, label, node, image, provider, fleet, host or tenant"
+        subparsers,
+        "explain",
+        explain_it,
+        "explain the state of a request, label, node, image, provider, fleet, host or tenant",
     )
-    parser.add_argument("kind", metavar="KIND", nargs="?", choices=ALL_KINDS, help="default: found by the id or name; "
-                        + ", ".join(ALL_KINDS))  # fmt: skip
-    parser.add_argument("name", metavar="NAME", help="id of a node (leading zeros are optional) or request, or a name")
+    parser.add_argument(
+        "kind",
+        metavar="KIND",
+        nargs="?",
+        choices=ALL_KINDS,
+        help="default: found by the id or name; " + ", ".join(ALL_KINDS),
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="id of a node (leading zeros are optional) or request, or a name",
+    )
     add_json(parser.add_argument, "print JSON")
     parse = parser.parse_known_args
 
     def options_first(args: Sequence[str], namespace: argparse.Namespace | None) -> object:
         # Between KIND and NAME, argparse would take KIND for NAME.
         words = [(word, args[number - 1] if number else "") for number, word in enumerate(args)]
-        ordered = sorted(words, key=lambda each: not (each[0].startswith("-") or each[1] in ("-c", "--format")))
+        ordered = sorted(
+            words, key=lambda each: not (each[0].startswith("-") or each[1] in ("-c", "--format"))
+        )
         return parse([word for word, _before in ordered], namespace)
 
     subparsers.choices["explain"].parse_known_args = options_first
@@ -73,18 +98,39 @@ def register(subparsers: Subparsers) -> None:
             "list hosts of node managers and static providers, with their use and problems",
             ("host", "provider", "launcher"),
         ),
-        ("tenants", cluster.tenants, "list tenants, with their limits and use", ("tenant", "launcher")),
-        ("pools", cluster.pools, "list pools of all launchers, with their labels and use", ("provider", "pool", "launcher")),
+        (
+            "tenants",
+            cluster.tenants,
+            "list tenants, with their limits and use",
+            ("tenant", "launcher"),
+        ),
+        (
+            "pools",
+            cluster.pools,
+            "list pools of all launchers, with their labels and use",
+            ("provider", "pool", "launcher"),
+        ),
     ):
         add_table(subparsers, name, read, text, {key: key for key in filters})
-    parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
+    parser = add_command(
+        subparsers, "events", show_events, "show the events of the last day, or new ones"
+    )
     parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
     add_json(parser.add_argument, "print one JSON object per line")
-    parser.add_argument("--type", dest="types", metavar="TYPE", action="append", choices=sorted(TYPES),
-                        help="only events of these types: " + ", ".join(sorted(TYPES)))  # fmt: skip
+    parser.add_argument(
+        "--type",
+        dest="types",
+        metavar="TYPE",
+        action="append",
+        choices=sorted(TYPES),
+        help="only events of these types: " + ", ".join(sorted(TYPES)),
+    )
     for subject in SUBJECTS:
         parser.add_argument(
-            f"--{subject}", metavar="NAME", action="append", help=f"only events of this {subject}; may be repeated"
+            f"--{subject}",
+            metavar="NAME",
+            action="append",
+            help=f"only events of this {subject}; may be repeated",
         )
 
 
@@ -118,7 +164,9 @@ def show_status(context: Context) -> None:
     }
     found = health(zk)
     if context.args.json:
-        as_json = {title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}
+        as_json = {
+            title.lower().replace(" ", "_"): results.rows for title, results in tables.items()
+        }
         print(json.dumps({"health": found.record(), **as_json}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -134,12 +182,18 @@ def show_status(context: Context) -> None:
 
 def waiting_lines(row: dict[str, Any], width: int | None) -> Iterator[str]:
     number, ids = row["count"], row["ids"]
-    yield from _wrapped(f"{count_of(number, 'request')} waiting up to {row['since']}: {row['cause']}", width, 2)
+    yield from _wrapped(
+        f"{count_of(number, 'request')} waiting up to {row['since']}: {row['cause']}", width, 2
+    )
     if row["suggestion"]:
         yield from _wrapped(f"suggestion: {row['suggestion']}", width, 4)
     for title, counts in (("labels", row["label_counts"]), ("tenants", row["tenants"])):
         if counts:
-            yield from _wrapped(f"{title}: {', '.join(f'{name} {count}' for name, count in counts.most_common())}", width, 4)
+            yield from _wrapped(
+                f"{title}: {', '.join(f'{name} {count}' for name, count in counts.most_common())}",
+                width,
+                4,
+            )
     more = f" (+{len(ids) - MOST_IDS} more)" if len(ids) > MOST_IDS else ""
     yield from _wrapped(f"ids: {', '.join(ids[:MOST_IDS])}{more}", width, 4)
 
@@ -147,7 +201,13 @@ def waiting_lines(row: dict[str, Any], width: int | None) -> Iterator[str]:
 def _wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
     """Return a text in lines of this width, later ones indented by two more."""
     line = " " * indent + printable(one_line(text))
-    return [line] if width is None else textwrap.wrap(line, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    return (
+        [line]
+        if width is None
+        else textwrap.wrap(
+            line, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
+        )
+    )
 
 
 def explain_it(context: Context) -> None:
@@ -157,12 +217,17 @@ def explain_it(context: Context) -> None:
     except Unknown as error:
         raise CommandError(str(error)) from None
     if len(kinds) > 1:
-        several = f"{args.name} has several meanings ({', '.join(kinds)}); name one: `nodepool explain {kinds[0]} {args.name}`"
+        several = (
+            f"{args.name} has several meanings ({', '.join(kinds)}); name one: `nodepool "
+            f"explain {kinds[0]} {args.name}`"
+        )
         if args.json:
             raise CommandError(several)
         note(several)
     found = [_explained(context, kind) for kind in kinds]
-    print(json.dumps(found[0].record()) if args.json else "\n\n".join(each.text() for each in found))
+    print(
+        json.dumps(found[0].record()) if args.json else "\n\n".join(each.text() for each in found)
+    )
 
 
 def _explained(context: Context, kind: str) -> Explanation:
@@ -170,7 +235,9 @@ def _explained(context: Context, kind: str) -> Explanation:
     if kind == "node" and name.isdecimal():
         name = name.zfill(10)
     has_history, ended = kind in ("node", "request"), threading.Event()
-    deadline = time.monotonic() + LATEST * (has_history and find.NUMBERED.fullmatch(name) is not None)
+    deadline = time.monotonic() + LATEST * (
+        has_history and find.NUMBERED.fullmatch(name) is not None
+    )
     while True:
         history.wait_for_write(context.zk.kazoo_client, ended.set)
         try:
@@ -199,7 +266,10 @@ def show_events(context: Context) -> None:
     def show(event: Event) -> None:
         if matches(event, wanted):
             moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(event["time"]))
-            print(json.dumps(event) if args.json else printable(f"{moment}  {describe(event)}"), flush=True)
+            print(
+                json.dumps(event) if args.json else printable(f"{moment}  {describe(event)}"),
+                flush=True,
+            )
 
     if not args.follow:
         for event in HistoryReader().read_all(context.zk.kazoo_client):

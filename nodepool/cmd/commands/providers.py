@@ -17,7 +17,12 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
     parser.add_argument("--force", action="store_true", help="do not ask for confirmation")
-    add_table(subparsers, "problem-list", status.problem_list, "list problems of providers, labels and images, with suggestions")
+    add_table(
+        subparsers,
+        "problem-list",
+        status.problem_list,
+        "list problems of providers, labels and images, with suggestions",
+    )
 
 
 def info(context: Context) -> None:
@@ -40,7 +45,9 @@ def info(context: Context) -> None:
 
 def erase(context: Context) -> None:
     provider, zk = context.args.provider, context.zk
-    has_records = status.provider_images(zk, provider).rows or status.provider_nodes(zk, provider).rows
+    has_records = (
+        status.provider_images(zk, provider).rows or status.provider_nodes(zk, provider).rows
+    )
     context.check_provider(provider, bool(has_records))
     if not context.args.force:
         print()
@@ -56,7 +63,9 @@ def erase(context: Context) -> None:
     for (image, build), providers in zk.readImages().providers.items():
         if provider in providers:
             with contextlib.suppress(NoNodeError):
-                context.kazoo.delete(f"{paths.build_providers(image, build)}/{provider}", recursive=True)
+                context.kazoo.delete(
+                    f"{paths.build_providers(image, build)}/{provider}", recursive=True
+                )
     for failure in zk.readProgress().failures.values():
         if failure.provider == provider:
             zk.progress.delete(failure)

@@ -32,19 +32,32 @@ if TYPE_CHECKING:
 
 COMMENT = "recovered after a restore of ZooKeeper"
 COLUMNS = {
-    "provider": "Provider", "type": "Type", "id": "Node ID", "resource": "Resource", "cluster": "Cluster",
-    "age": "Created", "address": "Address", "reason": "Unknown Because", "result": "Result",
-}  # fmt: skip
+    "provider": "Provider",
+    "type": "Type",
+    "id": "Node ID",
+    "resource": "Resource",
+    "cluster": "Cluster",
+    "age": "Created",
+    "address": "Address",
+    "reason": "Unknown Because",
+    "result": "Result",
+}
 
 log = logging.getLogger("nodepool.cmd.recover")
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_listing(subparsers, "recover", recover, "adopt, hold or delete machines that ZooKeeper has lost")
-    parser.add_argument("ids", metavar="NODE_ID", nargs="*", help="node id; leading zeros are optional")
+    parser = add_listing(
+        subparsers, "recover", recover, "adopt, hold or delete machines that ZooKeeper has lost"
+    )
+    parser.add_argument(
+        "ids", metavar="NODE_ID", nargs="*", help="node id; leading zeros are optional"
+    )
     parser.add_argument("--all", action="store_true", help="process everything that is listed")
     parser.add_argument("--provider", metavar="PROVIDER", dest="wanted", help="only this provider")
-    parser.add_argument("--label", metavar="LABEL", help="label of the nodes, for clouds that do not store it")
+    parser.add_argument(
+        "--label", metavar="LABEL", help="label of the nodes, for clouds that do not store it"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="only list; this is the default")
     for action, text in (
@@ -52,7 +65,9 @@ def register(subparsers: Subparsers) -> None:
         ("hold", "create records of held nodes"),
         ("delete", "delete the resources in the cloud"),
     ):
-        what.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=text)
+        what.add_argument(
+            f"--{action}", dest="action", action="store_const", const=action, help=text
+        )
 
 
 @dataclass
@@ -84,7 +99,8 @@ class Lost:
             "age": created / 1000 if created is not None else None,
             "address": self.instance.interface_ip if self.instance is not None else None,
             "reason": self.reason,
-            "result": self.result or ("hold, adopt or delete" if self.instance is not None else "delete"),
+            "result": self.result
+            or ("hold, adopt or delete" if self.instance is not None else "delete"),
         }
 
 
@@ -96,7 +112,11 @@ def recover(context: Context) -> int:
         context.check_provider(args.wanted)
     with _providers(context) as managers:
         found, complete = _find(context, managers)
-        chosen = [lost for lost in found if not args.ids or lost.number in {number_of(text) for text in args.ids}]
+        chosen = [
+            lost
+            for lost in found
+            if not args.ids or lost.number in {number_of(text) for text in args.ids}
+        ]
         for text in args.ids:
             if number_of(text) not in {lost.number for lost in chosen}:
                 context.refuse(f"node id {text} is not among the resources that ZooKeeper has lost")
@@ -124,7 +144,9 @@ def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Ex
     with contextlib.ExitStack() as started:
         for name, config in sorted(context.whole_config.providers.items()):
             # Slots on backing nodes are not machines of a cloud.
-            if (context.args.wanted and name != context.args.wanted) or config.driver.name == "metastatic":
+            if (
+                context.args.wanted and name != context.args.wanted
+            ) or config.driver.name == "metastatic":
                 continue
             try:
                 manager = lifecycle.get_provider(config)
@@ -136,10 +158,14 @@ def _providers(context: Context) -> Iterator[dict[str, StateMachineProvider | Ex
         yield found
 
 
-def _find(context: Context, managers: dict[str, StateMachineProvider | Exception]) -> tuple[list[Lost], bool]:
+def _find(
+    context: Context, managers: dict[str, StateMachineProvider | Exception]
+) -> tuple[list[Lost], bool]:
     """Return resources that only the providers have, and whether all could be listed."""
     listed, complete = [], True
-    for name, answer in list_all({name: functools.partial(_list, manager) for name, manager in managers.items()}).items():
+    for name, answer in list_all(
+        {name: functools.partial(_list, manager) for name, manager in managers.items()}
+    ).items():
         if isinstance(answer, BaseException):
             complete = False
             log.error("Cannot list resources of provider %s: %s", name, describe(answer))
@@ -152,35 +178,54 @@ def _find(context: Context, managers: dict[str, StateMachineProvider | Exception
     found = []
     for lost in listed:
         metadata = lost.metadata
-        if NODE_ID not in metadata and (metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")) in uploads:
+        if (
+            NODE_ID not in metadata
+            and (metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")) in uploads
+        ):
             continue
         reason = view.foreign(metadata, nodes.get(metadata.get(NODE_ID)))
         if reason is not None:
             lost.reason = reason
             found.append(lost)
-    return sorted(found, key=lambda lost: (lost.manager.provider.name, lost.number or 0, str(lost.id))), complete
+    return sorted(
+        found, key=lambda lost: (lost.manager.provider.name, lost.number or 0, str(lost.id))
+    ), complete
 
 
 def _list(manager: StateMachineProvider | Exception) -> list[Lost]:
     """Return all resources of the provider, each machine once."""
     if isinstance(manager, Exception):
         raise manager
-    instances = {part: instance for instance in manager.adapter.listInstances() for part in _ids(instance.external_id)}
+    instances = {
+        part: instance
+        for instance in manager.adapter.listInstances()
+        for part in _ids(instance.external_id)
+    }
     alone = {id(instance): instance for instance in instances.values()}
     found = []
     for resource in manager.adapter.listResources():
         name = resource.id
         instance = alone.pop(id(instances.get(str(name))), None)
-        found.append(Lost(manager, resource.metadata or {}, resource.type, name, "", instance, resource))
+        found.append(
+            Lost(manager, resource.metadata or {}, resource.type, name, "", instance, resource)
+        )
     for instance in alone.values():
         metadata = getattr(instance, "metadata", None) or {}
         found.append(Lost(manager, metadata, "instance", instance.external_id, "", instance))
-    return [lost for lost in found if lost.metadata.get("nodepool_provider_name") == manager.provider.name]
+    return [
+        lost
+        for lost in found
+        if lost.metadata.get("nodepool_provider_name") == manager.provider.name
+    ]
 
 
 def _ids(external_id: object) -> set[str]:
     """Return possible ids of an instance; some drivers combine several ids in one value."""
-    return {str(part) for part in (external_id.values() if isinstance(external_id, dict) else [external_id]) if part}
+    return {
+        str(part)
+        for part in (external_id.values() if isinstance(external_id, dict) else [external_id])
+        if part
+    }
 
 
 def _apply(context: Context, action: str, lost: Lost) -> None:
@@ -188,13 +233,18 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
     try:
         if action == "delete":
             if lost.resource is None:
-                raise CommandError("its driver does not list it as a resource; hold it, then use `nodepool delete`")
+                raise CommandError(
+                    "its driver does not list it as a resource; hold it, then use `nodepool delete`"
+                )
             lost.manager.adapter.deleteResource(lost.resource)
             lost.result = "deleted"
         elif lost.instance is not None:
             _create_record(context, action, lost, lost.instance)
         else:
-            lost.result = "unchanged: not a machine; it belongs to the one with this node id, or can be deleted"
+            lost.result = (
+                "unchanged: not a machine; it belongs to the one with this node id, or "
+                "can be deleted"
+            )
     except Exception as error:
         lost.failed = True
         lost.result = one_line(f"failed: {describe(error)}")
@@ -212,14 +262,18 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
     node.provider = provider.name
     pool = provider.pools.get(metadata.get("nodepool_pool_name") or "")
     if pool is None:
-        raise CommandError(f"pool {metadata.get('nodepool_pool_name')} is not configured; configure it, or delete the machine")
+        raise CommandError(
+            f"pool {metadata.get('nodepool_pool_name')} is not configured; configure it, or delete "
+            "the machine"
+        )
     node.pool = pool.name
     name = context.args.label or metadata.get("nodepool_node_label")
     label = pool.labels.get(name)
     if label is None and (name or action == "adopt"):
         known = ", ".join(sorted(pool.labels))
         raise CommandError(
-            f"label {name or 'unknown'} is not in pool {pool.name} of the provider; specify --label, one of: {known}"
+            f"label {name or 'unknown'} is not in pool {pool.name} of the provider; specify "
+            f"--label, one of: {known}"
         )
     node.type = name
     if label is not None:
@@ -237,7 +291,9 @@ def _create_record(context: Context, action: str, lost: Lost, instance: Instance
     try:
         context.kazoo.create(paths.node(node.id or ""), node.serialize())
     except NodeExistsError:
-        raise CommandError(f"another node has id {node.id} now; the machine can only be deleted") from None
+        raise CommandError(
+            f"another node has id {node.id} now; the machine can only be deleted"
+        ) from None
     lost.result = "adopted" if action == "adopt" else "held"
 
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_json,
+    note,
+)
 from nodepool.config.loading import driver_directories
 from nodepool.config.source import Source
 from nodepool.process.program import absolute_path, load_config
@@ -30,26 +37,62 @@ NOW, WHAT_IF = "now", "what-if"
 
 def register(subparsers: Subparsers) -> None:
     parser = add_command(
-        subparsers, "simulate", simulate, "replay demand against a configuration in virtual time: waiting times and utilization"
+        subparsers,
+        "simulate",
+        simulate,
+        "replay demand against a configuration in virtual time: waiting times and utilization",
     )
-    parser.add_argument("--config", dest="config", metavar="FILE", type=absolute_path, default=argparse.SUPPRESS,
-                        help="configuration to simulate (default: that of option -c)")  # fmt: skip
+    parser.add_argument(
+        "--config",
+        dest="config",
+        metavar="FILE",
+        type=absolute_path,
+        default=argparse.SUPPRESS,
+        help="configuration to simulate (default: that of option -c)",
+    )
     demand = parser.add_mutually_exclusive_group(required=True)
-    demand.add_argument("--trace", metavar="CSV", help="demand: columns time, labels, duration, tenant, priority, "
-                                                       "relative_priority")  # fmt: skip
-    demand.add_argument("--history", action="store_true",
-                        help="demand and launch times of the last day, from the history in ZooKeeper")  # fmt: skip
-    parser.add_argument("--what-if", metavar="FILE", type=absolute_path, help="another configuration to compare with")
-    parser.add_argument("--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of random choices such as launch times (default: %(default)s)")
+    demand.add_argument(
+        "--trace",
+        metavar="CSV",
+        help="demand: columns time, labels, duration, tenant, priority, relative_priority",
+    )
+    demand.add_argument(
+        "--history",
+        action="store_true",
+        help="demand and launch times of the last day, from the history in ZooKeeper",
+    )
+    parser.add_argument(
+        "--what-if",
+        metavar="FILE",
+        type=absolute_path,
+        help="another configuration to compare with",
+    )
+    parser.add_argument(
+        "--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of random choices such as launch times (default: %(default)s)",
+    )
     add_json(parser.add_argument, "print all measures as JSON")
-    parser.add_argument("--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file")
-    parser.add_argument("--save-trace", metavar="CSV", help="write the demand, such as that of --history, to this file")
+    parser.add_argument(
+        "--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file"
+    )
+    parser.add_argument(
+        "--save-trace",
+        metavar="CSV",
+        help="write the demand, such as that of --history, to this file",
+    )
 
 
 def simulate(context: Context) -> int:
     if importlib.util.find_spec("greenlet") is None:
-        raise CommandError("the Python module greenlet is missing; install the extra simulate: pip install '.[simulate]'")
+        raise CommandError(
+            "the Python module greenlet is missing; install the extra simulate: pip install "
+            "'.[simulate]'"
+        )
     from nodepool.whatif.report import chart, tables
 
     args = context.args
@@ -102,14 +145,19 @@ def _trace(context: Context) -> Trace:
         return read_csv(context.args.trace)
     trace = from_history(HistoryReader().read_all(context.zk.kazoo_client))
     if trace.estimated:
-        note(f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using the median of their label")
+        note(
+            f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using "
+            "the median of their label"
+        )
     return trace
 
 
 # -- runs
 
 
-def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: int) -> dict[str, dict[str, Any]]:
+def _run(
+    files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: int
+) -> dict[str, dict[str, Any]]:
     """Run all configurations concurrently; return the summary of each.
 
     :raises CommandError: a run failed.
@@ -123,17 +171,25 @@ def _run(files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: in
         for name, file in files.items():
             # The order of sets of strings must not differ between runs.
             process = subprocess.Popen(
-                [sys.executable, "-m", "nodepool.whatif"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, env={**os.environ, "PYTHONHASHSEED": "0"},
-            )  # fmt: skip
+                [sys.executable, "-m", "nodepool.whatif"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONHASHSEED": "0"},
+            )
             processes[name] = stack.enter_context(process)
             assert process.stdin is not None and process.stderr is not None
-            thread = threading.Thread(target=shown.follow, args=(name, process.stderr), name=f"simulate-{name}")
+            thread = threading.Thread(
+                target=shown.follow, args=(name, process.stderr), name=f"simulate-{name}"
+            )
             thread.start()
             stack.callback(thread.join)
             stack.callback(process.kill)
             with process.stdin:
-                json.dump(make_job(_content(file), trace.requests, assumptions, seed), process.stdin)
+                json.dump(
+                    make_job(_content(file), trace.requests, assumptions, seed), process.stdin
+                )
         outputs = {}
         for name, process in processes.items():
             assert process.stdout is not None
@@ -164,7 +220,10 @@ class _Progress:
             text = line.strip()
             if text.isdecimal():
                 self._percents[name] = text
-                self.status.update("Simulated: " + ", ".join(f"{run} {percent} %" for run, percent in self._percents.items()))
+                self.status.update(
+                    "Simulated: "
+                    + ", ".join(f"{run} {percent} %" for run, percent in self._percents.items())
+                )
             elif text:
                 self._texts[name] = text
 

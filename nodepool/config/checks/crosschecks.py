@@ -7,24 +7,56 @@ from collections.abc import Iterator
 from typing import Any
 
 #: Dictionaries whose keys are chosen by users.
-_FOREIGN = frozenset({
-    "env-vars", "metadata", "meta", "node-attributes", "tags", "dynamic-tags", "instance-properties",
-    "dynamic-instance-properties", "scheduler-hints", "rspec", "backing-config", "zookeeper-tls",
-})  # fmt: skip
+_FOREIGN = frozenset(
+    {
+        "env-vars",
+        "metadata",
+        "meta",
+        "node-attributes",
+        "tags",
+        "dynamic-tags",
+        "instance-properties",
+        "dynamic-instance-properties",
+        "scheduler-hints",
+        "rspec",
+        "backing-config",
+        "zookeeper-tls",
+    }
+)
 _PORTS = frozenset({"port", "connection-port", "ssh-port"})
 #: With negative values images are built, or builds and launches are abandoned, repeatedly.
-_NEVER_NEGATIVE = frozenset({
-    "rebuild-age", "build-timeout", "boot-timeout", "launch-timeout", "zookeeper-timeout",
-})  # fmt: skip
+_NEVER_NEGATIVE = frozenset(
+    {"rebuild-age", "build-timeout", "boot-timeout", "launch-timeout", "zookeeper-timeout"}
+)
 #: Negative values mean the same as 0, or nothing.
-_BETTER_NOT_NEGATIVE = frozenset({
-    "min-ready", "max-ready-age", "max-servers", "max-cores", "max-ram", "max-volumes", "max-volume-gb", "max-parallel-jobs",
-    "launch-retries", "timeout", "rate", "grace-time", "min-retention-time", "max-age", "min-ram", "volume-size",
-    "build-log-retention", "failed-build-retention", "build-min-free",
-})  # fmt: skip
+_BETTER_NOT_NEGATIVE = frozenset(
+    {
+        "min-ready",
+        "max-ready-age",
+        "max-servers",
+        "max-cores",
+        "max-ram",
+        "max-volumes",
+        "max-volume-gb",
+        "max-parallel-jobs",
+        "launch-retries",
+        "timeout",
+        "rate",
+        "grace-time",
+        "min-retention-time",
+        "max-age",
+        "min-ram",
+        "volume-size",
+        "build-log-retention",
+        "failed-build-retention",
+        "build-min-free",
+    }
+)
 #: Options of slivers, which 11.0.0 does not have.
 _OF_SLIVERS = frozenset({"cpus", "cpu-limit", "ram", "disk", "pids"})
-_WAITS = frozenset({"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"})
+_WAITS = frozenset(
+    {"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +78,20 @@ def _number(value: object) -> float | None:
         return None
 
 
-def options_of(data: object, where: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], object]]:
+def options_of(
+    data: object, where: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], object]]:
     """Yield position and value of each option at any depth.
 
     Options whose names users choose are omitted.
     """
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+    for key, value in (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list)
+        else ()
+    ):
         yield (*where, key), value
         if key not in _FOREIGN:
             yield from options_of(value, (*where, key))
@@ -69,14 +109,20 @@ def numbers(data: object) -> Iterator[Finding]:
                 yield Finding(f"{value} is not a valid port (1 to 65535)", place)
             elif number == 0 and where != ["webapp"]:  # there: any free port
                 yield Finding("0 is not a valid port (1 to 65535)", place, error=False, fatal=False)
-        elif number < 0 and (key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ["providers"])):
+        elif number < 0 and (
+            key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ["providers"])
+        ):
             yield Finding(f"{value} is negative", place)
         elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ["tenant-resource-limits"]:
-            yield Finding(f"{value} is negative, which has no meaning here", place, error=False, fatal=False)
+            yield Finding(
+                f"{value} is negative, which has no meaning here", place, error=False, fatal=False
+            )
         elif number == 0 and key == "zookeeper-timeout":
             yield Finding("0 seconds are too short", place)
         elif number == 0 and key in _WAITS and key != "build-timeout":  # there: the default
-            yield Finding("0 seconds are too short for anything to answer", place, error=False, fatal=False)
+            yield Finding(
+                "0 seconds are too short for anything to answer", place, error=False, fatal=False
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +152,10 @@ def backing_labels(offers: list[OfferedLabel], defined: set[Any]) -> Iterator[Fi
             yield Finding(f"backing labels form a cycle: {' -> '.join(chain)}", place, fatal=fatal)
         elif offer.backing not in backed and offer.backing not in real:
             more = "" if offer.backing in defined else ", and the top-level labels do not have it"
-            text = f"backing-label {offer.backing} of label {offer.label}: no pool here offers it{more}"
+            text = (
+                f"backing-label {offer.backing} of label {offer.label}: no pool here offers "
+                f"it{more}"
+            )
             yield Finding(text, place, error=False, fatal=False)
 
 

@@ -52,7 +52,10 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
     for index, label in entries(data.get("labels")):
         wanted, most = label.get("min-ready"), capacity.get(str(label.get("name")), math.inf)
         if isinstance(wanted, int) and wanted > most > 0:
-            text = f"min-ready {wanted} cannot be reached: the pools that offer the label have {most:g} nodes at most"
+            text = (
+                f"min-ready {wanted} cannot be reached: the pools that offer the label have "
+                f"{most:g} nodes at most"
+            )
             yield warning(text, "labels", index, "min-ready")
 
 
@@ -69,23 +72,39 @@ def offered_labels(provider: dict[str, Any]) -> Iterator[tuple[Place, str, dict[
                 yield ("pools", index, "labels", number), options["name"], options
         for number, node in entries(pool.get("nodes")):
             names = node.get("labels")
-            for name in names.split() if isinstance(names, str) else names if isinstance(names, list) else ():
+            for name in (
+                names.split()
+                if isinstance(names, str)
+                else names
+                if isinstance(names, list)
+                else ()
+            ):
                 if isinstance(name, str):
                     yield ("pools", index, "nodes", number, "labels"), name, node
 
 
-def _capacity(driver: object, provider: dict[str, Any], pool: dict[str, Any], options: dict[str, Any]) -> float:
+def _capacity(
+    driver: object, provider: dict[str, Any], pool: dict[str, Any], options: dict[str, Any]
+) -> float:
     """Return the maximum number of nodes of a label that a pool can have."""
     given = (
-        [options.get("max-parallel-jobs", 1)] if driver == "static" else [pool.get("max-servers"), provider.get("max-servers")]
+        [options.get("max-parallel-jobs", 1)]
+        if driver == "static"
+        else [pool.get("max-servers"), provider.get("max-servers")]
     )
     return min((value for value in given if isinstance(value, int)), default=math.inf)
 
 
 def _connection_types(value: object, where: Place) -> Iterator[Finding]:
     for place, item in options_of(value, where):
-        if place[-1] == "connection-type" and isinstance(item, str) and item not in CONNECTION_TYPES:
-            meant = did_you_mean(item, CONNECTION_TYPES) or f"; known are {', '.join(CONNECTION_TYPES)}"
+        if (
+            place[-1] == "connection-type"
+            and isinstance(item, str)
+            and item not in CONNECTION_TYPES
+        ):
+            meant = (
+                did_you_mean(item, CONNECTION_TYPES) or f"; known are {', '.join(CONNECTION_TYPES)}"
+            )
             yield warning(f"unknown connection type {item}{meant}", *place)
 
 
@@ -94,13 +113,21 @@ def _static_nodes(pool: dict[str, Any], where: Place) -> Iterator[Finding]:
         here = (*where, "nodes", index)
         host, _, port = str(node.get("name")).rpartition(":")
         if host and ":" not in host and port.isdecimal():
-            yield warning(f"a name has no port: use `name: {host}` and `connection-port: {port}`", *here, "name")
+            yield warning(
+                f"a name has no port: use `name: {host}` and `connection-port: {port}`",
+                *here,
+                "name",
+            )
         keys = node.get("host-key")
-        for number, key in enumerate([keys] if isinstance(keys, str) else keys if isinstance(keys, list) else ()):
+        for number, key in enumerate(
+            [keys] if isinstance(keys, str) else keys if isinstance(keys, list) else ()
+        ):
             place = (*here, "host-key", number) if isinstance(keys, list) else (*here, "host-key")
             if isinstance(key, str) and (problem := key_problem(key)):
                 yield warning(
-                    f"{problem}, so the host is never usable; `ssh-keyscan {host or node.get('name')}` prints it", *place
+                    f"{problem}, so the host is never usable; `ssh-keyscan "
+                    f"{host or node.get('name')}` prints it",
+                    *place,
                 )
 
 
@@ -111,11 +138,22 @@ def _slivers(provider: dict[str, Any], where: Place) -> Iterator[Finding]:
             here = (*where, "pools", number, "labels", index)
             yield from _ssh_keys(label, here)
             if not (label.get("ssh-keys") or provider.get("ssh-keys")):
-                yield warning(f"label {label.get('name')} has no ssh-keys, so nobody can log in to its nodes", *here)
+                yield warning(
+                    f"label {label.get('name')} has no ssh-keys, so nobody can log in to its nodes",
+                    *here,
+                )
             for option in ("cpus", "cpu-limit"):
                 value = label.get(option)
-                if isinstance(value, int | float) and not isinstance(value, bool) and value > MOST_CPUS:
-                    yield warning(f"{value:g} is more than any host has: the unit is whole processors", *here, option)
+                if (
+                    isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                    and value > MOST_CPUS
+                ):
+                    yield warning(
+                        f"{value:g} is more than any host has: the unit is whole processors",
+                        *here,
+                        option,
+                    )
 
 
 def _ssh_keys(entry: dict[str, Any], where: Place) -> Iterator[Finding]:
@@ -125,10 +163,17 @@ def _ssh_keys(entry: dict[str, Any], where: Place) -> Iterator[Finding]:
         if not isinstance(line, str) or not line.strip() or line.lstrip().startswith("#"):
             continue
         if line.strip().startswith(("/", "~", "./")):
-            text = f"{line.strip()} is a path; write the content of the file, as `ssh-ed25519 AAAA... comment`"
+            text = (
+                f"{line.strip()} is a path; write the content of the file, as `ssh-ed25519 "
+                "AAAA... comment`"
+            )
             yield warning(text, *where, "ssh-keys")
         elif not any(len(word) > 40 for word in line.split()):
-            yield warning(f"not a public key, as `ssh-ed25519 AAAA... comment`: {line.strip()[:40]}", *where, "ssh-keys")
+            yield warning(
+                f"not a public key, as `ssh-ed25519 AAAA... comment`: {line.strip()[:40]}",
+                *where,
+                "ssh-keys",
+            )
 
 
 def key_problem(key: str) -> str | None:
@@ -152,9 +197,15 @@ def missing_elements(data: dict[str, Any]) -> Iterator[Finding]:
 
     Return nothing if the directories are on another machine.
     """
-    directories = [os.path.expanduser(one) for one in str(data.get("elements-dir") or "").split(":") if one]
+    directories = [
+        os.path.expanduser(one) for one in str(data.get("elements-dir") or "").split(":") if one
+    ]
     found = importlib.util.find_spec("diskimage_builder")
-    if found is None or not found.submodule_search_locations or not all(os.path.isdir(one) for one in directories):
+    if (
+        found is None
+        or not found.submodule_search_locations
+        or not all(os.path.isdir(one) for one in directories)
+    ):
         return
     directories.append(str(pathlib.Path(found.submodule_search_locations[0]) / "elements"))
     for index, image in entries(data.get("diskimages")):
@@ -162,6 +213,10 @@ def missing_elements(data: dict[str, Any]) -> Iterator[Finding]:
         if image.get("dib-cmd"):
             continue
         for number, element in enumerate(elements if isinstance(elements, list) else ()):
-            if isinstance(element, str) and not any(os.path.isdir(os.path.join(one, element)) for one in directories):
-                text = f"no directory of elements-dir has element {element}, nor has diskimage-builder"
+            if isinstance(element, str) and not any(
+                os.path.isdir(os.path.join(one, element)) for one in directories
+            ):
+                text = (
+                    f"no directory of elements-dir has element {element}, nor has diskimage-builder"
+                )
                 yield warning(text, "diskimages", index, "elements", number)

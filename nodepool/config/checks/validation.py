@@ -1,7 +1,7 @@
 """Find all errors in a file without contacting anything (CFG-12).
 
-``config-validate`` and daemons, when they load a file, use the same checks. What 11.0.0 accepted and tolerated is at
-most an error of ``config-validate``; a daemon refuses only what would harm it.
+``config-validate`` and daemons, when they load a file, use the same checks. What 11.0.0 accepted
+and tolerated is at most an error of ``config-validate``; a daemon refuses only what would harm it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ SCHEMA = "Schema validation failed: "
 #: Options of providers that the launcher itself interprets, for every driver.
 COMMON_NUMBERS = (["max-concurrency"], ["max-servers"], ["priority"])
 #: Options that the loader converts to numbers if they are text.
-CONVERTED = {"openstack": ("rate", "connection-port"), "fake": ("rate", "connection-port"),
-             "static": ("timeout", "connection-port")}  # fmt: skip
+CONVERTED = {
+    "openstack": ("rate", "connection-port"),
+    "fake": ("rate", "connection-port"),
+    "static": ("timeout", "connection-port"),
+}
 
 
 @dataclasses.dataclass
@@ -57,10 +60,13 @@ class Validation:
     """One run over one file.
 
     :param replaced: options that the secure file replaces.
-    :param by_daemon: the file will also be loaded, which finds missing drivers; and only files of this machine count.
+    :param by_daemon: the file will also be loaded, which finds missing drivers; and only files of
+        this machine count.
     """
 
-    def __init__(self, source: Source, replaced: Collection[str] = (), by_daemon: bool = False) -> None:
+    def __init__(
+        self, source: Source, replaced: Collection[str] = (), by_daemon: bool = False
+    ) -> None:
         self.source = source
         self.path = source.path
         self.data: Any = source.data
@@ -70,7 +76,9 @@ class Validation:
         self.by_daemon = by_daemon
         self.problems: list[Problem] = []
 
-    def note(self, text: str, where: Sequence[Any] = (), error: bool = True, fatal: bool = False) -> None:
+    def note(
+        self, text: str, where: Sequence[Any] = (), error: bool = True, fatal: bool = False
+    ) -> None:
         line, path = find_line(self.source.root, where), readable_path(self.data, where)
         self.problems.append(Problem(text, line, path, error, fatal))
 
@@ -113,22 +121,38 @@ class Validation:
 
     def _text(self) -> None:
         for name, line in leftover_references(self.source.text):
-            self.problems.append(Problem(f"%({name}) is not set in the environment", line, error=False))
+            self.problems.append(
+                Problem(f"%({name}) is not set in the environment", line, error=False)
+            )
         for key, line in self.source.duplicates:
             text = f"{key!r} is given twice in one dictionary; the later wins"
             self.problems.append(Problem(text, line, error=False))
 
-    def _schema(self, schema: dict[Any, Any], data: object, prefix: tuple[Any, ...], fatal: Callable[[v.Invalid], bool]) -> None:
+    def _schema(
+        self,
+        schema: dict[Any, Any],
+        data: object,
+        prefix: tuple[Any, ...],
+        fatal: Callable[[v.Invalid], bool],
+    ) -> None:
         for error in check(schema, data):
             path = [str(item) if isinstance(item, v.Marker) else item for item in error.path]
-            self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path), fatal=fatal(error))
+            self.note(
+                f"{SCHEMA}{error.error_message}{advice(schema, error)}",
+                (*prefix, *path),
+                fatal=fatal(error),
+            )
 
     def _sections(self, schema: dict[Any, Any]) -> None:
         """Check the top of the file; the loader refuses or converts values that are not numbers."""
         self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
 
     def _names(self, key: str) -> set[Any]:
-        return {item.get("name") for _, item in entries(self.data.get(key)) if isinstance(item.get("name"), str)}
+        return {
+            item.get("name")
+            for _, item in entries(self.data.get(key))
+            if isinstance(item.get("name"), str)
+        }
 
     def _duplicates(self, key: str, kind: str, error: bool = False) -> None:
         seen: Counter[str] = Counter()
@@ -143,7 +167,11 @@ class Validation:
             if seen[name] > 1:
                 self.note(f"{kind} {name} already defined", (key, index), error)
             if "/" in name or name in (".", ".."):
-                self.note(f"{kind} {name!r}: the name is used in paths and must not contain '/'", (key, index), False)
+                self.note(
+                    f"{kind} {name!r}: the name is used in paths and must not contain '/'",
+                    (key, index),
+                    False,
+                )
 
     def _zookeeper(self) -> None:
         servers = self.data.get("zookeeper-servers")
@@ -154,7 +182,9 @@ class Validation:
             try:
                 connections(servers)
             except ConfigError as exc:
-                if not exc.message.startswith(("required key", "zookeeper-servers: entry")):  # reported by the schema
+                if not exc.message.startswith(
+                    ("required key", "zookeeper-servers: entry")
+                ):  # reported by the schema
                     self.note(exc.message, exc.where)
         if (
             servers
@@ -162,17 +192,28 @@ class Validation:
             and "zookeeper-tls" not in self.replaced
             and self.data.get("zookeeper-insecure") is not True
         ):
-            self.note("zookeeper-tls with cert, key and ca is required, here or in the secure file",
-                      ("zookeeper-servers",), error=False)  # fmt: skip
+            self.note(
+                "zookeeper-tls with cert, key and ca is required, here or in the secure file",
+                ("zookeeper-servers",),
+                error=False,
+            )
 
     def _files(self) -> None:
         """Check files; those that may exist on another machine only cause warnings."""
         tls = self.data.get("zookeeper-tls")
         wanted: list[tuple[tuple[str, ...], Any]]
-        wanted = [(("zookeeper-tls", key), value) for key, value in tls.items()] if isinstance(tls, dict) else []
+        wanted = (
+            [(("zookeeper-tls", key), value) for key, value in tls.items()]
+            if isinstance(tls, dict)
+            else []
+        )
         wanted.append((("images-dir",), self.data.get("images-dir")))
         elements = self.data.get("elements-dir")
-        wanted += [(("elements-dir",), item) for item in elements.split(":")] if isinstance(elements, str) else []
+        wanted += (
+            [(("elements-dir",), item) for item in elements.split(":")]
+            if isinstance(elements, str)
+            else []
+        )
         for where, path in wanted:
             if isinstance(path, str) and path and not os.path.exists(os.path.expanduser(path)):
                 self.note(f"{path} does not exist on this machine", where, error=False)
@@ -180,7 +221,11 @@ class Validation:
     def _diskimages(self) -> None:
         self._duplicates("diskimages", "diskimage", error=True)
         images = entries(self.data.get("diskimages"))
-        known = {item["name"]: (index, item) for index, item in images if isinstance(item.get("name"), str)}
+        known = {
+            item["name"]: (index, item)
+            for index, item in images
+            if isinstance(item.get("name"), str)
+        }
         said: set[tuple[Any, ...]] = set()
         for name in known:
             try:
@@ -198,7 +243,11 @@ class Validation:
             for key, value in variables.items() if isinstance(variables, dict) else ():
                 if isinstance(value, bool):
                     where = ("diskimages", index, "env-vars", key)
-                    self.note(f"diskimage {name}: a boolean here is ambiguous, put it in quotes", where, error=False)
+                    self.note(
+                        f"diskimage {name}: a boolean here is ambiguous, put it in quotes",
+                        where,
+                        error=False,
+                    )
 
     def _providers(self) -> None:
         self._duplicates("providers", "provider")
@@ -224,7 +273,9 @@ class Validation:
             for place, label, options in offered_labels(item):
                 backing = options.get("backing-label") or item.get("backing-label")
                 where = ("providers", index, *place)
-                offers.append(OfferedLabel(label, where, backing if isinstance(backing, str) else None))
+                offers.append(
+                    OfferedLabel(label, where, backing if isinstance(backing, str) else None)
+                )
         findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
         findings += nobody_offers(self.data.get("labels"), offers)
         findings += likely_mistakes(self.data)
@@ -240,7 +291,11 @@ class Validation:
             self.note(f"{SCHEMA}expected str", (*where, "driver"))
             return
         if name.startswith("fake") and asked not in (None, "fake", "openstack"):
-            self.note(f"provider {name} uses driver fake because of its name", (*where, "driver"), error=False)
+            self.note(
+                f"provider {name} uses driver fake because of its name",
+                (*where, "driver"),
+                error=False,
+            )
         try:
             config = get_provider_config(dict(item))
             options = provider_schema(config)
@@ -257,7 +312,12 @@ class Validation:
             converted = CONVERTED.get(str(config.driver.name), ())
             self._schema(options, item, where, lambda error: harmful(error, item, converted))
         else:  # the types of other drivers are not known here
-            self._schema(options, item, where, lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()))
+            self._schema(
+                options,
+                item,
+                where,
+                lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()),
+            )
         self._references(item, where)
         self._pools(item, where)
         if config.driver.name == "metastatic":
@@ -273,7 +333,9 @@ class Validation:
         except ProviderUnavailable:
             pass  # it may exist on another machine
         except ConfigError as exc:
-            self.note(exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where))
+            self.note(
+                exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where)
+            )
         except Exception as exc:
             self.note(f"provider {config.name}: {type(exc).__name__}: {exc}", where)
 
@@ -292,7 +354,10 @@ class Validation:
         name, images, labels = item["name"], self._names("diskimages"), self._names("labels")
         for index, image in entries(item.get("diskimages")):
             if isinstance(image.get("name"), str) and image["name"] not in images:
-                text = f"diskimage {image['name']} in provider {name} is not defined in the main diskimages list"
+                text = (
+                    f"diskimage {image['name']} in provider {name} is not defined in the main "
+                    "diskimages list"
+                )
                 self.note(text, (*where, "diskimages", index))
         cloud_images = {image.get("name") for _, image in entries(item.get("cloud-images"))}
         for place, label, options in offered_labels(item):
@@ -302,10 +367,15 @@ class Validation:
             used = options.get("diskimage")
             if isinstance(used, str) and used not in images:
                 text = f"label {label} in provider {name} uses diskimage {used}"
-                self.note(f"{text} which is not defined in the main diskimages list", (*here, "diskimage"))
+                self.note(
+                    f"{text} which is not defined in the main diskimages list", (*here, "diskimage")
+                )
             cloud = options.get("cloud-image")
             if isinstance(cloud, str) and cloud not in cloud_images:
-                text = f"cloud-image {cloud} does not exist in provider {name} but is referenced in label {label}"
+                text = (
+                    f"cloud-image {cloud} does not exist in provider {name} but is referenced "
+                    f"in label {label}"
+                )
                 self.note(text, (*here, "cloud-image"))
 
     def _pools(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
@@ -313,18 +383,31 @@ class Validation:
         for index, pool in entries(item.get("pools")):
             name = pool.get("name")
             if isinstance(name, str) and name in seen:
-                self.note(f"pool {name} already defined; the later wins", (*where, "pools", index), error=False)
+                self.note(
+                    f"pool {name} already defined; the later wins",
+                    (*where, "pools", index),
+                    error=False,
+                )
             seen.add(name if isinstance(name, str) else None)
             for number, node in entries(pool.get("nodes")):
                 if "ssh-port" in node:
                     here = (*where, "pools", index, "nodes", number, "ssh-port")
                     self.note("ssh-port is the old name of connection-port", here, error=False)
         if item.get("driver") == "ibmvpc" and "_" in item["name"]:
-            self.note(f"provider {item['name']}: the cloud does not allow '_' in names", (*where, "name"), error=False)
+            self.note(
+                f"provider {item['name']}: the cloud does not allow '_' in names",
+                (*where, "name"),
+                error=False,
+            )
 
     def _metastatic(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         backing: dict[str, tuple[str, dict[str, Any]]] = {}
-        defaults = {"max-parallel-jobs": 1, "grace-time": 60, "min-retention-time": 0, "max-age": None}
+        defaults = {
+            "max-parallel-jobs": 1,
+            "grace-time": 60,
+            "min-retention-time": 0,
+            "max-age": None,
+        }
         for place, label, options in offered_labels(item):
             name = options.get("backing-label")
             if not isinstance(name, str):
@@ -332,8 +415,12 @@ class Validation:
             settings = {key: options.get(key, value) for key, value in defaults.items()}
             other, known = backing.setdefault(name, (label, settings))
             if known != settings:
-                text = f"Multiple label definitions for backing label {name} with different settings"
+                text = (
+                    f"Multiple label definitions for backing label {name} with different settings"
+                )
                 self.note(f"{text}: {other} and {label}", (*where, *place))
             age, retention = settings["max-age"], settings["min-retention-time"]
             if isinstance(age, int) and isinstance(retention, int) and age < retention:
-                self.note(f"label {label}: max-age is smaller than min-retention-time", (*where, *place))
+                self.note(
+                    f"label {label}: max-age is smaller than min-retention-time", (*where, *place)
+                )

@@ -17,7 +17,11 @@ SECTIONS = {
 
 def summary(config: Config) -> str:
     """Return a summary such as ``2 labels, 1 provider``."""
-    counts = [(len(config.labels), "label"), (len(config.diskimages), "diskimage"), (len(config.providers), "provider")]
+    counts = [
+        (len(config.labels), "label"),
+        (len(config.diskimages), "diskimage"),
+        (len(config.providers), "provider"),
+    ]
     return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
 
 
@@ -25,7 +29,10 @@ def taken_over(old: Config | None, new: Config, path: str) -> str:
     """Return one line for the log when the configuration is applied."""
     if old is None:
         return f"The configuration {path} is in force: {summary(new)}"
-    return f"The configuration has changed and is in force now: {changes(old, new) or 'nothing that matters'}"
+    return (
+        "The configuration has changed and is in force now: "
+        f"{changes(old, new) or 'nothing that matters'}"
+    )
 
 
 def changes(old: Config, new: Config) -> str:
@@ -37,7 +44,11 @@ def changes(old: Config, new: Config) -> str:
             found.append(f"{title}: {names}")
     skipped = {*SECTIONS, "providers_not_running", *Config.ignore_equality}
     others = sorted({*vars(old), *vars(new)} - skipped)
-    found += [name.replace("_", "-") for name in others if getattr(old, name, None) != getattr(new, name, None)]
+    found += [
+        name.replace("_", "-")
+        for name in others
+        if getattr(old, name, None) != getattr(new, name, None)
+    ]
     return "; ".join(found)
 
 

@@ -32,7 +32,11 @@ class ConfigFileStatus:
     """
 
     def __init__(
-        self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any], required: Sequence[str] = ()
+        self,
+        paths: Iterable[str | None],
+        log: logging.Logger,
+        stale_changed: Callable[[int], Any],
+        required: Sequence[str] = (),
     ) -> None:
         self._paths = [path for path in paths if path]
         self._log = log
@@ -69,7 +73,9 @@ class ConfigFileStatus:
             raise
         except Exception as error:  # raised for an unforeseen value
             self._log.debug("The configuration cannot be used:", exc_info=True)
-            raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
+            raise ConfigError(
+                f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate"
+            ) from error
         config.require(main.path, *self._required)
         return config
 
@@ -82,7 +88,11 @@ class ConfigFileStatus:
 
         Errors are logged, and ``current`` is kept.
         """
-        if current is not None and not self._again.is_set() and checkRecentConfig(current, *self._paths):
+        if (
+            current is not None
+            and not self._again.is_set()
+            and checkRecentConfig(current, *self._paths)
+        ):
             self.good()
             return False
         self._again.clear()
@@ -114,12 +124,24 @@ class ConfigFileStatus:
 
     def _validate(self, main: Source, secure: Source | None) -> str | None:
         """Return the reason why the files cannot be used, or None."""
-        found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
+        found = [
+            (main.path, problem)
+            for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()
+        ]
         if secure is not None:
-            found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
-        self._found_warnings = [problem.format(path) for path, problem in found if not problem.fatal]
+            found += [
+                (secure.path, problem)
+                for problem in Validation(secure, by_daemon=True).run_secure()
+            ]
+        self._found_warnings = [
+            problem.format(path) for path, problem in found if not problem.fatal
+        ]
         fatal = [problem.format(path) for path, problem in found if problem.fatal]
-        more = [f"{len(fatal) - SHOWN} more, see nodepool config-validate"] if len(fatal) > SHOWN else []
+        more = (
+            [f"{len(fatal) - SHOWN} more, see nodepool config-validate"]
+            if len(fatal) > SHOWN
+            else []
+        )
         return "; ".join([*fatal[:SHOWN], *more]) or None
 
     def good(self) -> None:
@@ -145,9 +167,13 @@ class ConfigFileStatus:
             return
         self._reported = signature
         if isinstance(error, (ConfigurationError, OSError)):
-            self._log.error("The configuration cannot be used, keeping the last valid one: %s", error)
+            self._log.error(
+                "The configuration cannot be used, keeping the last valid one: %s", error
+            )
         else:
-            self._log.error("The configuration cannot be used, keeping the last valid one:", exc_info=error)
+            self._log.error(
+                "The configuration cannot be used, keeping the last valid one:", exc_info=error
+            )
 
     def describe(self) -> list[str]:
         """Return one line about the file on disk if it is not in force."""

@@ -18,7 +18,9 @@ class ConfigWatcher:
 
     log = logging.getLogger("nodepool.config.watch")
 
-    def __init__(self, paths: Iterable[str | None], callback: Callable[[], None], name: str = "CleanupWorker") -> None:
+    def __init__(
+        self, paths: Iterable[str | None], callback: Callable[[], None], name: str = "CleanupWorker"
+    ) -> None:
         self._own = [os.path.abspath(path) for path in paths if path]
         self.paths = self._own
         self.callback = callback
@@ -55,7 +57,9 @@ class ConfigWatcher:
 
     def _directories(self) -> set[str]:
         """Return the directories: editors replace files, and links are replaced."""
-        return {os.path.dirname(path) for each in self.paths for path in (each, os.path.realpath(each))}
+        return {
+            os.path.dirname(path) for each in self.paths for path in (each, os.path.realpath(each))
+        }
 
     def _run(self) -> None:
         while True:

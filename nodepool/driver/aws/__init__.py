@@ -20,7 +20,9 @@ class AwsDriver(statemachine.StateMachineDriver):
         self._used = False
 
     def configFiles(self) -> dict[str, FileIdentity | None]:
-        """Return the files with profiles: they are rechecked if a provider's profile was missing."""
+        """Return the files with profiles: they are rechecked if a provider's profile was
+        missing.
+        """
         if not self._used:
             return {}
         files = (

@@ -16,18 +16,38 @@ from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
 from nodepool.driver.aws.api.errors import AwsError, check_answer, classify, needs_credentials
-from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
+from nodepool.driver.aws.api.lookups import (
+    CACHE_TTL,
+    READ_DEADLINE,
+    SERVICE_QUOTA_CACHE_TTL,
+    AwsLookups,
+)
 from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.images.imports import AwsImages
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.launch.launching import Launching
-from nodepool.driver.aws.launch.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
+from nodepool.driver.aws.launch.machines import (
+    INSTANCE_FAILED,
+    AwsCreateStateMachine,
+    AwsDeleteStateMachine,
+)
 from nodepool.driver.aws.launch.templates import LaunchTemplates
 from nodepool.driver.aws.leaks import AwsLeaks
-from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of, state_of, tag_dict_to_list, tag_list_to_dict
+from nodepool.driver.aws.objects import (
+    AwsInstance,
+    AwsResource,
+    instance_id_of,
+    state_of,
+    tag_dict_to_list,
+    tag_list_to_dict,
+)
 from nodepool.driver.aws.quota import AwsQuota
-from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
+from nodepool.driver.aws.quota_codes import (
+    HOST_QUOTA_CODES,
+    INSTANCE_QUOTA_CODES,
+    VOLUME_QUOTA_CODES,
+)
 from nodepool.driver.purpose import images_only
 from nodepool.driver.statemachine.model import ExternalId
 from nodepool.driver.utils import QuotaInformation
@@ -65,7 +85,8 @@ class AwsAdapter(statemachine.Adapter):
     CREDENTIALS_INTERVAL = 10.0
     #: Minimum seconds between two polls of what is waited for.
     LOOK_FLOOR = 0.5
-    #: Seconds that a deletion waits for others to share a call: short compared with the shutdown of an instance.
+    #: Seconds that a deletion waits for others to share a call: short compared with the shutdown of
+    #: an instance.
     DELETE_GATHER = 1.0
     #: Seconds that a poll for deletions waits for the next poll for something else.
     DELETE_PATIENCE = 2.0
@@ -96,9 +117,15 @@ class AwsAdapter(statemachine.Adapter):
             log=self.log,
         )
         self.deletes = DeleteBatches(
-            name, classify, lambda function: self.calls.run(function, lane="delete"), self.calls.timers, log=self.log
+            name,
+            classify,
+            lambda function: self.calls.run(function, lane="delete"),
+            self.calls.timers,
+            log=self.log,
         )
-        self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
+        self.deletes.add_kind(
+            "instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER
+        )
         self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.cloud = AwsLookups(self)
         self.gone = RecentlyGone()
@@ -147,12 +174,17 @@ class AwsAdapter(statemachine.Adapter):
 
         The library does so for roles only.
         """
-        if needs_credentials(error) and time.monotonic() - self._connected >= self.CREDENTIALS_INTERVAL:
+        if (
+            needs_credentials(error)
+            and time.monotonic() - self._connected >= self.CREDENTIALS_INTERVAL
+        ):
             self.log.info("Reading the credentials again: %s", error)
             try:
                 self._connect()
             except Exception as unusable:
-                self.log.warning("The credentials cannot be read, keeping the previous ones: %s", unusable)
+                self.log.warning(
+                    "The credentials cannot be read, keeping the previous ones: %s", unusable
+                )
         return classify(error)
 
     def _prepare_templates(self) -> None:
@@ -164,7 +196,9 @@ class AwsAdapter(statemachine.Adapter):
             except CallsStopped:
                 pass
             except Exception as error:
-                self.log.error("Preparing launch templates failed, retrying when one is needed: %s", error)
+                self.log.error(
+                    "Preparing launch templates failed, retrying when one is needed: %s", error
+                )
 
         wait([self.calls.run(prepare, lane="write")], self.TEMPLATE_WAIT)
 
@@ -173,12 +207,20 @@ class AwsAdapter(statemachine.Adapter):
         self.templates.stop()
         self.deletes.stop()
         self.calls.stop()
-        for client in (self.ec2_client, self.s3.meta.client, self.s3_client, self.aws_quotas, self.ebs_client):
+        for client in (
+            self.ec2_client,
+            self.s3.meta.client,
+            self.s3_client,
+            self.aws_quotas,
+            self.ebs_client,
+        ):
             client.close()
 
     # -- calls
 
-    def ec2(self, method: str, /, *, lane: str = "read", idempotent: bool | None = None, **kw: Any) -> Any:
+    def ec2(
+        self, method: str, /, *, lane: str = "read", idempotent: bool | None = None, **kw: Any
+    ) -> Any:
         """Call EC2 in this thread, through :class:`CloudCalls`."""
         function = getattr(self.ec2_client, method)
 
@@ -188,11 +230,18 @@ class AwsAdapter(statemachine.Adapter):
             return answer
 
         return self.calls.call(
-            method, ask, lane=lane, idempotent=idempotent, deadline=READ_DEADLINE if lane == "read" else DEADLINE, **kw
+            method,
+            ask,
+            lane=lane,
+            idempotent=idempotent,
+            deadline=READ_DEADLINE if lane == "read" else DEADLINE,
+            **kw,
         )
 
     def tag(self, ids: list[str], tags: dict[str, str]) -> None:
-        self.ec2("create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags))
+        self.ec2(
+            "create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags)
+        )
 
     def upload_object(self, bucket: str, key: str, filename: str, tagging: str) -> None:
         """Send a file to the bucket; ``tagging`` is URL-encoded."""
@@ -205,7 +254,9 @@ class AwsAdapter(statemachine.Adapter):
         self.calls.call("upload_object", send, lane="upload", idempotent=False)
 
     def delete_object(self, bucket: str, key: str) -> None:
-        self.calls.call("delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key)
+        self.calls.call(
+            "delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key
+        )
 
     def pause_upload(self) -> None:
         """Wait between two polls of an import.
@@ -220,7 +271,10 @@ class AwsAdapter(statemachine.Adapter):
 
     def _release(self, ids: Iterable[str]) -> dict[str, Exception]:
         answer = self.ec2("release_hosts", lane="delete", HostIds=list(ids))
-        return {item["ResourceId"]: AwsError(item.get("Error") or {}) for item in answer.get("Unsuccessful") or []}
+        return {
+            item["ResourceId"]: AwsError(item.get("Error") or {})
+            for item in answer.get("Unsuccessful") or []
+        }
 
     def _release_one(self, host_id: str) -> None:
         for refusal in self._release([host_id]).values():
@@ -229,10 +283,18 @@ class AwsAdapter(statemachine.Adapter):
     # -- the framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: AwsLabel, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> AwsCreateStateMachine:  # fmt: skip
-        return AwsCreateStateMachine(self, hostname, label, image_external_id, metadata, request, log)
+        self,
+        hostname: str,
+        label: AwsLabel,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> AwsCreateStateMachine:
+        return AwsCreateStateMachine(
+            self, hostname, label, image_external_id, metadata, request, log
+        )
 
     def getDeleteStateMachine(self, external_id: ExternalId, log: Log) -> AwsDeleteStateMachine:
         return AwsDeleteStateMachine(self, external_id, log)
@@ -247,11 +309,19 @@ class AwsAdapter(statemachine.Adapter):
                 quota = self.quota.of_instance(instance, volumes.get(instance["InstanceId"], ()))
             except exceptions.RuntimeConfigurationException:
                 quota = QuotaInformation(instances=1)  # of a type that is not offered any more
-            yield AwsInstance(self.provider, instance, (instance.get("Placement") or {}).get("HostId"), quota, None)
+            yield AwsInstance(
+                self.provider,
+                instance,
+                (instance.get("Placement") or {}).get("HostId"),
+                quota,
+                None,
+            )
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         """Return the missing ones, by queries for just these; those not shown are queried twice."""
-        wanted = {instance_id: each for each in external_ids if (instance_id := instance_id_of(each))}
+        wanted = {
+            instance_id: each for each in external_ids if (instance_id := instance_id_of(each))
+        }
         found: dict[str, dict[str, Any]] = {}
         for _ in range(2):
             left = [instance_id for instance_id in wanted if instance_id not in found]
@@ -280,8 +350,12 @@ class AwsAdapter(statemachine.Adapter):
             AwsResource.TYPE_INSTANCE: lambda: self._terminate([key]),
             AwsResource.TYPE_VOLUME: lambda: self.ec2("delete_volume", lane="delete", VolumeId=key),
             AwsResource.TYPE_AMI: lambda: self.ec2("deregister_image", lane="delete", ImageId=key),
-            AwsResource.TYPE_SNAPSHOT: lambda: self.ec2("delete_snapshot", lane="delete", SnapshotId=key),
-            AwsResource.TYPE_OBJECT: lambda: self.delete_object((self.provider.object_storage or {})["bucket-name"], key),
+            AwsResource.TYPE_SNAPSHOT: lambda: self.ec2(
+                "delete_snapshot", lane="delete", SnapshotId=key
+            ),
+            AwsResource.TYPE_OBJECT: lambda: self.delete_object(
+                (self.provider.object_storage or {})["bucket-name"], key
+            ),
         }
         try:
             calls[kind]()
@@ -297,9 +371,15 @@ class AwsAdapter(statemachine.Adapter):
         return self.quota.of_label(label)
 
     def uploadImage(
-        self, provider_image: AwsProviderDiskImage, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        provider_image: AwsProviderDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> str:
         return self.images.upload(provider_image, image_name, filename, image_format, metadata)
 
     def deleteImage(self, external_id: str) -> None:
@@ -344,6 +424,10 @@ class AwsAdapter(statemachine.Adapter):
     def _listImages(self) -> list[dict[str, Any]]:
         """List the images for ``nodepool alien-image-list``."""
         return [
-            {"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
+            {
+                "id": ami["ImageId"],
+                "name": ami.get("Name"),
+                "properties": tag_list_to_dict(ami.get("Tags")),
+            }
             for ami in self.cloud.list_amis()
         ]

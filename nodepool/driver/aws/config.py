@@ -21,7 +21,13 @@ from nodepool.driver.common.options import (
 from nodepool.exceptions import ConfigError
 
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
-STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")
+STRATEGIES = (
+    "prioritized",
+    "price-capacity-optimized",
+    "capacity-optimized",
+    "diversified",
+    "lowest-price",
+)
 
 #: Format of keys in the EBS API, which differs from EC2's.
 _KEY_ARN = re.compile(r"arn:aws[a-z-]*:kms:[^:]+:[0-9]{12}:key/.+")
@@ -31,7 +37,9 @@ _VALUE = v.Any(str, int, float, bool)
 _RESERVATION = v.All(
     {
         "id": option(str, None, "a reservation; one of the three", key=exclusive("reservation")),
-        "resource-group-arn": option(str, None, "a group of reservations; one of the three", key=exclusive("reservation")),
+        "resource-group-arn": option(
+            str, None, "a group of reservations; one of the three", key=exclusive("reservation")
+        ),
         "preference": option(
             v.Any("open", "none", "capacity-reservations-only"),
             None,
@@ -62,23 +70,34 @@ def _text(value: object) -> str:
 def _filters(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Return filters as EC2 names them; it supports values that are strings only."""
     return [
-        {"Name": each.get("name", each.get("Name")),
-         "Values": [_text(value) for value in each.get("values", each.get("Values")) or []]}
+        {
+            "Name": each.get("name", each.get("Name")),
+            "Values": [_text(value) for value in each.get("values", each.get("Values")) or []],
+        }
         for each in given or ()
-    ] or None  # fmt: skip
+    ] or None
 
 
 class AwsProviderCloudImage(CloudImage, _Schema):
     """An existing AMI, by id or by filters."""
 
     checks = (_one_way,)
-    image_id: str | None = option(str, None, "AMI; or ``image-filters``", key=exclusive("image-id-or-filters"))
+    image_id: str | None = option(
+        str, None, "AMI; or ``image-filters``", key=exclusive("image-id-or-filters")
+    )
     image_filters: list[dict[str, Any]] | None = option(
         [
             v.Any(
                 {
-                    "name": option(str, None, "as in EC2's DescribeImages, for example ``tag:os`` or ``name``", key=v.Required),
-                    "values": option([_VALUE], None, "any of them; ``*`` and ``?`` are wildcards", key=v.Required),
+                    "name": option(
+                        str,
+                        None,
+                        "as in EC2's DescribeImages, for example ``tag:os`` or ``name``",
+                        key=v.Required,
+                    ),
+                    "values": option(
+                        [_VALUE], None, "any of them; ``*`` and ``?`` are wildcards", key=v.Required
+                    ),
                 },
                 {
                     "Name": option(str, None, "as ``name``", key=v.Required),
@@ -103,7 +122,8 @@ def key_trouble(image: dict[str, Any]) -> str | None:
     if image.get("import-method") != "ebs-direct" or not key or _KEY_ARN.fullmatch(str(key)):
         return None
     return (
-        "kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when import-method is ebs-direct, "
+        "kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when "
+        "import-method is ebs-direct, "
         f"which supports neither key ids nor aliases: {key}"
     )
 
@@ -121,7 +141,8 @@ class AwsProviderDiskImage(ProviderDiskImage, _Schema):
     import_method: str = option(
         v.Any("snapshot", "ebs-direct", "image"),
         "snapshot",
-        "``snapshot``: through the bucket; ``ebs-direct``: blocks of a snapshot, without a bucket and without blank blocks;"
+        "``snapshot``: through the bucket; ``ebs-direct``: blocks of a snapshot, without a bucket "
+        "and without blank blocks;"
         " ``image``: AWS also inspects the image, slow",
     )
     architecture: str = option(str, "x86_64", "of the image")
@@ -133,7 +154,8 @@ class AwsProviderDiskImage(ProviderDiskImage, _Schema):
     imds_support: str | None = option(
         v.Any("v2.0", None),
         None,
-        "``v2.0``: instances use only version 2 of the metadata service. Not with ``import-method: image``",
+        "``v2.0``: instances use only version 2 of the metadata service. Not with ``import-method: "
+        "image``",
     )
     encrypted: bool = option(bool, False, "*new*: encrypt the snapshot")
     kms_key_id: str | None = option(
@@ -148,7 +170,10 @@ class AwsProviderDiskImage(ProviderDiskImage, _Schema):
         super().__init__(image_type, image, diskimage)
         self.encrypted = self.encrypted or bool(self.kms_key_id)
         if self.imds_support == "v2.0" and self.import_method == "image":
-            raise ConfigError(f"IMDSv2 requires 'snapshot' or 'ebs-direct' as import-method of diskimage {self.name}")
+            raise ConfigError(
+                "IMDSv2 requires 'snapshot' or 'ebs-direct' as import-method of diskimage "
+                f"{self.name}"
+            )
         if trouble := key_trouble(image):
             raise ConfigError(f"diskimage {self.name}: {trouble}", where=("kms-key-id",))
 
@@ -168,7 +193,9 @@ class AwsLabel(MachineLabel, _Schema):
     fleet: dict[str, Any] | None = option(
         {
             "instance-types": option([str], None, "the types", key=v.Required),
-            "allocation-strategy": option(v.Any(*STRATEGIES), None, "how AWS chooses among them", key=v.Required),
+            "allocation-strategy": option(
+                v.Any(*STRATEGIES), None, "how AWS chooses among them", key=v.Required
+            ),
         },
         None,
         "several types from which AWS chooses; or ``instance-type``",
@@ -179,13 +206,23 @@ class AwsLabel(MachineLabel, _Schema):
     alternatives: object = option(
         [
             {
-                "instance-type": option(str, None, "as of the label", key=exclusive("types"), shown="the label's"),
-                "instance-types": option([str], None, "several: an offer for each", key=exclusive("types")),
-                "subnet-id": option(str, None, "as of the pool", key=exclusive("subnets"), shown="the pool's"),
-                "subnet-ids": option([str], None, "several: an offer for each", key=exclusive("subnets")),
+                "instance-type": option(
+                    str, None, "as of the label", key=exclusive("types"), shown="the label's"
+                ),
+                "instance-types": option(
+                    [str], None, "several: an offer for each", key=exclusive("types")
+                ),
+                "subnet-id": option(
+                    str, None, "as of the pool", key=exclusive("subnets"), shown="the pool's"
+                ),
+                "subnet-ids": option(
+                    [str], None, "several: an offer for each", key=exclusive("subnets")
+                ),
                 "availability-zone": option(str, None, "as of the pool", shown="the pool's"),
                 "use-spot": option(bool, None, "as of the label", shown="the label's"),
-                "capacity-reservation": option(_RESERVATION, None, "as of the label", shown="the label's"),
+                "capacity-reservation": option(
+                    _RESERVATION, None, "as of the label", shown="the label's"
+                ),
             }
         ],
         None,
@@ -209,20 +246,38 @@ class AwsLabel(MachineLabel, _Schema):
         "role of the instance",
     )
     imdsv2: str | None = option(
-        v.Any(None, "required", "optional"), None, "version 2 of the metadata service", shown="the image's"
+        v.Any(None, "required", "optional"),
+        None,
+        "version 2 of the metadata service",
+        shown="the image's",
     )
     tags: dict[str, str] = option(
-        dict, {}, "of instance and volumes", convert=lambda given: {str(key): str(value) for key, value in given.items()}
+        dict,
+        {},
+        "of instance and volumes",
+        convert=lambda given: {str(key): str(value) for key, value in given.items()},
     )
     dynamic_tags: dict[str, str] = option(
-        dict, {}, 'the same, with ``{request...}`` replaced, for example ``"{request.tenant_name}"``'
+        dict,
+        {},
+        'the same, with ``{request...}`` replaced, for example ``"{request.tenant_name}"``',
     )
-    dedicated_host: bool = option(bool, False, "allocate a dedicated host for each node; not with spot")
-    capacity_reservation: dict[str, str] | None = option(_RESERVATION, None, "*new*: use reserved capacity")
-    security_group_ids: list[str] = option([str], [], "*new*: replaces the pool's", shown="the pool's")
-    console_log: bool = option(bool, False, "*new*: log the console if the host keys cannot be read")
+    dedicated_host: bool = option(
+        bool, False, "allocate a dedicated host for each node; not with spot"
+    )
+    capacity_reservation: dict[str, str] | None = option(
+        _RESERVATION, None, "*new*: use reserved capacity"
+    )
+    security_group_ids: list[str] = option(
+        [str], [], "*new*: replaces the pool's", shown="the pool's"
+    )
+    console_log: bool = option(
+        bool, False, "*new*: log the console if the host keys cannot be read"
+    )
 
-    def __init__(self, label: dict[str, Any], provider_config: AwsProviderConfig, provider_pool: AwsPool) -> None:
+    def __init__(
+        self, label: dict[str, Any], provider_config: AwsProviderConfig, provider_pool: AwsPool
+    ) -> None:
         super().__init__(label, provider_config, provider_pool)
         self.encrypted = self.encrypted or bool(self.kms_key_id)
         self.security_group_ids = self.security_group_ids or provider_pool.security_group_ids
@@ -235,14 +290,22 @@ class AwsLabel(MachineLabel, _Schema):
             label.get("alternatives") or [],
         )
         if bool(self.fleet) == bool(self.instance_type):
-            raise ConfigError(f"label {self.name} needs one of instance-type and fleet", where=("instance-type",))
+            raise ConfigError(
+                f"label {self.name} needs one of instance-type and fleet", where=("instance-type",)
+            )
         if self.dedicated_host and any(offer.spot for offer in self.offers):
-            raise ConfigError("Spot instances can not be used on dedicated hosts", where=("dedicated-host",))
+            raise ConfigError(
+                "Spot instances can not be used on dedicated hosts", where=("dedicated-host",)
+            )
         if self.dedicated_host and not self.pool.az:
-            raise ConfigError("Availability-zone is required for dedicated hosts", where=("dedicated-host",))
+            raise ConfigError(
+                "Availability-zone is required for dedicated hosts", where=("dedicated-host",)
+            )
         if label.get("alternatives") and (self.fleet or self.dedicated_host):
             raise ConfigError(
-                f"alternatives of label {self.name} cannot be used together with fleet or dedicated-host", where=("alternatives",)
+                f"alternatives of label {self.name} cannot be used together with fleet or "
+                "dedicated-host",
+                where=("alternatives",),
             )
 
 
@@ -281,9 +344,16 @@ class AwsProviderConfig(MachineProviderConfig):
     public_ipv4: bool = option(bool, True, "default of the pools")
     public_ipv6: bool = option(bool, False, "default of the pools")
     object_storage: dict[str, Any] | None = option(
-        {"bucket-name": option(str, REQUIRED, "bucket; must exist")}, None, "for imports; not used by ``ebs-direct``"
+        {"bucket-name": option(str, REQUIRED, "bucket; must exist")},
+        None,
+        "for imports; not used by ``ebs-direct``",
     )
-    image_type: str = option(v.Any(*IMAGE_FORMATS), "raw", "format that the builder creates", name="image-format")
+    image_type: str = option(
+        v.Any(*IMAGE_FORMATS), "raw", "format that the builder creates", name="image-format"
+    )
     image_import_timeout: int | None = option(
-        int, None, "seconds to retry while AWS has too many imports; limit of an ``ebs-direct`` upload", shown="no limit"
+        int,
+        None,
+        "seconds to retry while AWS has too many imports; limit of an ``ebs-direct`` upload",
+        shown="no limit",
     )

@@ -51,7 +51,9 @@ class AwsLeaks:
         try:
             return fetch()
         except Exception as error:
-            self.log.warning("Cannot list %ss of provider %s: %s", kind, self.adapter.provider.name, error)
+            self.log.warning(
+                "Cannot list %ss of provider %s: %s", kind, self.adapter.provider.name, error
+            )
             return []
 
     # -- tags that an import does not copy
@@ -59,7 +61,11 @@ class AwsLeaks:
     def copy_tags(self) -> None:
         """Copy the tags of our import tasks to AMI and snapshot, which imports leave untagged."""
         self._tasks = None
-        untagged = [(ami["ImageId"], self._ami_tags(ami)) for ami in self.cloud.list_amis() if self._unknown(ami, "ImageId")]
+        untagged = [
+            (ami["ImageId"], self._ami_tags(ami))
+            for ami in self.cloud.list_amis()
+            if self._unknown(ami, "ImageId")
+        ]
         untagged += [
             (snapshot["SnapshotId"], self._snapshot_tags(snapshot))
             for snapshot in self.cloud.list_snapshots()
@@ -94,7 +100,10 @@ class AwsLeaks:
         if self._tasks is None:
             self._tasks = self.cloud.paged("describe_import_snapshot_tasks", "ImportSnapshotTasks")
         for task in self._tasks:
-            if snapshot_id and (task.get("SnapshotTaskDetail") or {}).get("SnapshotId") == snapshot_id:
+            if (
+                snapshot_id
+                and (task.get("SnapshotTaskDetail") or {}).get("SnapshotId") == snapshot_id
+            ):
                 return self._task_tags(task)
         return {}
 

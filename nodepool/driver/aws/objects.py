@@ -63,10 +63,19 @@ class AwsInstance(MachineInstance):
     """
 
     def __init__(
-        self, provider: AwsProviderConfig, instance: dict[str, Any], host: object, quota: QuotaInformation | None, label: Any
+        self,
+        provider: AwsProviderConfig,
+        instance: dict[str, Any],
+        host: object,
+        quota: QuotaInformation | None,
+        label: Any,
     ) -> None:
         ids = {"host": host_id_of(host)} if host else {}
-        super().__init__({**ids, "instance": instance["InstanceId"]}, tag_list_to_dict(instance.get("Tags")), quota)
+        super().__init__(
+            {**ids, "instance": instance["InstanceId"]},
+            tag_list_to_dict(instance.get("Tags")),
+            quota,
+        )
         self.private_ipv4 = instance.get("PrivateIpAddress") or None
         self.public_ipv4 = instance.get("PublicIpAddress") or None
         self.public_ipv6 = _first_ipv6(instance)

@@ -12,7 +12,12 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.aws.api.errors import classify, code_of
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.objects import is_spot
-from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
+from nodepool.driver.aws.quota_codes import (
+    HOST_QUOTA_CODES,
+    INSTANCE_QUOTA_CODES,
+    STORAGE_CODES,
+    VOLUME_QUOTA_CODES,
+)
 from nodepool.driver.common.adapter import smallest
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -87,13 +92,17 @@ class AwsQuota:
         if code:
             args[code] = vcpus
         elif not known_family(instance_type):
-            self._warn_once(instance_type, "Unknown quota code for instance type: %s", instance_type)
+            self._warn_once(
+                instance_type, "Unknown quota code for instance type: %s", instance_type
+            )
         return QuotaInformation(**args)
 
     def of_host(self, instance_type: str) -> QuotaInformation:
         code = host_code(instance_type)
         if code is None:
-            self._warn_once("host " + instance_type, "Unknown quota code for dedicated host: %s", instance_type)
+            self._warn_once(
+                "host " + instance_type, "Unknown quota code for dedicated host: %s", instance_type
+            )
         return QuotaInformation(instances=1, **({code: 1} if code else {}))
 
     def of_label(self, label: Any) -> QuotaInformation:
@@ -102,10 +111,14 @@ class AwsQuota:
         if label.fleet:
             quota = QuotaInformation(instances=1)
         elif label.dedicated_host:
-            self.of_type(label.instance_type, False)  # a type that does not exist disables the label
+            self.of_type(
+                label.instance_type, False
+            )  # a type that does not exist disables the label
             quota = self.of_host(label.instance_type)
         else:
-            quota = smallest(self.of_type(offer.instance_type, offer.spot) for offer in label.offers)
+            quota = smallest(
+                self.of_type(offer.instance_type, offer.spot) for offer in label.offers
+            )
         quota.add(self.of_volume(label))
         return quota
 
@@ -113,7 +126,9 @@ class AwsQuota:
         """Return the usage of the root volume, if the label specifies it."""
         return QuotaInformation(**volume_use(label.volume_type, label.volume_size, label.iops))
 
-    def of_instance(self, instance: dict[str, Any], volumes: Iterable[dict[str, Any]] = ()) -> QuotaInformation:
+    def of_instance(
+        self, instance: dict[str, Any], volumes: Iterable[dict[str, Any]] = ()
+    ) -> QuotaInformation:
         """Return the usage of an existing instance with these volumes."""
         instance_type = instance["InstanceType"]
         if (instance.get("Placement") or {}).get("HostId"):
@@ -121,7 +136,11 @@ class AwsQuota:
         else:
             quota = self.of_type(instance_type, is_spot(instance))
         for volume in volumes:
-            quota.add(QuotaInformation(**volume_use(volume.get("VolumeType"), volume.get("Size"), volume.get("Iops"))))
+            quota.add(
+                QuotaInformation(
+                    **volume_use(volume.get("VolumeType"), volume.get("Size"), volume.get("Iops"))
+                )
+            )
         return quota
 
     # -- limits
@@ -133,16 +152,22 @@ class AwsQuota:
         for pool in provider.pools.values():
             for label in pool.labels.values():
                 if label.fleet:
-                    ec2.update(instance_code(one, label.use_spot) for one in label.fleet["instance-types"])
+                    ec2.update(
+                        instance_code(one, label.use_spot) for one in label.fleet["instance-types"]
+                    )
                 elif label.dedicated_host:
                     ec2.add(host_code(label.instance_type))
                 else:
-                    ec2.update(instance_code(offer.instance_type, offer.spot) for offer in label.offers)
+                    ec2.update(
+                        instance_code(offer.instance_type, offer.spot) for offer in label.offers
+                    )
                 if label.volume_type:
                     codes = VOLUME_QUOTA_CODES.get(label.volume_type)
                     if codes is None:
                         self._warn_once(
-                            "volume " + label.volume_type, "Unknown quota code for volume type: %s", label.volume_type
+                            "volume " + label.volume_type,
+                            "Unknown quota code for volume type: %s",
+                            label.volume_type,
                         )
                     else:
                         ebs.update(codes)
@@ -156,7 +181,9 @@ class AwsQuota:
             known = self.cloud.service_quotas(service) if codes else {}
             for code in codes:
                 if code not in known:
-                    self._warn_once("limit " + code, "AWS quota code %s is unknown, no limit is assumed", code)
+                    self._warn_once(
+                        "limit " + code, "AWS quota code %s is unknown, no limit is assumed", code
+                    )
                     continue
                 values[code] = known[code] * GB_PER_TB if code in STORAGE_CODES else known[code]
         return QuotaInformation(default=math.inf, **values)

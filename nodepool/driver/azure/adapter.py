@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,14 @@ from nodepool.driver.azure import bodies
 from nodepool.driver.azure.config import AzureLabel, AzureProviderConfig
 from nodepool.driver.azure.errors import classify, kind_of_code
 from nodepool.driver.azure.images import AzureImages
-from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
+from nodepool.driver.common.adapter import (
+    DEADLINE,
+    Job,
+    Leftover,
+    MachineAdapter,
+    MachineInstance,
+    Step,
+)
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.statemachine.model import ExternalId, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
@@ -23,7 +31,13 @@ from nodepool.zk.cluster import same_owner
 SKUS_TTL = 6 * 3600.0
 FILTER_TTL = 300.0
 """Seconds for which the image found by a filter is cached."""
-LEFTOVERS = {"instance": api.VM, "nic": api.NIC, "pip": api.ADDRESS, "disk": api.DISK, "image": api.IMAGE}
+LEFTOVERS = {
+    "instance": api.VM,
+    "nic": api.NIC,
+    "pip": api.ADDRESS,
+    "disk": api.DISK,
+    "image": api.IMAGE,
+}
 
 
 class View(NamedTuple):
@@ -77,11 +91,14 @@ class AzureAdapter(MachineAdapter):
 
         def fetch() -> str:
             path = (
-                f"resourceGroups/{network['resource-group']}/providers/Microsoft.Network/virtualNetworks/"
+                f"resourceGroups/{network['resource-group']}/providers/Microsoft.Network/"
+                "virtualNetworks/"
                 f"{network['network']}/subnets/{network['subnet']}"
             )
             what = f"get subnet {network['subnet']} of network {network['network']}"
-            answer = self.read("get_subnet", lambda: self.arm.send("GET", path, api.SUBNET_VERSION, what))
+            answer = self.read(
+                "get_subnet", lambda: self.arm.send("GET", path, api.SUBNET_VERSION, what)
+            )
             return str(answer.body["id"])
 
         try:
@@ -95,17 +112,27 @@ class AzureAdapter(MachineAdapter):
         image = job.label.cloud_image
         if image is None:
             name = str(job.image)
-            found = self.memo.get("image", name, lambda: self.read("get_image", lambda: self.arm.get(api.IMAGE, name)))
+            found = self.memo.get(
+                "image", name, lambda: self.read("get_image", lambda: self.arm.get(api.IMAGE, name))
+            )
             return {"id": str(found["id"])}
         if image.image_reference:
             return dict(image.image_reference)
         if image.image_id:
             return {"id": image.image_id}
         if image.community_gallery_image:
-            return {"communityGalleryImageId": bodies.gallery("Community", image.community_gallery_image)}
+            return {
+                "communityGalleryImageId": bodies.gallery(
+                    "Community", image.community_gallery_image
+                )
+            }
         if image.shared_gallery_image:
             return {"sharedGalleryImageId": bodies.gallery("Shared", image.shared_gallery_image)}
-        return {"id": str(self.memo.get("filter", image.name, lambda: self._filtered(image), FILTER_TTL))}
+        return {
+            "id": str(
+                self.memo.get("filter", image.name, lambda: self._filtered(image), FILTER_TTL)
+            )
+        }
 
     def _filtered(self, image: Any) -> str:
         """Return the id of the matching image. Raises LaunchNodepoolException: none matches."""
@@ -121,14 +148,17 @@ class AzureAdapter(MachineAdapter):
         ]
         if not found:
             raise exceptions.LaunchNodepoolException(
-                f"no image of resource group {self.provider.resource_group} matches the image-filter of cloud image {image.name}"
+                f"no image of resource group {self.provider.resource_group} matches the "
+                f"image-filter of cloud image {image.name}"
             )
         return str(max(found, key=lambda each: str(each.get("name")))["id"])
 
     def start(self, job: Job, offer: Offer) -> None:
         label = job.label
         entry = label.cloud_image or self.provider.diskimages[label.diskimage.name]
-        body = bodies.machine(job, offer, entry, self.provider.location, self._image(job), self._subnet_id())
+        body = bodies.machine(
+            job, offer, entry, self.provider.location, self._image(job), self._subnet_id()
+        )
         what = f"create virtual machine {job.name}"
         self._refuse_others(job)
         job.begun = True
@@ -148,20 +178,32 @@ class AzureAdapter(MachineAdapter):
         :raises LaunchStatusException: a machine of another node has the name.
         """
         try:
-            found = self.read("get_virtual_machine", lambda: self.arm.get(api.VM, job.name), missing_ok=True)
+            found = self.read(
+                "get_virtual_machine", lambda: self.arm.get(api.VM, job.name), missing_ok=True
+            )
         except HttpRefused as error:
             if error.status != 404:
                 raise
             return
         if not same_owner(found.get("tags") or {}, job.tags):
-            raise exceptions.LaunchStatusException(f"virtual machine {job.name} exists already and belongs to another node")
+            raise exceptions.LaunchStatusException(
+                f"virtual machine {job.name} exists already and belongs to another node"
+            )
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:
-        """Return the machines from their list, and lists of interfaces and addresses for new ones."""
+        """Return the machines from their list, and lists of interfaces and addresses for new
+        ones.
+        """
         wanted = set(keys)
-        machines = {str(each["name"]): each for each in self._list(api.VM) if each.get("name") in wanted}
+        machines = {
+            str(each["name"]): each for each in self._list(api.VM) if each.get("name") in wanted
+        }
         views = {name: View(machine) for name, machine in machines.items()}
-        made = [name for name, machine in machines.items() if name in self._making and state_of(machine) == "Succeeded"]
+        made = [
+            name
+            for name, machine in machines.items()
+            if name in self._making and state_of(machine) == "Succeeded"
+        ]
         if not made:
             return views
         interfaces = {str(each.get("id", "")).lower(): each for each in self._list(api.NIC)}
@@ -169,7 +211,10 @@ class AzureAdapter(MachineAdapter):
         addresses: dict[str, dict[str, Any]] = {}
         if any(_public_ids(interface) for interface in of_machine.values()):
             addresses = {str(each.get("id", "")).lower(): each for each in self._list(api.ADDRESS)}
-        return {**views, **{name: View(machines[name], of_machine[name], addresses) for name in made}}
+        return {
+            **views,
+            **{name: View(machines[name], of_machine[name], addresses) for name in made},
+        }
 
     def progress(self, job: Job, view: View | None) -> Instance | Step | None:
         self.seen(job, "virtual machine", view is not None)
@@ -183,9 +228,11 @@ class AzureAdapter(MachineAdapter):
         instance = self._instance(view, job.quota)
         pool = job.label.pool
         needed = {
-            "private_ipv4": pool.ipv4, "private_ipv6": pool.ipv6,
-            "public_ipv4": pool.public_ipv4, "public_ipv6": pool.public_ipv6,
-        }  # fmt: skip
+            "private_ipv4": pool.ipv4,
+            "private_ipv6": pool.ipv6,
+            "public_ipv4": pool.public_ipv4,
+            "public_ipv6": pool.public_ipv6,
+        }
         if any(used and not getattr(instance, name) for name, used in needed.items()):
             return None
         if pool.use_internal_ip:
@@ -199,11 +246,15 @@ class AzureAdapter(MachineAdapter):
         code, message, operation = state, "no reason given", job.facts.get("operation")
         if operation is not None:
             try:
-                self.read("get_operation", lambda: self.arm.look(operation, f"virtual machine {job.name}"))
+                self.read(
+                    "get_operation", lambda: self.arm.look(operation, f"virtual machine {job.name}")
+                )
             except api.OperationFailed as error:
                 code, message = error.code, error.message
             except Exception as error:
-                self.log.warning("Cannot query why virtual machine %s is %s: %s", job.name, state, error)
+                self.log.warning(
+                    "Cannot query why virtual machine %s is %s: %s", job.name, state, error
+                )
         text = f"virtual machine {job.name} is {state}: {code}: {message}"
         raise self.failed(job, kind_of_code(code, message) or ErrorKind.OTHER, text)
 
@@ -218,10 +269,15 @@ class AzureAdapter(MachineAdapter):
             setattr(instance, f"private_ipv{version}", properties.get("privateIPAddress"))
             public_id = str((properties.get("publicIPAddress") or {}).get("id") or "").lower()
             public = (view.addresses or {}).get(public_id) or {}
-            setattr(instance, f"public_ipv{version}", (public.get("properties") or {}).get("ipAddress"))
+            setattr(
+                instance, f"public_ipv{version}", (public.get("properties") or {}).get("ipAddress")
+            )
         instance.interface_ip = (
-            instance.public_ipv4 or instance.public_ipv6 or instance.private_ipv4 or instance.private_ipv6
-        )  # fmt: skip
+            instance.public_ipv4
+            or instance.public_ipv6
+            or instance.private_ipv4
+            or instance.private_ipv6
+        )
         return instance
 
     # -- deleting
@@ -234,7 +290,10 @@ class AzureAdapter(MachineAdapter):
                 return False
         what = f"delete virtual machine {key}"
         return self.delete(
-            "delete_virtual_machine", lambda: self.arm.send("DELETE", self.arm.path(api.VM, key), api.VM[1], what).status != 204
+            "delete_virtual_machine",
+            lambda: (
+                self.arm.send("DELETE", self.arm.path(api.VM, key), api.VM[1], what).status != 204
+            ),
         )
 
     def is_gone(self, key: str, view: View | None) -> bool:
@@ -250,10 +309,14 @@ class AzureAdapter(MachineAdapter):
         for machine in self._list(api.VM):
             if machine.get("name") not in gone:
                 profile = (machine.get("properties") or {}).get("hardwareProfile") or {}
-                yield self._instance(View(machine), self.known_size(str(profile.get("vmSize") or "")))
+                yield self._instance(
+                    View(machine), self.known_size(str(profile.get("vmSize") or ""))
+                )
 
     def listResources(self) -> Iterable[Leftover]:
-        return self.list_for_leaks([(kind, lambda kind=kind: self._leftovers(kind)) for kind in LEFTOVERS])  # type: ignore[misc]
+        return self.list_for_leaks(
+            [(kind, functools.partial(self._leftovers, kind)) for kind in LEFTOVERS]
+        )
 
     def _leftovers(self, kind: str) -> Iterator[Leftover]:
         for found in self._list(LEFTOVERS[kind]):
@@ -264,13 +327,19 @@ class AzureAdapter(MachineAdapter):
         kind = LEFTOVERS[resource.type]
         self.delete(
             f"delete_{resource.type}",
-            lambda: self.arm.send("DELETE", self.arm.path(kind, resource.id), kind[1], f"delete {resource.type} {resource.id}"),
+            lambda: self.arm.send(
+                "DELETE",
+                self.arm.path(kind, resource.id),
+                kind[1],
+                f"delete {resource.type} {resource.id}",
+            ),
         )
 
     def _listImages(self) -> list[dict[str, Any]]:
         """List the images for ``nodepool alien-image-list``."""
         return [
-            {"id": each["name"], "name": each["name"], "properties": each.get("tags") or {}} for each in self._list(api.IMAGE)
+            {"id": each["name"], "name": each["name"], "properties": each.get("tags") or {}}
+            for each in self._list(api.IMAGE)
         ]
 
     # -- quota
@@ -284,7 +353,12 @@ class AzureAdapter(MachineAdapter):
         found: dict[str, float] = {}
         for name, metric in (("cores", "cores"), ("instances", "virtualMachines")):
             if limits.get(metric) is None:
-                self.warn_once(metric, "Azure reports no limit of %s in %s, assuming none", metric, self.provider.location)
+                self.warn_once(
+                    metric,
+                    "Azure reports no limit of %s in %s, assuming none",
+                    metric,
+                    self.provider.location,
+                )
             else:
                 found[name] = float(str(limits[metric]))
         return QuotaInformation(default=math.inf, **found)
@@ -294,18 +368,28 @@ class AzureAdapter(MachineAdapter):
         location = self.provider.location
         found: dict[str, dict[str, float]] = {}
         query = {"$filter": f"location eq '{location}'"}
-        for sku in self.arm.pages("providers/Microsoft.Compute/skus/", api.SKUS_VERSION, "list skus", self._ask, **query):
+        for sku in self.arm.pages(
+            "providers/Microsoft.Compute/skus/", api.SKUS_VERSION, "list skus", self._ask, **query
+        ):
             places = [str(each).lower() for each in sku.get("locations") or []]
             if sku.get("resourceType") in (None, "virtualMachines") and location.lower() in places:
-                told = {str(each.get("name")): api.number(each.get("value")) for each in sku.get("capabilities") or []}
-                found[str(sku.get("name"))] = {name: value for name, value in told.items() if value is not None}
+                told = {
+                    str(each.get("name")): api.number(each.get("value"))
+                    for each in sku.get("capabilities") or []
+                }
+                found[str(sku.get("name"))] = {
+                    name: value for name, value in told.items() if value is not None
+                }
         return found
 
     def size_of(self, size: str) -> QuotaInformation:
         sku = self.memo.get("skus", None, self._skus, SKUS_TTL).get(size)
         if sku is None:
             self.warn_once(
-                f"sku {size}", "Azure has no size %s in %s; it counts without cores and memory", size, self.provider.location
+                f"sku {size}",
+                "Azure has no size %s in %s; it counts without cores and memory",
+                size,
+                self.provider.location,
             )
             return QuotaInformation(instances=1)
         args: dict[str, Any] = {"instances": 1}
@@ -320,15 +404,24 @@ class AzureAdapter(MachineAdapter):
             return None
         path = f"{self.arm.path(api.VM, str(external_id))}/retrieveBootDiagnosticsData"
         what = f"boot diagnostics of {external_id}"
-        told = self.read("retrieve_boot_diagnostics", lambda: self.arm.send("POST", path, api.VM[1], what))
+        told = self.read(
+            "retrieve_boot_diagnostics", lambda: self.arm.send("POST", path, api.VM[1], what)
+        )
         url = (told.body or {}).get("serialConsoleLogBlobUri")
         if not url:
             return None
-        return str(self.read("get_console_log", lambda: send(self.arm.session, "GET", str(url), what, parse=False)).body)
+        return str(
+            self.read(
+                "get_console_log",
+                lambda: send(self.arm.session, "GET", str(url), what, parse=False),
+            ).body
+        )
 
 
 def _interface_id(machine: dict[str, Any]) -> str:
-    interfaces = ((machine.get("properties") or {}).get("networkProfile") or {}).get("networkInterfaces") or [{}]
+    interfaces = ((machine.get("properties") or {}).get("networkProfile") or {}).get(
+        "networkInterfaces"
+    ) or [{}]
     return str(interfaces[0].get("id") or "").lower()
 
 
@@ -338,4 +431,8 @@ def _address_configurations(interface: dict[str, Any] | None) -> list[dict[str, 
 
 
 def _public_ids(interface: dict[str, Any] | None) -> list[str]:
-    return [each["publicIPAddress"]["id"] for each in _address_configurations(interface) if each.get("publicIPAddress")]
+    return [
+        each["publicIPAddress"]["id"]
+        for each in _address_configurations(interface)
+        if each.get("publicIPAddress")
+    ]

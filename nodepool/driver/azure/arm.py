@@ -43,7 +43,12 @@ def error_of(told: object) -> tuple[str, str]:
     if not isinstance(error, dict):
         return "Unknown", "no reason given"
     details = error.get("details")
-    if isinstance(details, list) and details and isinstance(details[0], dict) and details[0].get("code"):
+    if (
+        isinstance(details, list)
+        and details
+        and isinstance(details[0], dict)
+        and details[0].get("code")
+    ):
         error = details[0]
     return str(error.get("code") or "Unknown"), str(error.get("message") or "no reason given")
 
@@ -62,7 +67,15 @@ class Arm:
     def path(self, kind: Kind, name: str = "", group: str | None = None) -> str:
         return f"resourceGroups/{group or self._group}/providers/{kind[0]}/{name}"
 
-    def send(self, method: str, path: str, version: str | None, what: str, body: object = None, **params: str) -> Answer:
+    def send(
+        self,
+        method: str,
+        path: str,
+        version: str | None,
+        what: str,
+        body: object = None,
+        **params: str,
+    ) -> Answer:
         """:param path: below the subscription, or a whole address."""
         url = path
         if not path.startswith("http"):
@@ -78,7 +91,9 @@ class Arm:
                 raise
         return self._once(method, url, what, self.login.token(refused=token), params, body)
 
-    def _once(self, method: str, url: str, what: str, token: str, params: dict[str, str], body: object) -> Answer:
+    def _once(
+        self, method: str, url: str, what: str, token: str, params: dict[str, str], body: object
+    ) -> Answer:
         headers = {"Authorization": f"Bearer {token}"}
         answer = send(self.session, method, url, what, headers=headers, params=params, body=body)
         if answer.body is not None and not isinstance(answer.body, dict):
@@ -86,7 +101,9 @@ class Arm:
         return answer
 
     def get(self, kind: Kind, name: str) -> dict[str, Any]:
-        return self._body(self.send("GET", self.path(kind, name), kind[1], f"get {kind[0]} {name}"), name)
+        return self._body(
+            self.send("GET", self.path(kind, name), kind[1], f"get {kind[0]} {name}"), name
+        )
 
     @staticmethod
     def _body(answer: Answer, what: str) -> dict[str, Any]:
@@ -95,7 +112,12 @@ class Arm:
         return dict(answer.body)
 
     def pages(
-        self, path: str, version: str, what: str, ask: Callable[[str, Callable[[], Answer]], Answer], **params: str
+        self,
+        path: str,
+        version: str,
+        what: str,
+        ask: Callable[[str, Callable[[], Answer]], Answer],
+        **params: str,
     ) -> Iterator[dict[str, Any]]:
         """Yield the entries of a list. ``ask`` makes each call."""
         answer = ask(what, lambda: self._page(path, version, what, **params))
@@ -146,8 +168,12 @@ class Arm:
         return status == "Succeeded", answer.body, pause
 
     def finish(
-        self, answer: Answer, what: str, ask: Callable[[str, Callable[[], Any]], Any], pause: Callable[[float], None]
-    ) -> Any:  # fmt: skip
+        self,
+        answer: Answer,
+        what: str,
+        ask: Callable[[str, Callable[[], Any]], Any],
+        pause: Callable[[float], None],
+    ) -> Any:
         """Wait, in this thread, until the operation is done; return its result.
 
         :raises OperationFailed: it failed, or took too long.

@@ -42,7 +42,11 @@ def _login(job: Job, entry: Any) -> dict[str, Any]:
     if entry.key:
         profile["linuxConfiguration"] = {
             "disablePasswordAuthentication": True,
-            "ssh": {"publicKeys": [{"path": f"/home/{entry.username}/.ssh/authorized_keys", "keyData": entry.key}]},
+            "ssh": {
+                "publicKeys": [
+                    {"path": f"/home/{entry.username}/.ssh/authorized_keys", "keyData": entry.key}
+                ]
+            },
         }
     if job.label.custom_data:
         profile["customData"] = base64_of(job.label.custom_data)
@@ -64,10 +68,16 @@ def _disk(label: AzureLabel) -> dict[str, Any]:
 def _interface(job: Job, subnet_id: str) -> dict[str, Any]:
     pool = job.label.pool
     addresses = []
-    for number, used, public in ((4, pool.ipv4, pool.public_ipv4), (6, pool.ipv6, pool.public_ipv6)):
+    for number, used, public in (
+        (4, pool.ipv4, pool.public_ipv4),
+        (6, pool.ipv6, pool.public_ipv6),
+    ):
         if not used:
             continue
-        address: dict[str, Any] = {"privateIPAddressVersion": f"IPv{number}", "subnet": {"id": subnet_id}}
+        address: dict[str, Any] = {
+            "privateIPAddressVersion": f"IPv{number}",
+            "subnet": {"id": subnet_id},
+        }
         if number == 4 and pool.ipv4:
             address["primary"] = True
         if public:
@@ -81,25 +91,38 @@ def _interface(job: Job, subnet_id: str) -> dict[str, Any]:
                 },
             }
         addresses.append({"name": f"{job.name}-v{number}-config", "properties": address})
-    properties: dict[str, Any] = {"primary": True, "deleteOption": "Delete", "ipConfigurations": addresses}
+    properties: dict[str, Any] = {
+        "primary": True,
+        "deleteOption": "Delete",
+        "ipConfigurations": addresses,
+    }
     if pool.network_security_group_id:
         properties["networkSecurityGroup"] = {"id": pool.network_security_group_id}
     return {"name": f"{job.name}-nic", "properties": properties}
 
 
-def machine(job: Job, offer: Offer, entry: Any, location: str, image: dict[str, str], subnet_id: str) -> dict[str, Any]:
+def machine(
+    job: Job, offer: Offer, entry: Any, location: str, image: dict[str, str], subnet_id: str
+) -> dict[str, Any]:
     """:param entry: of the image, in the configuration."""
     label = job.label
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": offer.size},
         "osProfile": _login(job, entry),
         "storageProfile": {"imageReference": image, "osDisk": _disk(label)},
-        "networkProfile": {"networkApiVersion": NIC[1], "networkInterfaceConfigurations": [_interface(job, subnet_id)]},
+        "networkProfile": {
+            "networkApiVersion": NIC[1],
+            "networkInterfaceConfigurations": [_interface(job, subnet_id)],
+        },
     }
     if label.user_data:
         properties["userData"] = base64_of(label.user_data)
     if offer.spot:
-        properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
+        properties |= {
+            "priority": "Spot",
+            "evictionPolicy": "Delete",
+            "billingProfile": {"maxPrice": -1},
+        }
     if label.trusted_launch:
         properties["securityProfile"] = {
             "securityType": "TrustedLaunch",
@@ -111,7 +134,10 @@ def machine(job: Job, offer: Offer, entry: Any, location: str, image: dict[str, 
     if offer.place:
         body["zones"] = [offer.place]
     if label.identities:
-        body["identity"] = {"type": "UserAssigned", "userAssignedIdentities": {each: {} for each in label.identities}}
+        body["identity"] = {
+            "type": "UserAssigned",
+            "userAssignedIdentities": {each: {} for each in label.identities},
+        }
     return body
 
 
@@ -125,5 +151,8 @@ def image(location: str, tags: dict[str, str], disk_id: str) -> dict[str, Any]:
     return {
         "location": location,
         "tags": tags,
-        "properties": {"hyperVGeneration": "V2", "storageProfile": {"osDisk": disk, "zoneResilient": True}},
+        "properties": {
+            "hyperVGeneration": "V2",
+            "storageProfile": {"osDisk": disk, "zoneResilient": True},
+        },
     }

@@ -35,7 +35,13 @@ class DiskUploader(ImageUploader):
         return {str(key): str(value) for key, value in (self.metadata or {}).items()}
 
     def _do(
-        self, operation: str, method: str, kind: tuple[str, str], body: object = None, path: str = "", lane: str = "upload"
+        self,
+        operation: str,
+        method: str,
+        kind: tuple[str, str],
+        body: object = None,
+        path: str = "",
+        lane: str = "upload",
     ) -> Any:
         """Make a call and wait for the operation that it starts."""
         adapter, arm = self.adapter, self.adapter.arm
@@ -46,7 +52,9 @@ class DiskUploader(ImageUploader):
             lane=lane,
             idempotent=True,
         )
-        return arm.finish(answer, what, lambda name, ask: adapter.calls.call(name, ask), self._pause)
+        return arm.finish(
+            answer, what, lambda name, ask: adapter.calls.call(name, ask), self._pause
+        )
 
     def _pause(self, seconds: float) -> None:
         self.checkTimeout()
@@ -55,15 +63,24 @@ class DiskUploader(ImageUploader):
     def startUpload(self) -> None:
         if self.size % PAGE:
             raise exceptions.ImageCreateException(
-                f"image {self.path} has {self.size} bytes; Azure supports multiples of {PAGE} only (fixed-size VHD)"
+                f"image {self.path} has {self.size} bytes; Azure supports multiples of {PAGE} only "
+                "(fixed-size VHD)"
             )
         location = self.adapter.provider.location
         self._do("put_disk", "PUT", DISK, bodies.upload_disk(location, self._tags, self.size))
-        told = self._do("begin_access", "POST", DISK, {"access": "Write", "durationInSeconds": ACCESS_SECONDS}, "/beginGetAccess")
+        told = self._do(
+            "begin_access",
+            "POST",
+            DISK,
+            {"access": "Write", "durationInSeconds": ACCESS_SECONDS},
+            "/beginGetAccess",
+        )
         output = (told or {}).get("properties", {}).get("output", told) or {}
         self._sas = str(output.get("accessSAS") or "")
         if not self._sas:
-            raise exceptions.ImageCreateException(f"Azure gives no access to disk {self.image_name}")
+            raise exceptions.ImageCreateException(
+                f"Azure gives no access to disk {self.image_name}"
+            )
 
     def uploadSegment(self, segment: Segment) -> None:
         if not segment.data.strip(b"\0"):
@@ -80,13 +97,18 @@ class DiskUploader(ImageUploader):
         self.adapter.calls.call(
             "put_page",
             lambda: send(
-                self.adapter.arm.session, "PUT", f"{self._sas}&comp=page", f"put_page at {segment.offset} of {self.image_name}",
-                headers=headers, data=segment.data, parse=False,
+                self.adapter.arm.session,
+                "PUT",
+                f"{self._sas}&comp=page",
+                f"put_page at {segment.offset} of {self.image_name}",
+                headers=headers,
+                data=segment.data,
+                parse=False,
             ),
             lane="upload",
             idempotent=True,
             deadline=PAGE_DEADLINE,
-        )  # fmt: skip
+        )
 
     def _end_access(self) -> None:
         self._do("end_access", "POST", DISK, path="/endGetAccess")
@@ -96,13 +118,22 @@ class DiskUploader(ImageUploader):
 
     def finishUpload(self) -> str:
         self._end_access()
-        disk = self.adapter.calls.call("get_disk", lambda: self.adapter.arm.get(DISK, self.image_name))
+        disk = self.adapter.calls.call(
+            "get_disk", lambda: self.adapter.arm.get(DISK, self.image_name)
+        )
         self._image_begun = True
-        self._do("put_image", "PUT", IMAGE, bodies.image(self.adapter.provider.location, self._tags, disk["id"]))
+        self._do(
+            "put_image",
+            "PUT",
+            IMAGE,
+            bodies.image(self.adapter.provider.location, self._tags, disk["id"]),
+        )
         try:
             self._delete_disk()
         except Exception as error:
-            self.log.warning("Cannot delete disk %s, leaving it to the leak cleanup: %s", self.image_name, error)
+            self.log.warning(
+                "Cannot delete disk %s, leaving it to the leak cleanup: %s", self.image_name, error
+            )
         return self.image_name
 
     def abortUpload(self) -> None:
@@ -124,8 +155,17 @@ class AzureImages:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
 
-    def upload(self, entry: AzureDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
-        uploader = DiskUploader(self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **metadata})
+    def upload(
+        self,
+        entry: AzureDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str,
+        metadata: dict[str, Any],
+    ) -> str:
+        uploader = DiskUploader(
+            self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **metadata}
+        )
         uploader.error_retries = 1
         return str(uploader.upload(self.adapter.provider.image_import_timeout))
 
@@ -135,9 +175,16 @@ class AzureImages:
         what = f"delete image {name}"
         try:
             answer = adapter.calls.call(
-                "delete_image", lambda: arm.send("DELETE", arm.path(IMAGE, name), IMAGE[1], what), lane="delete"
+                "delete_image",
+                lambda: arm.send("DELETE", arm.path(IMAGE, name), IMAGE[1], what),
+                lane="delete",
             )
-            arm.finish(answer, what, lambda operation, ask: adapter.calls.call(operation, ask), adapter.pause_upload)
+            arm.finish(
+                answer,
+                what,
+                lambda operation, ask: adapter.calls.call(operation, ask),
+                adapter.pause_upload,
+            )
         except HttpRefused as error:
             if error.status != 404:
                 raise

@@ -65,7 +65,9 @@ class Login:
             now = time.monotonic()
             if self._token is None or self._token == refused or now >= self._until:
                 try:
-                    token, seconds = self._from_library() if self._provider.auth else self._from_file()
+                    token, seconds = (
+                        self._from_library() if self._provider.auth else self._from_file()
+                    )
                 except NoAccess as error:
                     self.problem = str(error)
                     raise
@@ -83,14 +85,20 @@ class Login:
         except OSError as error:
             raise NoAccess(f"auth-path {path} cannot be read: {error.strerror}") from None
         except ValueError:
-            raise NoAccess(f"auth-path {path} is not JSON; create it with 'az ad sp create-for-rbac --sdk-auth'") from None
+            raise NoAccess(
+                f"auth-path {path} is not JSON; create it with 'az ad sp create-for-rbac "
+                "--sdk-auth'"
+            ) from None
         missing = [
             key
             for key in ("clientId", "clientSecret", "subscriptionId", "tenantId")
             if not isinstance(told, dict) or not isinstance(told.get(key), str)
         ]
         if missing:
-            raise NoAccess(f"auth-path {path} has no {missing[0]}; create it with 'az ad sp create-for-rbac --sdk-auth'")
+            raise NoAccess(
+                f"auth-path {path} has no {missing[0]}; create it with 'az ad sp create-for-rbac "
+                "--sdk-auth'"
+            )
         return dict(told)
 
     def _from_file(self) -> tuple[str, float]:
@@ -103,17 +111,28 @@ class Login:
             "resource": told.get("resourceManagerEndpointUrl") or MANAGEMENT,
         }
         try:
-            answer = send(self._session, "POST", f"{login}/{told['tenantId']}/oauth2/token", "log in", data=form).body
+            answer = send(
+                self._session,
+                "POST",
+                f"{login}/{told['tenantId']}/oauth2/token",
+                "log in",
+                data=form,
+            ).body
         except HttpRefused as error:
             if error.status == 429 or error.status >= 500:
                 raise NoAnswer(f"the login service: {error}") from None
             # The first line has the reason; the others are numbers for Microsoft.
             reason = error.message.partition("\n")[0]
             raise NoAccess(
-                f"Azure refuses the service principal of auth-path {self._provider.auth_path}: {error.code}: {reason}"
+                f"Azure refuses the service principal of auth-path {self._provider.auth_path}: "
+                f"{error.code}: {reason}"
             ) from None
         try:
-            seconds = float(answer["expires_in"]) if "expires_in" in answer else float(answer["expires_on"]) - time.time()
+            seconds = (
+                float(answer["expires_in"])
+                if "expires_in" in answer
+                else float(answer["expires_on"]) - time.time()
+            )
             return str(answer["access_token"]), seconds
         except (KeyError, TypeError, ValueError):
             raise NoAnswer("log in: the answer has no token") from None
@@ -126,15 +145,22 @@ class Login:
         try:
             import azure.core.exceptions
         except ImportError:
-            raise NoAccess(f"auth of type {auth['type']} needs {optional.missing(['azure.core', 'azure.identity'])}") from None
+            raise NoAccess(
+                f"auth of type {auth['type']} needs "
+                f"{optional.missing(['azure.core', 'azure.identity'])}"
+            ) from None
         try:
             if self._library is None:
                 self._library = self._credential(auth, login)
             found = self._library.get_token(f"{management}.default")
         except azure.core.exceptions.ClientAuthenticationError as error:
-            raise NoAccess(f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}") from None
+            raise NoAccess(
+                f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}"
+            ) from None
         except (OSError, ValueError) as error:
-            raise NoAccess(f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}") from None
+            raise NoAccess(
+                f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}"
+            ) from None
         except azure.core.exceptions.AzureError as error:
             raise NoAnswer(f"the login service: {_first_line(error)}") from None
         return str(found.token), float(found.expires_on) - time.time()
@@ -145,9 +171,13 @@ class Login:
 
         kind, tenant, client = auth["type"], auth.get("tenant-id"), auth.get("client-id")
         if kind == "certificate":
-            return identity.CertificateCredential(str(tenant), str(client), auth["certificate-path"], authority=login)
+            return identity.CertificateCredential(
+                str(tenant), str(client), auth["certificate-path"], authority=login
+            )
         if kind == "workload-identity":
-            return identity.WorkloadIdentityCredential(tenant_id=tenant, client_id=client, authority=login)
+            return identity.WorkloadIdentityCredential(
+                tenant_id=tenant, client_id=client, authority=login
+            )
         if kind == "managed-identity":
             return identity.ManagedIdentityCredential(client_id=client)
         if kind == "cli":

@@ -16,7 +16,8 @@ from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
-#: Minimum seconds for which an empty backing node is kept: the next request has often been submitted already.
+#: Minimum seconds for which an empty backing node is kept: the next request has often been
+#: submitted already.
 MIN_IDLE = 1.0
 #: Seconds that a launcher of 11.0.0 has for signing a node after locking it.
 SIGNING_TIME = 30.0
@@ -27,7 +28,9 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
 
     def __init__(self, slots: BackingRequests) -> None:
         # Its keys: nodes to adopt, by id, and backing nodes whose grace time may be over.
-        super().__init__(f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, slots.log)
+        super().__init__(
+            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, slots.log
+        )
         self._slots = slots
         self.log = slots.log
         #: First sighting of locked nodes without signature (monotonic seconds), by id and version.
@@ -48,8 +51,10 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         records = list(slots.book)
         self.log.info(
             "Recovered %s backing nodes with %s nodes for provider %s",
-            len(records), sum(len(record.allocations()) for record in records), slots.provider.name,
-        )  # fmt: skip
+            len(records),
+            sum(len(record.allocations()) for record in records),
+            slots.provider.name,
+        )
 
     def _recover_node(self, node: zk.Node) -> None:
         slots = self._slots
@@ -65,7 +70,8 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             if parse_user_data(present.user_data, slots.my_id) is not None:
                 self.adopt(node.id)
             elif present.requestor == slots.my_id and present.state == zk.READY:
-                # Release 11.0.0 is between locking and signing, or died in between: then the node has no owner.
+                # Release 11.0.0 is between locking and signing, or died in between: then the node
+                # has no owner.
                 since = self._unsigned.setdefault((node.id, present.version), time.monotonic())
                 if time.monotonic() - since >= SIGNING_TIME:
                     self._unlock(present)
@@ -152,7 +158,12 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         if label is None or record.failed:
             return 0.0
         now = time.time()
-        return float(max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched)))
+        return float(
+            max(
+                label.grace_time - (now - record.last_used),
+                label.min_retention_time - (now - record.launched),
+            )
+        )
 
     def _look(self, what: str | BackingNodeRecord) -> float | None:
         if isinstance(what, str):
@@ -181,7 +192,11 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
                 if slots.live(record.node_id) is None:
                     slots.backing_node_lost(record, actions)
         label = slots.provider._getLabel(record.label_name)
-        if label is not None and label.max_age is not None and time.time() - record.launched > label.max_age:
+        if (
+            label is not None
+            and label.max_age is not None
+            and time.time() - record.launched > label.max_age
+        ):
             record.failed = True
         if self._left(record) > 0:
             return
@@ -243,6 +258,8 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             return
         for request in list(slots.zk.nodeRequestIterator()):
             if request.requestor == slots.my_id and request.created_time in slots.doubtful:
-                self.log.info("Canceling backing request %s, whose creation was not acknowledged", request.id)
+                self.log.info(
+                    "Canceling backing request %s, whose creation was not acknowledged", request.id
+                )
                 slots.zk.deleteNodeRequest(request)
         slots.doubtful.clear()

@@ -49,7 +49,10 @@ class BackingNodeRecord:
         elif not 0 <= slot_id < len(self.allocated_nodes):
             raise Exception(f"Slot {slot_id} does not exist in {self}")
         if self.allocated_nodes[slot_id] is not None:
-            raise Exception(f"Slot {slot_id} of {self} is taken by {self.allocated_nodes[slot_id]}, not {node_id}")
+            raise Exception(
+                f"Slot {slot_id} of {self} is taken by {self.allocated_nodes[slot_id]}, not "
+                f"{node_id}"
+            )
         self.allocated_nodes[slot_id] = node_id
         return slot_id
 
@@ -64,10 +67,16 @@ class BackingNodeRecord:
         return node_id in self.allocated_nodes
 
     def allocations(self) -> dict[int, str]:
-        return {slot: node_id for slot, node_id in enumerate(self.allocated_nodes) if node_id is not None}
+        return {
+            slot: node_id
+            for slot, node_id in enumerate(self.allocated_nodes)
+            if node_id is not None
+        }
 
     def __repr__(self) -> str:
-        where = f"backing node {self.node_id}" if self.node_id else f"backing request {self.request_id}"
+        where = (
+            f"backing node {self.node_id}" if self.node_id else f"backing request {self.request_id}"
+        )
         return f"<BackingNodeRecord {where} for {self.label_name}>"
 
 
@@ -173,11 +182,16 @@ class SlotBook:
             record.deallocateSlot(node_id)
         return record
 
-    def merge(self, record: BackingNodeRecord, stored: dict[int, str], exists: Callable[[str], bool] | None = None) -> list[str]:
+    def merge(
+        self,
+        record: BackingNodeRecord,
+        stored: dict[int, str],
+        exists: Callable[[str], bool] | None = None,
+    ) -> list[str]:
         """Adopt the slots that are stored on the backing node.
 
-        Entries that we knew before and have freed since are leftovers. Returns our nodes that were not stored
-        yet and lost their slot to one that is.
+        Entries that we knew before and have freed since are leftovers. Returns our nodes that were
+        not stored yet and lost their slot to one that is.
         """
         displaced = []
         for slot, node_id in stored.items():

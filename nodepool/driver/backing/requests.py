@@ -17,11 +17,27 @@ from nodepool import exceptions
 from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.driver.backing import transactions
-from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
+from nodepool.driver.backing.records import (
+    BackingNodeRecord,
+    SlotBook,
+    UserData,
+    decode_driver_data,
+    parse_user_data,
+)
 from nodepool.driver.statemachine.model import DriverLabel, StateMachine
 from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import DELETED, DELETING, FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest, ZooKeeper
+from nodepool.zk.zookeeper import (
+    DELETED,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    IN_USE,
+    READY,
+    Node,
+    NodeRequest,
+    ZooKeeper,
+)
 
 #: Maximum seconds for locking a backing node that was assigned to us.
 TAKE_OVER_TIMEOUT = 30.0
@@ -58,7 +74,9 @@ class BackingRequests(abc.ABC):
     :param zk: returns the ZooKeeper facade, once the provider has one.
     """
 
-    def __init__(self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger) -> None:
+    def __init__(
+        self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger
+    ) -> None:
         self.provider = provider_config
         self.log = log
         self._zk = zk
@@ -85,7 +103,9 @@ class BackingRequests(abc.ABC):
     # -- slots
 
     @abc.abstractmethod
-    def store(self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None) -> None:
+    def store(
+        self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None
+    ) -> None:
         """Reserve the slots of waiting machines, all in one write."""
 
     @abc.abstractmethod
@@ -116,11 +136,17 @@ class BackingRequests(abc.ABC):
 
     def merge_stored(self, record: BackingNodeRecord, data: UserData) -> None:
         """Adopt the slots that are stored, but those of deleted nodes."""
-        present = {user for user in data.allocations.values() if self.zk.getNode(user, cached=True) is not None}
+        present = {
+            user
+            for user in data.allocations.values()
+            if self.zk.getNode(user, cached=True) is not None
+        }
         with self.lock:
             self.book.merge(record, data.allocations, present.__contains__)
 
-    def grant(self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]) -> None:
+    def grant(
+        self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]
+    ) -> None:
         for machine in machines:
             if self._waiting.get(machine.node_id) is machine and machine.record is record:
                 machine.granted = True
@@ -129,7 +155,12 @@ class BackingRequests(abc.ABC):
     def note_slot(self, node: Node) -> None:
         """Store the slot that a requested node names; 11.0.0 stores it nowhere else."""
         place = decode_driver_data(node.driver_data)
-        if place is None or node.id is None or node.id in self._waiting or node.state in (DELETING, DELETED):
+        if (
+            place is None
+            or node.id is None
+            or node.id in self._waiting
+            or node.state in (DELETING, DELETED)
+        ):
             return
         with self.lock:
             record = self.book.by_backing_node.get(place[0])
@@ -137,8 +168,12 @@ class BackingRequests(abc.ABC):
                 return
             slot = place[1]
             if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
-                if not record.busy:  # our write is in progress: its result decides which node has the slot
-                    self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
+                if (
+                    not record.busy
+                ):  # our write is in progress: its result decides which node has the slot
+                    self.log.warning(
+                        "Node %s claims slot %s of %s, which is not free", node.id, slot, record
+                    )
                 return
             self.book.deallocate(node.id)
             self.book.allocate(record, node.id, slot)
@@ -146,7 +181,9 @@ class BackingRequests(abc.ABC):
     # -- requests
 
     def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
-        backing, txn = transactions.backing_request(self.zk, machine.label, self.my_id, machine.request)
+        backing, txn = transactions.backing_request(
+            self.zk, machine.label, self.my_id, machine.request
+        )
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:
@@ -156,13 +193,21 @@ class BackingRequests(abc.ABC):
 
         actions.append(lambda: self.submit(txn, answered))
 
-    def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
+    def _requested(
+        self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None
+    ) -> None:
         if results is None:
             with self.changing() as actions:
-                self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
+                self.fail(
+                    record,
+                    f"The request for a backing node could not be stored: {error!r}",
+                    actions,
+                )
             return
         request_id = str(results[0]).rsplit("/", 1)[1]
-        self.log.info("Requested a backing node for label %s: request %s", record.label_name, request_id)
+        self.log.info(
+            "Requested a backing node for label %s: request %s", record.label_name, request_id
+        )
         with self.lock:
             record.request_id = request_id
             self.open[request_id] = record
@@ -175,7 +220,9 @@ class BackingRequests(abc.ABC):
         elif request is not None:
             self.request_changed(request_id, None, request)
 
-    def request_changed(self, request_id: str, _old: NodeRequest | None, request: NodeRequest | None) -> None:
+    def request_changed(
+        self, request_id: str, _old: NodeRequest | None, request: NodeRequest | None
+    ) -> None:
         """Handle a change of any request, on the connection thread."""
         if request_id not in self.open:
             return
@@ -191,10 +238,14 @@ class BackingRequests(abc.ABC):
                 node_id = request.nodes[0]
                 record.taking = True
                 self.taking[node_id] = record
-                actions.append(lambda: self.in_background(self._take_over, record, request_id, node_id))
+                actions.append(
+                    lambda: self.in_background(self._take_over, record, request_id, node_id)
+                )
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        self.fail(record, f"Backing node failed: request {record.request_id} no longer exists", actions)
+        self.fail(
+            record, f"Backing node failed: request {record.request_id} no longer exists", actions
+        )
 
     def fail(self, record: BackingNodeRecord, reason: str, actions: list[Action]) -> None:
         """Fail the launches that waited for the backing node."""
@@ -220,10 +271,14 @@ class BackingRequests(abc.ABC):
             self.submit(txn, lambda _results, error: self._log_leftover(request_id, error))
 
     def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
-        if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):
+        if error is not None and not (
+            isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)
+        ):
             self.log.warning("Cannot delete backing request %s: %r", request_id, error)
 
-    def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
+    def _taken(
+        self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]
+    ) -> None:
         """Register the adopted backing node, whose slots are stored."""
         self.log.info("Adopted backing node %s for label %s", node_id, record.label_name)
         with self.changing() as actions:
@@ -232,7 +287,9 @@ class BackingRequests(abc.ABC):
             self.book.set_backing_node(record, node_id)
             record.stored = stored
             machines = self.machines(record)
-            known = [machine for machine in machines if stored.get(machine.slot or 0) == machine.node_id]
+            known = [
+                machine for machine in machines if stored.get(machine.slot or 0) == machine.node_id
+            ]
             self.grant(record, known, actions)
             if len(known) < len(machines):
                 self.store(record, actions)
@@ -260,7 +317,8 @@ class BackingRequests(abc.ABC):
                     if self.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
-                    # The mirror is being reloaded; while it shows the node as free, the node would count as lost.
+                    # The mirror is being reloaded; while it shows the node as free, the node would
+                    # count as lost.
                     reason = "it is not assigned to us yet"
                 elif node.state != READY:
                     reason = f"it is {node.state}"
@@ -268,7 +326,9 @@ class BackingRequests(abc.ABC):
                 else:
                     with self.lock:
                         stored = record.allocations()
-                        txn = transactions.take_over(self.zk, node, request_id, record, self.my_id, lock_exists)
+                        txn = transactions.take_over(
+                            self.zk, node, request_id, record, self.my_id, lock_exists
+                        )
                     self.zk.writer.run(txn)
                     self._taken(record, request_id, node_id, stored)
                     return
@@ -284,7 +344,9 @@ class BackingRequests(abc.ABC):
         with self.changing() as actions:
             record.taking = False
             self.taking.pop(node_id, None)
-            self.fail(record, f"Backing node failed: cannot adopt node {node_id}: {reason}", actions)
+            self.fail(
+                record, f"Backing node failed: cannot adopt node {node_id}: {reason}", actions
+            )
 
     # -- work outside the lock
 
@@ -300,7 +362,9 @@ class BackingRequests(abc.ABC):
             except Exception:
                 self.log.exception("Error about backing nodes of provider %s:", self.provider.name)
 
-    def submit(self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]) -> None:
+    def submit(
+        self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]
+    ) -> None:
         try:
             self.zk.writer.submit(txn, callback)
         except Exception as error:
@@ -315,4 +379,8 @@ class BackingRequests(abc.ABC):
 
     def _log_failure(self, future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is not None:
-            self.log.error("Error about backing nodes of provider %s:", self.provider.name, exc_info=future.exception())
+            self.log.error(
+                "Error about backing nodes of provider %s:",
+                self.provider.name,
+                exc_info=future.exception(),
+            )

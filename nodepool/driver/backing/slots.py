@@ -1,7 +1,7 @@
 """Assigns nodes to slots of backing nodes (MST-5 and MST-6).
 
-The mirror of ZooKeeper reports changes; callbacks only update the book under ``lock`` and send writes, they never
-wait. Waiting work runs on a small executor.
+The mirror of ZooKeeper reports changes; callbacks only update the book under ``lock`` and send
+writes, they never wait. Waiting work runs on a small executor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MAX_MOVES = 3
 class BackingSlots(BackingRequests):
     """The backing nodes of one provider and their nodes."""
 
-    def __init__(self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger) -> None:
+    def __init__(
+        self, provider_config: Any, zk: Callable[[], ZooKeeper], log: logging.Logger
+    ) -> None:
         super().__init__(provider_config, zk, log)
         self.housekeeping = Housekeeping(self)
         self._init_lock = threading.Lock()
@@ -61,7 +63,9 @@ class BackingSlots(BackingRequests):
     # Slots
 
     def allocate(self, machine: Occupant) -> None:
-        """Find a slot for this machine, or ask for a backing node. It is woken when there is news."""
+        """Find a slot for this machine, or ask for a backing node. It is woken when there is
+        news.
+        """
         self.initialize()
         with self.changing() as actions:
             self.place(machine, actions)
@@ -113,7 +117,11 @@ class BackingSlots(BackingRequests):
             elif record.node_id is not None:
                 # Usually in progress already; after a lost connection this sends it again.
                 self.store(record, actions)
-            elif record.request_id is not None and not record.taking and self.zk.getCachedRequest(record.request_id) is None:
+            elif (
+                record.request_id is not None
+                and not record.taking
+                and self.zk.getCachedRequest(record.request_id) is None
+            ):
                 self.gone(record, actions)
             if backing_node is not None:
                 self._waiting.pop(machine.node_id, None)
@@ -133,19 +141,28 @@ class BackingSlots(BackingRequests):
         for each in idle:
             self.housekeeping.became_idle(each)
 
-    def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
+    def slot_freed(
+        self, record: BackingNodeRecord, actions: list[Action]
+    ) -> BackingNodeRecord | None:
         """Give the slot to the first node that waits for a backing node; return that one.
 
-        The backing node that it waited for stays requested: the next node may use it, and housekeeping cancels it when none
-        does.
+        The backing node that it waited for stays requested: the next node may use it, and
+        housekeeping cancels it when none does.
         """
         if record.node_id is None or record.lost or not record.hasAvailableSlot():
             return None
         for machine in list(self._waiting.values()):
             awaited, label = machine.record, machine.label
-            if awaited is None or awaited.node_id is not None or awaited.taking or machine.problem is not None:
+            if (
+                awaited is None
+                or awaited.node_id is not None
+                or awaited.taking
+                or machine.problem is not None
+            ):
                 continue
-            if label.name != record.label_name or (label.max_age is not None and record.launched <= time.time() - label.max_age):
+            if label.name != record.label_name or (
+                label.max_age is not None and record.launched <= time.time() - label.max_age
+            ):
                 continue
             self.log.info("Node %s takes a free slot of %s", machine.node_id, record)
             self.book.deallocate(machine.node_id)
@@ -153,7 +170,9 @@ class BackingSlots(BackingRequests):
             return awaited
         return None
 
-    def store(self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None) -> None:
+    def store(
+        self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None
+    ) -> None:
         """Reserve the slots of waiting machines, all in one write."""
         if record.busy:
             record.dirty = True
@@ -172,10 +191,18 @@ class BackingSlots(BackingRequests):
         record.dirty = False
         stored = record.allocations()
         txn = transactions.store_slots(self.zk, node, record, self.my_id)
-        actions.append(lambda: self.submit(txn, lambda _results, error: self._stored(record, machines, stored, error)))
+        actions.append(
+            lambda: self.submit(
+                txn, lambda _results, error: self._stored(record, machines, stored, error)
+            )
+        )
 
     def _stored(
-        self, record: BackingNodeRecord, machines: list[Occupant], stored: dict[int, str], error: BaseException | None
+        self,
+        record: BackingNodeRecord,
+        machines: list[Occupant],
+        stored: dict[int, str],
+        error: BaseException | None,
     ) -> None:
         with self.changing() as actions:
             record.busy = False
@@ -206,7 +233,9 @@ class BackingSlots(BackingRequests):
             else:
                 self.store(record, actions, node)
 
-    def _merge(self, record: BackingNodeRecord, data: UserData | None, actions: list[Action]) -> None:
+    def _merge(
+        self, record: BackingNodeRecord, data: UserData | None, actions: list[Action]
+    ) -> None:
         """Adopt what another launcher stored; nodes that lost their slot get another one."""
         if data is None:
             return
@@ -221,12 +250,17 @@ class BackingSlots(BackingRequests):
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         """Move the nodes that wait for its slots. An idle one was released, by any launcher."""
         if not record.lost and not record.isEmpty():
-            self.log.warning("%s no longer exists or left state in-use; nodes that wait for its slots are moved", record)
+            self.log.warning(
+                "%s no longer exists or left state in-use; nodes that wait for its slots are moved",
+                record,
+            )
         record.lost = record.failed = True
         for machine in self.machines(record):
             machine.moves += 1
             if machine.moves > MAX_MOVES:
-                machine.problem = exceptions.LaunchStatusException(f"Backing node {record.node_id} was lost")
+                machine.problem = exceptions.LaunchStatusException(
+                    f"Backing node {record.node_id} was lost"
+                )
                 self.book.deallocate(machine.node_id)
             else:
                 self.place(machine, actions)

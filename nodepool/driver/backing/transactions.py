@@ -1,7 +1,7 @@
 """The atomic writes of the metastatic driver.
 
-Each contains the conditions that it was computed from: of two launchers with one provider only one succeeds, and a crash
-leaves nothing half done.
+Each contains the conditions that it was computed from: of two launchers with one provider only one
+succeeds, and a crash leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from nodepool.zk.zookeeper import ZooKeeper
 _PRECEDENCE = re.compile(r"^\d{3}$")
 
 
-def backing_request(facade: ZooKeeper, label: DriverLabel, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, Txn]:
+def backing_request(
+    facade: ZooKeeper, label: DriverLabel, owner: str, request: NodeRequest
+) -> tuple[zk.NodeRequest, Txn]:
     """Create a request for a backing node, which ends with our session.
 
     It has the priority of the user's ``request``; the first result is its path.
@@ -52,10 +54,23 @@ def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: object) -> None:
     for name, value in values.items():
         setattr(changed, name, value)
     version = node.version
-    txn.set(paths.node(node.id or ""), changed.serialize(), version, tree=facade.node_tree, record=changed)
+    txn.set(
+        paths.node(node.id or ""),
+        changed.serialize(),
+        version,
+        tree=facade.node_tree,
+        record=changed,
+    )
 
 
-def take_over(facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool) -> Txn:
+def take_over(
+    facade: ZooKeeper,
+    node: zk.Node,
+    request_id: str,
+    record: BackingNodeRecord,
+    owner: str,
+    lock_exists: bool,
+) -> Txn:
     """Lock the fulfilled backing node for good, sign it, and delete the request.
 
     It fails when anybody else contends for the lock.

@@ -34,7 +34,8 @@ DEADLINE = 120.0
 BATCH = 1000
 #: Polls in a row that must miss a machine that was seen before, or that the cloud has promised.
 CONFIRM = 2
-#: Seconds after which an unfinished deletion is requested again: the request may not have reached the cloud.
+#: Seconds after which an unfinished deletion is requested again: the request may not have reached
+#: the cloud.
 ASK_AGAIN = 60.0
 
 #: A further call, on a thread of the lane "write"; it may return a view, which saves the next poll.
@@ -72,7 +73,9 @@ def smallest(needs: Iterable[QuotaInformation]) -> QuotaInformation:
 class MachineInstance(Instance):
     """A virtual machine and its quota usage; None: it is not counted."""
 
-    def __init__(self, external_id: ExternalId, metadata: dict[str, str], quota: QuotaInformation | None) -> None:
+    def __init__(
+        self, external_id: ExternalId, metadata: dict[str, str], quota: QuotaInformation | None
+    ) -> None:
         super().__init__()
         self.external_id = external_id
         self.metadata = metadata
@@ -105,7 +108,8 @@ class MachineAdapter(Adapter):
     IMAGE_UPLOAD_SLEEP = 30
     #: The driver's name for its tags in messages.
     TAG = "tag"
-    #: The image part, which has ``upload(entry, image_name, filename, image_format, metadata)`` and ``delete(external_id)``.
+    #: The image part, which has ``upload(entry, image_name, filename, image_format, metadata)`` and
+    #: ``delete(external_id)``.
     images: Any
 
     def __init__(
@@ -147,7 +151,8 @@ class MachineAdapter(Adapter):
             log=self.log,
         )
         self._warned: set[str] = set()
-        #: Location by name of machines that this process has created: they are deleted without a previous poll.
+        #: Location by name of machines that this process has created: they are deleted without a
+        #: previous poll.
         self.made_here: dict[str, str] = {}
 
     def stop(self) -> None:
@@ -174,7 +179,9 @@ class MachineAdapter(Adapter):
 
     @abstractmethod
     def remove(self, key: str) -> bool:
-        """Request the deletion, on a thread of lane "delete"; False: there is nothing to wait for."""
+        """Request the deletion, on a thread of lane "delete"; False: there is nothing to wait
+        for.
+        """
 
     @abstractmethod
     def look(self, keys: Sequence[str]) -> Mapping[str, Any]:
@@ -210,7 +217,11 @@ class MachineAdapter(Adapter):
             job.quota = self.known_size(offer.size)
         except Exception as error:
             # It is being created: a failed query of its size is no reason to discard it.
-            job.log.warning("The size of %s is not known, it counts without cores and memory: %s", job.name, error)
+            job.log.warning(
+                "The size of %s is not known, it counts without cores and memory: %s",
+                job.name,
+                error,
+            )
 
     def failed(self, job: Job, kind: ErrorKind, text: str) -> Exception:
         """Return the exception for a machine that the cloud accepted but did not create.
@@ -225,7 +236,9 @@ class MachineAdapter(Adapter):
             self.sold_out.refused(offer)
             if self.sold_out.order(offers)[0] != offer:
                 return exceptions.LaunchStatusException(f"{text}; another offer will be tried")
-        return (exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException)(text)
+        return (
+            exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException
+        )(text)
 
     def seen(self, job: Job, what: str, there: bool) -> None:
         """Count polls that miss a machine which the cloud has promised.
@@ -257,7 +270,9 @@ class MachineAdapter(Adapter):
     def delete(self, operation: str, function: Callable[[], Any]) -> bool:
         """Request a deletion; return False if it does not exist (by an error or ``function``)."""
         try:
-            return self.calls.call(operation, function, lane="delete", deadline=DEADLINE) is not False
+            return (
+                self.calls.call(operation, function, lane="delete", deadline=DEADLINE) is not False
+            )
         except Exception as error:
             if self.classify(error) is ErrorKind.NOT_FOUND:
                 return False
@@ -276,29 +291,49 @@ class MachineAdapter(Adapter):
     def plannedExternalId(self, label: Any, node_id: str) -> ExternalId:
         return f"np{node_id}"
 
-    def tags_of(self, label: Any, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+    def tags_of(
+        self, label: Any, metadata: dict[str, str], request: NodeRequest | None, log: Log
+    ) -> dict[str, str]:
         """Return the tags; ours identify the machine and cannot be overridden."""
         return {**label.tags, **formatted(label.dynamic_tags, request, log, self.TAG), **metadata}
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> CreateMachine:  # fmt: skip
-        return CreateMachine(self, Job(hostname, label, image_external_id, self.tags_of(label, metadata, request, log), log))
+        self,
+        hostname: str,
+        label: Any,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> CreateMachine:
+        return CreateMachine(
+            self,
+            Job(
+                hostname, label, image_external_id, self.tags_of(label, metadata, request, log), log
+            ),
+        )
 
     def getDeleteStateMachine(self, external_id: ExternalId, log: Log) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
         """Return the minimum that every offer of the label needs."""
-        return smallest(self.size_of(size) for size in dict.fromkeys(offer.size for offer in label.offers))
+        return smallest(
+            self.size_of(size) for size in dict.fromkeys(offer.size for offer in label.offers)
+        )
 
     def known_size(self, size: str) -> QuotaInformation:
         """Return the usage of an existing machine; one of an unknown size counts as an instance."""
         try:
             return self.size_of(size)
         except (exceptions.RuntimeConfigurationException, KeyError) as error:
-            self.warn_once(f"size {size}", "Size %s is not known, its machines count without cores and memory: %s", size, error)
+            self.warn_once(
+                f"size {size}",
+                "Size %s is not known, its machines count without cores and memory: %s",
+                size,
+                error,
+            )
             return QuotaInformation(instances=1)
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
@@ -317,24 +352,36 @@ class MachineAdapter(Adapter):
     # -- images
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> str:
         image_format = image_format or str(self.provider.image_type)
-        external_id: str = self.images.upload(provider_image, image_name, filename, image_format, metadata or {})
+        external_id: str = self.images.upload(
+            provider_image, image_name, filename, image_format, metadata or {}
+        )
         return external_id
 
     def deleteImage(self, external_id: str) -> None:
         self.log.debug("Deleting image %s", external_id)
         self.images.delete(external_id)
 
-    def list_for_leaks(self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]) -> Iterable[Leftover]:
+    def list_for_leaks(
+        self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]
+    ) -> Iterable[Leftover]:
         """Yield the leftovers of all lists, skipping lists that fail."""
         for kind, fetch in kinds:
             try:
                 yield from list(fetch())
             except Exception as error:
-                self.log.warning("Cannot list %ss of provider %s: %s", kind, self.provider.name, error)
+                self.log.warning(
+                    "Cannot list %ss of provider %s: %s", kind, self.provider.name, error
+                )
 
 
 class CreateMachine(SteppedMachine):
@@ -355,7 +402,9 @@ class CreateMachine(SteppedMachine):
         found = yield from self._watch("launch")
         while not isinstance(found, Instance):
             view = yield from self._write(found)
-            found = (adapter.progress(job, view) if view is not None else None) or (yield from self._watch("step"))
+            found = (adapter.progress(job, view) if view is not None else None) or (
+                yield from self._watch("step")
+            )
         return found
 
     def _write(self, function: Step) -> Steps[Any]:
@@ -379,7 +428,9 @@ class CreateMachine(SteppedMachine):
 
 
 class DeleteMachine(SteppedMachine):
-    def __init__(self, adapter: MachineAdapter, external_id: object, log: logging.Logger | Log) -> None:
+    def __init__(
+        self, adapter: MachineAdapter, external_id: object, log: logging.Logger | Log
+    ) -> None:
         super().__init__()
         self.adapter = adapter
         self.external_id = external_id
@@ -391,7 +442,9 @@ class DeleteMachine(SteppedMachine):
         adapter, key, gone = self.adapter, str(self.external_id), False
         while not gone:
             since = time.monotonic()
-            asked = yield from self.call(adapter.calls.run(lambda: adapter.remove(key), lane="delete"))
+            asked = yield from self.call(
+                adapter.calls.run(lambda: adapter.remove(key), lane="delete")
+            )
             gone = not asked or (yield from self._gone(key, since))
         adapter.gone.add(key)
 
@@ -400,7 +453,9 @@ class DeleteMachine(SteppedMachine):
         watch = self.adapter.watched.watch(key, self._wake, "delete")
         while (answer := watch.look) is None or not self.adapter.is_gone(key, answer.value):
             if time.monotonic() - since > ASK_AGAIN:
-                self.log.warning("%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN)
+                self.log.warning(
+                    "%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN
+                )
                 watch.end(reached=False)
                 return False
             yield Wait(watch=watch)

@@ -8,7 +8,9 @@ from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
 
-def formatted(templates: Mapping[str, str] | None, request: NodeRequest | None, log: Log, what: str) -> dict[str, str]:
+def formatted(
+    templates: Mapping[str, str] | None, request: NodeRequest | None, log: Log, what: str
+) -> dict[str, str]:
     """Return the formatted templates; invalid ones are logged and omitted.
 
     :param what: for the message, such as "tag".
@@ -20,5 +22,11 @@ def formatted(templates: Mapping[str, str] | None, request: NodeRequest | None, 
         try:
             found[key] = template.format(request=attributes)
         except Exception as error:
-            log.warning("Dynamic %s %s (%s) cannot be formatted, omitting it: %r", what, key, template, error)
+            log.warning(
+                "Dynamic %s %s (%s) cannot be formatted, omitting it: %r",
+                what,
+                key,
+                template,
+                error,
+            )
     return found

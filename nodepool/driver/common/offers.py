@@ -21,18 +21,27 @@ class Offer(NamedTuple):
     spot: bool
 
     def describe(self) -> str:
-        return f"{self.size} ({'spot' if self.spot else 'on-demand'}{f', {self.place}' if self.place else ''})"
+        return (
+            f"{self.size} "
+            f"({'spot' if self.spot else 'on-demand'}{f', {self.place}' if self.place else ''})"
+        )
 
 
 def one_or_more(options: dict[str, Any], single: str) -> list[str] | None:
     """Return the values of the option, or of the one of the same name with an s."""
-    values = ([options[single]] if options.get(single) else []) + list(options.get(f"{single}s") or [])
+    values = ([options[single]] if options.get(single) else []) + list(
+        options.get(f"{single}s") or []
+    )
     return list(dict.fromkeys(map(str, values))) or None
 
 
-def offers(size: str, places: Sequence[str | None], spot: bool, alternatives: Sequence[dict[str, Any]], key: str) -> tuple[
-    Offer, ...
-]:  # fmt: skip
+def offers(
+    size: str,
+    places: Sequence[str | None],
+    spot: bool,
+    alternatives: Sequence[dict[str, Any]],
+    key: str,
+) -> tuple[Offer, ...]:
     """Return the label's own settings, then each alternative, which inherits what it omits.
 
     Every size of an entry is tried in every location before the next size.
@@ -44,7 +53,9 @@ def offers(size: str, places: Sequence[str | None], spot: bool, alternatives: Se
     for entry in alternatives:
         sizes = one_or_more(entry, key) or [size]
         where: Sequence[str | None] = one_or_more(entry, "zone") or own
-        found += [Offer(one, place, bool(entry.get("use-spot", spot))) for one in sizes for place in where]
+        found += [
+            Offer(one, place, bool(entry.get("use-spot", spot))) for one in sizes for place in where
+        ]
     return tuple(dict.fromkeys(found))
 
 

@@ -9,7 +9,17 @@ from typing import Any, ClassVar, cast
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, at, changed, derived, inherited, load, option, required
+from nodepool.base.option import (
+    REQUIRED,
+    Each,
+    at,
+    changed,
+    derived,
+    inherited,
+    load,
+    option,
+    required,
+)
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.provider import Driver
@@ -49,8 +59,9 @@ def one_of(*keys: str, what: str) -> Any:
 def texts(values: dict[str, Any] | None) -> dict[str, str]:
     """Return tags as strings: YAML creates numbers and booleans, clouds support strings only."""
     return {
-        str(key): str(value).lower() if isinstance(value, bool) else str(value) for key, value in (values or {}).items()
-    }  # fmt: skip
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in (values or {}).items()
+    }
 
 
 class Image(ConfigValue):
@@ -101,21 +112,31 @@ class MachineLabel(ConfigValue):
     ignore_equality = ["pool", "diskimage"]
     checks = (one_of("cloud-image", "diskimage", what="a label"),)
     name: str = option(str, REQUIRED, "name of a top-level label")
-    cloud_image: Any = option(str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False)
-    diskimage: DiskImage | None = option(str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False)
+    cloud_image: Any = option(
+        str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False
+    )
+    diskimage: DiskImage | None = option(
+        str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False
+    )
 
-    def __init__(self, options: dict[str, Any], provider: MachineProviderConfig, pool: MachinePool) -> None:
+    def __init__(
+        self, options: dict[str, Any], provider: MachineProviderConfig, pool: MachinePool
+    ) -> None:
         self.pool = pool
         self.host_key_checking = pool.host_key_checking
         self.diskimage_name: str | None = options.get("diskimage")
         load(self, options)
-        for key, images in (("cloud-image", provider.cloud_images), ("diskimage", provider.diskimages)):
+        for key, images in (
+            ("cloud-image", provider.cloud_images),
+            ("diskimage", provider.diskimages),
+        ):
             name = options.get(key)
             if name is None:
                 continue
             if name not in images:
                 raise UnknownImage(
-                    f"{key} {name} does not exist in provider {provider.name} but is referenced in label {self.name}",
+                    f"{key} {name} does not exist in provider {provider.name} but is referenced in "
+                    f"label {self.name}",
                     where=(key,),
                 )
             if key == "cloud-image":
@@ -128,17 +149,28 @@ class MachinePool(ConfigPool):
     ignore_equality = ["provider"]
     provider: MachineProviderConfig
     name: str = option(str, REQUIRED, "part of records and metrics")
-    labels: dict[str, Any] = option(Each("label_class"), {}, "labels that the pool offers", key=v.Required)
+    labels: dict[str, Any] = option(
+        Each("label_class"), {}, "labels that the pool offers", key=v.Required
+    )
     max_servers: float = changed(ConfigPool.max_servers, default=PROVIDER)
     max_cores: float = option(int, PROVIDER, "maximum number of vCPUs")
     max_ram: float = option(int, PROVIDER, "maximum MiB")
     max_resources: dict[str, float] = option(
-        {str: int}, {}, "maximum of other resources, by name; added to the provider's", shown="the provider's"
+        {str: int},
+        {},
+        "maximum of other resources, by name; added to the provider's",
+        shown="the provider's",
     )
     use_internal_ip: bool = option(bool, PROVIDER, "use the private address")
-    host_key_checking: bool = option(bool, PROVIDER, "read the SSH host keys before a node is ready")
+    host_key_checking: bool = option(
+        bool, PROVIDER, "read the SSH host keys before a node is ready"
+    )
 
-    def __init__(self, provider_config: MachineProviderConfig | None = None, pool_config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        provider_config: MachineProviderConfig | None = None,
+        pool_config: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.provider = cast(MachineProviderConfig, provider_config)
         if provider_config is not None and pool_config is not None:
@@ -164,10 +196,13 @@ class MachineProviderConfig(ProviderConfig):
     rate: float = option(
         NUMBER,
         1,
-        "**changing calls per second**; deletions have the same number in addition, reading calls ten times as many. A throttled"
+        "**changing calls per second**; deletions have the same number in addition, reading calls "
+        "ten times as many. A throttled"
         " provider slows down automatically, to one call in 30 s, and recovers",
     )
-    boot_timeout: int = option(int, 120, "seconds from the start of a machine until its port answers")
+    boot_timeout: int = option(
+        int, 120, "seconds from the start of a machine until its port answers"
+    )
     launch_timeout: int = option(int, 3600, "seconds for the whole launch")
     launch_retries: int = option(int, 3, "attempts in total")
     max_servers: float = option(int, math.inf, "default of the pools")
@@ -180,8 +215,12 @@ class MachineProviderConfig(ProviderConfig):
     host_key_checking: bool = option(bool, True, "default of the pools")
     post_upload_hook: str | None = option(str, None, "program to run after an upload")
     cloud_images: dict[str, Any] = option(Each("cloud_image_class"), {}, "existing images")
-    diskimages: dict[str, Any] = option(Each("diskimage_class"), {}, "images that the builder uploads")
-    _pools: dict[str, Any] = option(Each("pool_class"), {}, "groups of labels", name="pools", key=v.Required)
+    diskimages: dict[str, Any] = option(
+        Each("diskimage_class"), {}, "images that the builder uploads"
+    )
+    _pools: dict[str, Any] = option(
+        Each("pool_class"), {}, "groups of labels", name="pools", key=v.Required
+    )
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
@@ -208,14 +247,18 @@ class MachineProviderConfig(ProviderConfig):
                 self.cloud_images[name] = self._cloud_image(image)
         for name, image, where in _named(options, "diskimages"):
             with at(where):
-                self.diskimages[name] = self.diskimage_class(self.image_type, image, newconfig.diskimages[name])
+                self.diskimages[name] = self.diskimage_class(
+                    self.image_type, image, newconfig.diskimages[name]
+                )
         for name, pool, where in _named(options, "pools"):
             self._load_pool(name, pool, where, newconfig)
 
     def _cloud_image(self, options: dict[str, Any]) -> Any:
         return self.cloud_image_class(options)
 
-    def _load_pool(self, name: str, options: dict[str, Any], where: Where, newconfig: Config) -> None:
+    def _load_pool(
+        self, name: str, options: dict[str, Any], where: Where, newconfig: Config
+    ) -> None:
         with at(where, f"pool {name}"):
             pool = self.pool_class(self, options)
         for label_name, label_options, place in _named(options, "labels", where):
@@ -225,7 +268,9 @@ class MachineProviderConfig(ProviderConfig):
         self._pools[name] = pool
 
 
-def _named(options: dict[str, Any], key: str, where: Where = ()) -> Iterator[tuple[str, dict[str, Any], Where]]:
+def _named(
+    options: dict[str, Any], key: str, where: Where = ()
+) -> Iterator[tuple[str, dict[str, Any], Where]]:
     """Yield the name, the options and the location of each entry of a list."""
     for index, entry in enumerate(options.get(key) or []):
         place = (*where, key, index)

@@ -40,7 +40,10 @@ class ExampleCloud:
         with self._lock:
             vms = list(self._vms.values())
         now = time.monotonic()
-        return [{**vm, "status": "running" if now - vm["created"] >= BOOT_SECONDS else "booting"} for vm in vms]
+        return [
+            {**vm, "status": "running" if now - vm["created"] >= BOOT_SECONDS else "booting"}
+            for vm in vms
+        ]
 
     def delete_vm(self, vm_id: str) -> None:
         with self._lock:
@@ -88,7 +91,9 @@ class ExampleCreateStateMachine(statemachine.StateMachine):
     def advance(self) -> ExampleInstance | None:
         if self.state == self.START:
             # The framework wakes this machine when the future is done.
-            self.waiting_future = self.adapter.submit(self.adapter.cloud.create_vm, **self.properties)
+            self.waiting_future = self.adapter.submit(
+                self.adapter.cloud.create_vm, **self.properties
+            )
             self.state = self.SUBMITTED
 
         if self.state == self.SUBMITTED:
@@ -123,7 +128,9 @@ class ExampleDeleteStateMachine(statemachine.StateMachine):
 
     def advance(self) -> None:
         if self.state == self.START:
-            self.waiting_future = self.adapter.submit(self.adapter.cloud.delete_vm, self.external_id)
+            self.waiting_future = self.adapter.submit(
+                self.adapter.cloud.delete_vm, self.external_id
+            )
             self.state = self.VM_DELETING
 
         if self.state == self.VM_DELETING:
@@ -142,7 +149,9 @@ class ExampleAdapter(statemachine.Adapter):
         self.provider = provider_config
         self.cloud = ExampleCloud()
         self.rate_limiter = RateLimiter(provider_config.name, provider_config.rate_limit)
-        self.executor = ThreadPoolExecutor(max_workers=4, thread_name_prefix="ThreadPoolExecutor-example")
+        self.executor = ThreadPoolExecutor(
+            max_workers=4, thread_name_prefix="ThreadPoolExecutor-example"
+        )
 
     def stop(self) -> None:
         self.executor.shutdown(wait=False, cancel_futures=True)
@@ -157,13 +166,20 @@ class ExampleAdapter(statemachine.Adapter):
         return self.executor.submit(call)
 
     def find(self, vm_id: str) -> dict[str, Any] | None:
-        # A real driver keeps the list for a second: see LazyExecutorTTLCache in nodepool.driver.utils.
+        # A real driver keeps the list for a second: see LazyExecutorTTLCache in
+        # nodepool.driver.utils.
         return next((vm for vm in self.cloud.list_vms() if vm["id"] == vm_id), None)
 
     def getCreateStateMachine(
-        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> ExampleCreateStateMachine:  # fmt: skip
+        self,
+        hostname: str,
+        label: DriverLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> ExampleCreateStateMachine:
         properties = {
             "name": hostname,
             "image": label.cloud_image.external_name,

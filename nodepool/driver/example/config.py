@@ -25,7 +25,9 @@ class ExampleCloudImage(ConfigValue):
     connection_type: str | None = option(str, "ssh", "``winrm`` for Windows")
     connection_port: int | None = option(
         int,
-        derived("22, winrm 5986", lambda image, _: 5986 if image.connection_type == "winrm" else 22),
+        derived(
+            "22, winrm 5986", lambda image, _: 5986 if image.connection_type == "winrm" else 22
+        ),
         "port that the launcher checks",
     )
 
@@ -40,7 +42,9 @@ class ExampleLabel(ConfigValue):
     diskimage = None
     name: str = option(str, REQUIRED, "name of a top-level label", convert=str)
     #: The object, not its name; set by the pool.
-    cloud_image: ExampleCloudImage | None = option(str, None, "entry of ``cloud-images``", key=v.Required, stored=False)
+    cloud_image: ExampleCloudImage | None = option(
+        str, None, "entry of ``cloud-images``", key=v.Required, stored=False
+    )
     instance_type: str = option(str, REQUIRED, "size of the machine")
     host_key_checking: bool = option(None, inherited("pool"), "", hidden=True)
 
@@ -54,7 +58,9 @@ class ExamplePool(ConfigPool):
     name: str = option(str, REQUIRED, "part of records and metrics")
     use_internal_ip: bool = option(bool, False, "use the private address")
     host_key_checking: bool = option(bool, True, "read the SSH host keys before a node is ready")
-    labels: dict[str, ExampleLabel] = option([ExampleLabel], {}, "labels that the pool offers", key=v.Required, stored=False)
+    labels: dict[str, ExampleLabel] = option(
+        [ExampleLabel], {}, "labels that the pool offers", key=v.Required, stored=False
+    )
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, provider = args
@@ -66,7 +72,8 @@ class ExamplePool(ConfigPool):
             label.cloud_image = provider.cloud_images.get(options["cloud-image"])
             if label.cloud_image is None:
                 raise ConfigError(
-                    f"cloud-image {options['cloud-image']} does not exist in provider {provider.name}"
+                    f"cloud-image {options['cloud-image']} does not exist in provider "
+                    f"{provider.name}"
                     f" but is referenced in label {label.name}"
                 )
             self.labels[label.name] = label
@@ -79,11 +86,17 @@ class ExampleProviderConfig(ProviderConfig):
     region: str = option(str, REQUIRED, "region of the cloud")
     project: str = option(str, REQUIRED, "project of the machines")
     rate_limit: float = option(v.Any(int, float), 1, "calls per second")
-    boot_timeout: int = option(int, 60, "seconds from the start of a machine until its port answers")
+    boot_timeout: int = option(
+        int, 60, "seconds from the start of a machine until its port answers"
+    )
     launch_timeout: int = option(int, 3600, "seconds for the whole launch")
     launch_retries: int = option(int, 3, "attempts in total")
-    cloud_images: dict[str, ExampleCloudImage] = option([ExampleCloudImage], {}, "existing images", stored=False)
-    _pools: dict[str, ConfigPool] = option([ExamplePool], {}, "groups of labels", name="pools", key=v.Required, stored=False)
+    cloud_images: dict[str, ExampleCloudImage] = option(
+        [ExampleCloudImage], {}, "existing images", stored=False
+    )
+    _pools: dict[str, ConfigPool] = option(
+        [ExamplePool], {}, "groups of labels", name="pools", key=v.Required, stored=False
+    )
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         self.driver_object = driver

@@ -64,4 +64,6 @@ class FakeAdapter(OpenStackAdapter):
 
         Other launchers share the records, but not the servers.
         """
-        return super().findMissingInstances([external_id for external_id in external_ids if external_id in self._made])
+        return super().findMissingInstances(
+            [external_id for external_id in external_ids if external_id in self._made]
+        )

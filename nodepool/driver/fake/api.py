@@ -118,4 +118,11 @@ class FakeApi(CloudApi):
         return self.cloud.create_floating_ip(server=server, wait=True)
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> Any:
-        return next((address for address in self.cloud.list_floating_ips() if address["id"] == floating_ip_id), None)
+        return next(
+            (
+                address
+                for address in self.cloud.list_floating_ips()
+                if address["id"] == floating_ip_id
+            ),
+            None,
+        )

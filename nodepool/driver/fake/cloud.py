@@ -14,7 +14,16 @@ from nodepool.driver.fake.objects import Dummy, ObjectList
 
 CREATE_DELAY = 0.1  # seconds until a new object is usable
 
-_UPLOAD_ARGUMENTS = {"name", "filename", "is_public", "wait", "md5", "sha256", "timeout", "disk_format"}
+_UPLOAD_ARGUMENTS = {
+    "name",
+    "filename",
+    "is_public",
+    "wait",
+    "md5",
+    "sha256",
+    "timeout",
+    "disk_format",
+}
 
 
 def _http_error(name: str, message: str, status: int) -> Exception:
@@ -76,7 +85,9 @@ class FakeOpenStackCloud:
     def _get_server_console(name_or_id: str) -> str | None:
         return None
 
-    def __init__(self, images: list[Dummy] | None = None, networks: list[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, images: list[Dummy] | None = None, networks: list[dict[str, Any]] | None = None
+    ) -> None:
         self.pause_creates = False
         self._create_server_timeout = 0
         self._lock = threading.RLock()
@@ -84,14 +95,26 @@ class FakeOpenStackCloud:
         self._image_list = ObjectList(
             images
             if images is not None
-            else [Dummy(Dummy.IMAGE, id="fake-image-id", status="READY", name="Fake Precise", metadata={})]
+            else [
+                Dummy(
+                    Dummy.IMAGE,
+                    id="fake-image-id",
+                    status="READY",
+                    name="Fake Precise",
+                    metadata={},
+                )
+            ]
         )
-        self.networks = networks if networks is not None else [
-            {"id": "fake-public-network", "name": "fake-public-network-name"},
-            {"id": "fake-private-network", "name": "fake-private-network-name"},
-            {"id": "no-auto-ip-network", "name": "no-auto-ip-network-name"},
-            {"id": "fake-ipv6-network", "name": "fake-ipv6-network-name"},
-        ]  # fmt: skip
+        self.networks = (
+            networks
+            if networks is not None
+            else [
+                {"id": "fake-public-network", "name": "fake-public-network-name"},
+                {"id": "fake-private-network", "name": "fake-private-network-name"},
+                {"id": "no-auto-ip-network", "name": "no-auto-ip-network-name"},
+                {"id": "fake-ipv6-network", "name": "fake-ipv6-network-name"},
+            ]
+        )
         self._flavor_list = [
             Dummy(Dummy.FLAVOR, id="f1", ram=8192, name="Fake Flavor", vcpus=4),
             Dummy(Dummy.FLAVOR, id="f2", ram=8192, name="Unreal Flavor", vcpus=4),
@@ -135,7 +158,9 @@ class FakeOpenStackCloud:
     def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         zone = kwargs.get("availability_zone") or self._azs[0]
         if zone not in self._azs:
-            raise _http_error("BadRequestException", "The requested availability zone is not available", 400)
+            raise _http_error(
+                "BadRequestException", "The requested availability zone is not available", 400
+            )
         with self._lock:
             limit = type(self)._get_quota()[1]
             full = 0 <= limit <= len(self._server_list)
@@ -151,7 +176,9 @@ class FakeOpenStackCloud:
         public = "no-auto-ip-network-name" not in networks
         volumes = []
         if kwargs.get("boot_from_volume"):
-            volumes.append(Dummy("Volume", id=uuid.uuid4().hex, size=int(kwargs.get("volume_size", 50))))
+            volumes.append(
+                Dummy("Volume", id=uuid.uuid4().hex, size=int(kwargs.get("volume_size", 50)))
+            )
             self._volume_list.extend(volumes)
         flavor = kwargs.get("flavor") or self._flavor_list[0]
         server = Dummy(
@@ -166,7 +193,10 @@ class FakeOpenStackCloud:
             userdata=kwargs.get("userdata"),
             config_drive=kwargs.get("config_drive"),
             adminPass="fake",
-            addresses={"public": [{"version": 4, "addr": "fake"}], "private": [{"version": 4, "addr": "fake"}]}
+            addresses={
+                "public": [{"version": 4, "addr": "fake"}],
+                "private": [{"version": 4, "addr": "fake"}],
+            }
             if public
             else {"private": [{"version": 4, "addr": "fake"}]},
             public_v4="fake" if public else "",
@@ -205,7 +235,9 @@ class FakeOpenStackCloud:
         if attached:
             gone = {item["id"] for item in attached}
             with self._lock:
-                self._volume_list = [volume for volume in self._volume_list if volume.id not in gone]
+                self._volume_list = [
+                    volume for volume in self._volume_list if volume.id not in gone
+                ]
         return True
 
     def _delete(self, name_or_id: str, objects: ObjectList) -> bool:
@@ -230,11 +262,15 @@ class FakeOpenStackCloud:
 
     def get_compute_limits(self) -> Dummy:
         cores, instances, ram = type(self)._get_quota()
-        return Dummy("Limits", max_total_cores=cores, max_total_instances=instances, max_total_ram_size=ram)
+        return Dummy(
+            "Limits", max_total_cores=cores, max_total_instances=instances, max_total_ram_size=ram
+        )
 
     def get_volume_limits(self) -> Dummy:
         volumes, gigabytes = type(self)._get_volume_quota()
-        return Dummy("Limits", absolute={"maxTotalVolumes": volumes, "maxTotalVolumeGigabytes": gigabytes})
+        return Dummy(
+            "Limits", absolute={"maxTotalVolumes": volumes, "maxTotalVolumeGigabytes": gigabytes}
+        )
 
     def list_volumes(self) -> list[Any]:
         return list(self._volume_list)
@@ -243,7 +279,13 @@ class FakeOpenStackCloud:
         return list(self._floating_ip_list)
 
     def create_floating_ip(self, server: Dummy, **kwargs: object) -> Dummy:
-        fip = Dummy("Fip", id=uuid.uuid4().hex, floating_ip_address="fake", status="ACTIVE", port_id="fake-port")
+        fip = Dummy(
+            "Fip",
+            id=uuid.uuid4().hex,
+            floating_ip_address="fake",
+            status="ACTIVE",
+            port_id="fake-port",
+        )
         self._floating_ip_list.append(fip)
         return fip
 
@@ -268,7 +310,10 @@ class FakeOpenStackCloud:
         return True
 
     def _network(self, name_or_id: str) -> dict[str, Any]:
-        return next((item for item in self.networks if name_or_id in (item["id"], item["name"])), self.networks[0])
+        return next(
+            (item for item in self.networks if name_or_id in (item["id"], item["name"])),
+            self.networks[0],
+        )
 
     def get_network(self, name_or_id: str, filters: object = None) -> dict[str, Any]:
         return self._network(name_or_id)
@@ -278,7 +323,11 @@ class FakeUploadFailCloud(FakeOpenStackCloud):
     """Image uploads fail: always, *times_to_fail* times, or as *fail_callback* decides."""
 
     def __init__(
-        self, *args: Any, times_to_fail: int | None = None, fail_callback: Callable[..., bool] | None = None, **kw: Any
+        self,
+        *args: Any,
+        times_to_fail: int | None = None,
+        fail_callback: Callable[..., bool] | None = None,
+        **kw: Any,
     ) -> None:
         super().__init__(*args, **kw)
         self.times_to_fail = times_to_fail
@@ -320,7 +369,10 @@ class FakeLaunchAndDeleteFailCloud(FakeOpenStackCloud):
 
     def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         server = super().create_server(name, **kwargs)
-        if self.times_to_fail_launch is not None and self.times_failed_launch >= self.times_to_fail_launch:
+        if (
+            self.times_to_fail_launch is not None
+            and self.times_failed_launch >= self.times_to_fail_launch
+        ):
             self.launch_success = True
         else:
             self.times_failed_launch += 1
@@ -328,7 +380,10 @@ class FakeLaunchAndDeleteFailCloud(FakeOpenStackCloud):
         return server
 
     def delete_server(self, name_or_id: str, **kwargs: object) -> bool:
-        if self.times_to_fail_delete is not None and self.times_failed_delete >= self.times_to_fail_delete:
+        if (
+            self.times_to_fail_delete is not None
+            and self.times_failed_delete >= self.times_to_fail_delete
+        ):
             self.delete_success = True
             return super().delete_server(name_or_id, **kwargs)
         self.times_failed_delete += 1

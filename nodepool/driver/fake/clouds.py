@@ -22,7 +22,11 @@ def config_files() -> list[str]:
         files = list(loader.CONFIG_FILES)
     else:
         home = os.environ.get("XDG_CONFIG_HOME") or os.path.join("~", ".config")
-        places = [os.getcwd(), os.path.join(home, "openstack"), os.path.join("~", ".config", "openstack")]
+        places = [
+            os.getcwd(),
+            os.path.join(home, "openstack"),
+            os.path.join("~", ".config", "openstack"),
+        ]
         site = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
         places += [os.path.join(item, "openstack") for item in site.split(os.pathsep)]
         places.append("/etc/openstack")
@@ -64,10 +68,14 @@ class FakeClouds:
         clouds = data.get("clouds") if isinstance(data, dict) else None
         self.clouds = clouds if isinstance(clouds, dict) else {}
 
-    def get_one(self, cloud: str | None = None, validate: bool = False, **kw: Any) -> CloudDescription:
+    def get_one(
+        self, cloud: str | None = None, validate: bool = False, **kw: Any
+    ) -> CloudDescription:
         """Return *cloud*, or the only one if None. Raises ProviderUnavailable if it is missing."""
         if cloud is None:
-            cloud = os.environ.get("OS_CLOUD") or (next(iter(self.clouds)) if len(self.clouds) == 1 else None)
+            cloud = os.environ.get("OS_CLOUD") or (
+                next(iter(self.clouds)) if len(self.clouds) == 1 else None
+            )
         if cloud is None or cloud not in self.clouds:
             raise ProviderUnavailable(
                 f"cloud {cloud} was not found; add it to clouds.yaml in one of"

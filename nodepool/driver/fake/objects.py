@@ -11,8 +11,9 @@ from typing import Any, SupportsIndex
 class Dummy:
     """An object of the cloud: attributes that can be read like a dict's items as well.
 
-    ``status`` turns from the first value given to ``_final_status`` at ``_ready_at`` (monotonic seconds), but not
-    before ``event`` is set when the object is ``_paused``. Assigning it ends that.
+    ``status`` turns from the first value given to ``_final_status`` at ``_ready_at`` (monotonic
+    seconds), but not before ``event`` is set when the object is ``_paused``. Assigning it ends
+    that.
     """
 
     IMAGE = "Image"
@@ -127,4 +128,6 @@ class ObjectList(list[Dummy]):
         found = self.by_id(name_or_id)
         if found is not None:
             return found
-        return next((item for item in list(self) if name_or_id in (item.get("id"), item.get("name"))), None)
+        return next(
+            (item for item in list(self) if name_or_id in (item.get("id"), item.get("name"))), None
+        )

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
+from nodepool.driver.common.adapter import (
+    DEADLINE,
+    Job,
+    Leftover,
+    MachineAdapter,
+    MachineInstance,
+    Step,
+)
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce import bodies, client
 from nodepool.driver.gce.config import GceLabel, GceProviderConfig
@@ -24,10 +31,13 @@ FAMILY_TTL = 300.0
 """Seconds for which the newest image of a family is cached."""
 PAGE = 500
 NAMES = 40
-"""Maximum names in one filter, because of the length of the URL; for more the whole zone is listed."""
+"""Maximum names in one filter, because of the length of the URL; for more the whole zone is
+listed.
+"""
 FIELDS = (
     "kind,nextPageToken,"
-    "items(name,status,statusMessage,zone,machineType,networkInterfaces,metadata(items(key,value)),creationTimestamp)"
+    "items(name,status,statusMessage,zone,machineType,networkInterfaces,metadata(items(key,value)),"
+    "creationTimestamp)"
 )
 Query = Mapping[str, str] | None
 """Query parameters of a URL."""
@@ -64,19 +74,33 @@ class GceAdapter(MachineAdapter):
     # -- calls
 
     def compute_raw(
-        self, method: str, *path: str, project: str | None = None, query: Query = None, body: object = None
+        self,
+        method: str,
+        *path: str,
+        project: str | None = None,
+        query: Query = None,
+        body: object = None,
     ) -> dict[str, Any]:
         """Call Compute Engine in this thread, without pace and repetition.
 
         :param path: below the project.
         :raises HttpRefused, NoAnswer, NoAccess:
         """
-        return self.transport.compute(method, ["projects", project or self.provider.project, *path], query, body)
+        return self.transport.compute(
+            method, ["projects", project or self.provider.project, *path], query, body
+        )
 
     def compute_call(
-        self, name: str, method: str, *path: str, lane: str = "read", repeat: bool | None = None, project: str | None = None,
-        query: Query = None, body: object = None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        name: str,
+        method: str,
+        *path: str,
+        lane: str = "read",
+        repeat: bool | None = None,
+        project: str | None = None,
+        query: Query = None,
+        body: object = None,
+    ) -> dict[str, Any]:
         """:param name: of the call, for metrics."""
         answer: dict[str, Any] = self.calls.call(
             name,
@@ -120,7 +144,9 @@ class GceAdapter(MachineAdapter):
         project, family = image.image_project, image.image_family
 
         def fetch() -> str:
-            answer = self.compute_call("images_getFromFamily", "GET", "global", "images", "family", family, project=project)
+            answer = self.compute_call(
+                "images_getFromFamily", "GET", "global", "images", "family", family, project=project
+            )
             return str(answer["selfLink"])
 
         try:
@@ -128,7 +154,8 @@ class GceAdapter(MachineAdapter):
         except HttpRefused as error:
             if error.status == 404:
                 raise exceptions.LaunchNodepoolException(
-                    f"image family {family} does not exist in project {project} (cloud-images, {image.name})"
+                    f"image family {family} does not exist in project {project} (cloud-images, "
+                    f"{image.name})"
                 ) from error
             raise
 
@@ -142,7 +169,9 @@ class GceAdapter(MachineAdapter):
     def start(self, job: Job, offer: Offer) -> None:
         zone = offer.place or self.provider.zone
         image = self._image(job)
-        body = bodies.instance(job, offer, self.provider, str(self._machine_type(offer.size, zone)["selfLink"]), image)
+        body = bodies.instance(
+            job, offer, self.provider, str(self._machine_type(offer.size, zone)["selfLink"]), image
+        )
         job.begun = True
         request_id = str(uuid.uuid4())
         try:
@@ -163,7 +192,10 @@ class GceAdapter(MachineAdapter):
                 raise
             operation = {}
         # An adopted machine has none.
-        self._making[job.name] = (zone, str(operation.get("name") or "") if is_operation(operation) else "")
+        self._making[job.name] = (
+            zone,
+            str(operation.get("name") or "") if is_operation(operation) else "",
+        )
 
     def _adopt(self, job: Job, zone: str) -> bool:
         """Return whether the existing machine is of an earlier attempt for the same node."""
@@ -189,7 +221,11 @@ class GceAdapter(MachineAdapter):
         for zone, names in waiting.items():
             for start in range(0, len(names), NAMES):
                 for found in self._pages(
-                    "zoneOperations_list", "zones", zone, "operations", query={"filter": _any_of(names[start : start + NAMES])}
+                    "zoneOperations_list",
+                    "zones",
+                    zone,
+                    "operations",
+                    query={"filter": _any_of(names[start : start + NAMES])},
                 ):
                     operations[str(found.get("name"))] = found
         views = {}
@@ -205,23 +241,36 @@ class GceAdapter(MachineAdapter):
         if errors:
             code, message = str(errors[0].get("code") or ""), str(errors[0].get("message") or "")
             raise self.failed(
-                job, kind_of_code(code, message) or ErrorKind.OTHER, f"Google could not create {job.name}: {code}: {message}"
+                job,
+                kind_of_code(code, message) or ErrorKind.OTHER,
+                f"Google could not create {job.name}: {code}: {message}",
             )
         found = view.instance
         if found is None:
-            self.seen(job, "instance", view.operation is not None and view.operation.get("status") != "DONE")
+            self.seen(
+                job,
+                "instance",
+                view.operation is not None and view.operation.get("status") != "DONE",
+            )
             return None
         self.seen(job, "instance", True)
         status = str(found.get("status") or "")
         if status in ENDING:
             spot = job.offer is not None and job.offer.spot
-            text = f"instance {job.name} is {status}: {found.get('statusMessage') or 'no reason given'}"
+            text = (
+                f"instance {job.name} is {status}: "
+                f"{found.get('statusMessage') or 'no reason given'}"
+            )
             raise self.failed(job, ErrorKind.CAPACITY if spot else ErrorKind.OTHER, text)
         if status != "RUNNING":
             return None
         instance = self._instance(found, job.quota)
         pool = job.label.pool
-        wanted = instance.private_ipv4 if pool.use_internal_ip or not pool.public_ipv4 else instance.public_ipv4
+        wanted = (
+            instance.private_ipv4
+            if pool.use_internal_ip or not pool.public_ipv4
+            else instance.public_ipv4
+        )
         if not wanted:
             return None
         self._making.pop(job.name, None)
@@ -235,7 +284,10 @@ class GceAdapter(MachineAdapter):
         instance = MachineInstance(str(found["name"]), bodies.metadata_of(found), quota)
         interface = (found.get("networkInterfaces") or [{}])[0]
         access = (interface.get("accessConfigs") or [{}])[0]
-        instance.private_ipv4, instance.public_ipv4 = interface.get("networkIP"), access.get("natIP")
+        instance.private_ipv4, instance.public_ipv4 = (
+            interface.get("networkIP"),
+            access.get("natIP"),
+        )
         instance.interface_ip = instance.public_ipv4 or instance.private_ipv4
         instance.cloud = "Google"
         instance.az, instance.region = zone, zone.rpartition("-")[0]
@@ -258,7 +310,9 @@ class GceAdapter(MachineAdapter):
         return any(asked)
 
     def _delete_in(self, zone: str, key: str) -> bool:
-        return self.delete("instances_delete", lambda: self.compute_raw("DELETE", "zones", zone, "instances", key))
+        return self.delete(
+            "instances_delete", lambda: self.compute_raw("DELETE", "zones", zone, "instances", key)
+        )
 
     def is_gone(self, key: str, view: View | None) -> bool:
         return view is None or view.instance is None or view.instance.get("status") == "TERMINATED"
@@ -273,7 +327,9 @@ class GceAdapter(MachineAdapter):
         for zone in self.provider.zones:
             for found in self._instances(zone):
                 if found.get("name") not in gone and found.get("status") != "TERMINATED":
-                    yield self._instance(found, self.known_size(_last(found.get("machineType")), zone))
+                    yield self._instance(
+                        found, self.known_size(_last(found.get("machineType")), zone)
+                    )
 
     def listResources(self) -> Iterable[Leftover]:
         kinds = [("instance", self._leftover_instances)]
@@ -307,7 +363,10 @@ class GceAdapter(MachineAdapter):
     def _listImages(self) -> list[dict[str, Any]]:
         """List the images for ``nodepool alien-image-list``."""
         found = self._pages("images_list", "global", "images")
-        return [{"id": each["name"], "name": each["name"], "properties": bodies.described(each)} for each in found]
+        return [
+            {"id": each["name"], "name": each["name"], "properties": bodies.described(each)}
+            for each in found
+        ]
 
     # -- quota
 
@@ -317,7 +376,12 @@ class GceAdapter(MachineAdapter):
         found: dict[str, float] = {}
         for name, metric in (("cores", "CPUS"), ("instances", "INSTANCES")):
             if limits.get(metric) is None:
-                self.warn_once(metric, "Google reports no quota %s of region %s, assuming none", metric, self.provider.region)
+                self.warn_once(
+                    metric,
+                    "Google reports no quota %s of region %s, assuming none",
+                    metric,
+                    self.provider.region,
+                )
             else:
                 found[name] = limits[metric]
         return QuotaInformation(default=math.inf, **found)
@@ -326,23 +390,33 @@ class GceAdapter(MachineAdapter):
         try:
             return self._getQuotaForMachineType(size)
         except KeyError as error:
-            raise exceptions.RuntimeConfigurationException(f"Google reports no size of instance-type {size}") from error
+            raise exceptions.RuntimeConfigurationException(
+                f"Google reports no size of instance-type {size}"
+            ) from error
 
     def known_size(self, size: str, zone: str | None = None) -> QuotaInformation:
         try:
             return self._getQuotaForMachineType(size, zone)
         except (exceptions.RuntimeConfigurationException, KeyError, HttpRefused) as error:
-            self.warn_once(f"size {size}", "Machine type %s is not known, it counts without cores and memory: %s", size, error)
+            self.warn_once(
+                f"size {size}",
+                "Machine type %s is not known, it counts without cores and memory: %s",
+                size,
+                error,
+            )
             return QuotaInformation(instances=1)
 
-    def _getQuotaForMachineType(self, machine_type: str, zone: str | None = None) -> QuotaInformation:
+    def _getQuotaForMachineType(
+        self, machine_type: str, zone: str | None = None
+    ) -> QuotaInformation:
         """Return the usage of a type. KeyError: the answer has no size; the cache is cleared."""
         try:
             found = self._machine_type(machine_type, zone or self.provider.zone)
         except HttpRefused as error:
             if error.status in (400, 404):
                 raise exceptions.RuntimeConfigurationException(
-                    f"instance-type {machine_type} does not exist in zone {zone or self.provider.zone}: {error.message}"
+                    f"instance-type {machine_type} does not exist in zone "
+                    f"{zone or self.provider.zone}: {error.message}"
                 ) from error
             raise
         try:
@@ -358,7 +432,13 @@ class GceAdapter(MachineAdapter):
         for zone in self.provider.zones:
             try:
                 answer = self.compute_call(
-                    "instances_getSerialPortOutput", "GET", "zones", zone, "instances", str(external_id), "serialPort"
+                    "instances_getSerialPortOutput",
+                    "GET",
+                    "zones",
+                    zone,
+                    "instances",
+                    str(external_id),
+                    "serialPort",
                 )
             except HttpRefused as error:
                 if error.status != 404:

@@ -12,7 +12,13 @@ from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce.config import GceDiskImage, GceProviderConfig
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 
-OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name", CLUSTER_ID, NODE_CREATED)
+OWNERSHIP = (
+    "nodepool_node_id",
+    "nodepool_pool_name",
+    "nodepool_provider_name",
+    CLUSTER_ID,
+    NODE_CREATED,
+)
 _DEFAULT_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
@@ -23,10 +29,16 @@ def as_label(value: str) -> str:
 
 def metadata_of(instance: dict[str, Any]) -> dict[str, str]:
     items = (instance.get("metadata") or {}).get("items") or []
-    return {str(item["key"]): str(item.get("value") or "") for item in items if isinstance(item, dict) and "key" in item}
+    return {
+        str(item["key"]): str(item.get("value") or "")
+        for item in items
+        if isinstance(item, dict) and "key" in item
+    }
 
 
-def instance(job: Job, offer: Offer, provider: GceProviderConfig, machine_type: str, image: str) -> dict[str, Any]:
+def instance(
+    job: Job, offer: Offer, provider: GceProviderConfig, machine_type: str, image: str
+) -> dict[str, Any]:
     label, pool = job.label, job.label.pool
     entry = label.cloud_image or provider.diskimages[label.diskimage.name]
     items = [{"key": key, "value": value} for key, value in job.tags.items() if key in OWNERSHIP]
@@ -60,7 +72,9 @@ def instance(job: Job, offer: Offer, provider: GceProviderConfig, machine_type: 
     }
     if label.service_account:
         account = label.service_account
-        body["serviceAccounts"] = [{"email": account["email"], "scopes": account.get("scopes") or _DEFAULT_SCOPES}]
+        body["serviceAccounts"] = [
+            {"email": account["email"], "scopes": account.get("scopes") or _DEFAULT_SCOPES}
+        ]
     if label.network_tags:
         body["tags"] = {"items": label.network_tags}
     if offer.spot:
@@ -76,7 +90,8 @@ def instance(job: Job, offer: Offer, provider: GceProviderConfig, machine_type: 
 def image_name(name: str) -> str:
     """Return the name as a valid image name.
 
-    A name that had to be cut ends with a hash of the whole, so that the time at its end still makes it unique.
+    A name that had to be cut ends with a hash of the whole, so that the time at its end still makes
+    it unique.
     """
     found = re.sub(r"[^-a-z0-9]", "-", name.lower()).strip("-")
     if not found[:1].isalpha():

@@ -12,7 +12,14 @@ from typing import Any
 import requests
 
 from nodepool.cloud.errors import asked_pause
-from nodepool.cloud.http import CONNECT_TIMEOUT, TIMEOUT, HttpRefused, NoAccess, NoAnswer, new_session
+from nodepool.cloud.http import (
+    CONNECT_TIMEOUT,
+    TIMEOUT,
+    HttpRefused,
+    NoAccess,
+    NoAnswer,
+    new_session,
+)
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 COMPUTE = "https://compute.googleapis.com/compute/v1/"
@@ -46,7 +53,9 @@ class Transport:
         #: Why there are no credentials, for operators.
         self.problem: str | None = None
 
-    def _authorized(self, method: str, url: str, headers: Mapping[str, str], renew: bool) -> dict[str, str]:
+    def _authorized(
+        self, method: str, url: str, headers: Mapping[str, str], renew: bool
+    ) -> dict[str, str]:
         """Return the headers with a token. Raises NoAccess, NoAnswer."""
         import google.auth
         import google.auth.exceptions
@@ -71,13 +80,21 @@ class Transport:
                     raise NoAnswer(f"the token service: {text}") from None
                 self._credentials = None  # the file may change until then
                 self.problem = (
-                    f"no credentials for Google: {text}; set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account"
+                    f"no credentials for Google: {text}; set "
+                    "GOOGLE_APPLICATION_CREDENTIALS to the file of a service account"
                 )
                 raise NoAccess(self.problem) from None
             self.problem = None
         return found
 
-    def send(self, method: str, url: str, what: str, headers: Mapping[str, str] | None = None, data: Any = None) -> Any:
+    def send(
+        self,
+        method: str,
+        url: str,
+        what: str,
+        headers: Mapping[str, str] | None = None,
+        data: Any = None,
+    ) -> Any:
         """Return the response, whatever its status. Refused credentials are renewed once.
 
         :raises NoAccess, NoAnswer:
@@ -86,7 +103,12 @@ class Transport:
             authorized = self._authorized(method, url, headers or {}, renew)
             try:
                 response = self.session.request(
-                    method, url, headers=authorized, data=data, timeout=(CONNECT_TIMEOUT, TIMEOUT), allow_redirects=False
+                    method,
+                    url,
+                    headers=authorized,
+                    data=data,
+                    timeout=(CONNECT_TIMEOUT, TIMEOUT),
+                    allow_redirects=False,
                 )
                 _ = response.content
             except (requests.RequestException, OSError) as error:
@@ -96,7 +118,11 @@ class Transport:
         return response
 
     def compute(
-        self, method: str, path: Sequence[str], query: Mapping[str, str] | None = None, body: object = None
+        self,
+        method: str,
+        path: Sequence[str],
+        query: Mapping[str, str] | None = None,
+        body: object = None,
     ) -> dict[str, Any]:
         """Call Compute Engine once.
 
@@ -108,7 +134,9 @@ class Transport:
         url = "/".join([address, *(urllib.parse.quote(part, safe="") for part in path)])
         if query:
             url += f"?{urllib.parse.urlencode(query)}"
-        headers, data = ({}, None) if body is None else ({"Content-Type": "application/json"}, json.dumps(body))
+        headers, data = (
+            ({}, None) if body is None else ({"Content-Type": "application/json"}, json.dumps(body))
+        )
         response = self.send(method, url, what, headers, data)
         if response.status_code >= 300:
             raise refusal(what, response.status_code, response.headers, response.content)
@@ -117,7 +145,10 @@ class Transport:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise NoAnswer(f"{what}: the answer is not from Google (status {response.status_code}, not a JSON object)")
+            raise NoAnswer(
+                f"{what}: the answer is not from Google (status {response.status_code}, not a JSON "
+                "object)"
+            )
         return answer
 
     def close(self) -> None:

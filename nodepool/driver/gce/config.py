@@ -30,10 +30,16 @@ def label_trouble(labels: dict[str, str], dynamic: dict[str, Any]) -> str | None
     """Return why Google would refuse these labels."""
     for key in (*labels, *dynamic):
         if not _LABEL_KEY.match(key):
-            return f"{key!r} cannot be a label: lower-case letters, digits, '-' and '_' only, a letter first, at most 63"
+            return (
+                f"{key!r} cannot be a label: lower-case letters, digits, '-' and '_' only, a "
+                "letter first, at most 63"
+            )
     for key, value in labels.items():
         if not _LABEL_VALUE.match(value):
-            return f"label {key}: {value!r} cannot be its value: lower-case letters, digits, '-' and '_' only, at most 63"
+            return (
+                f"label {key}: {value!r} cannot be its value: lower-case letters, digits, '-' "
+                "and '_' only, at most 63"
+            )
     return None
 
 
@@ -54,7 +60,9 @@ class GceCloudImage(CloudImage):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
         if not self.image_id and not (self.image_project and self.image_family):
-            raise ConfigError(f"cloud image {self.name} needs image-id, or image-project and image-family")
+            raise ConfigError(
+                f"cloud image {self.name} needs image-id, or image-project and image-family"
+            )
 
     @property
     def external_name(self) -> str:
@@ -63,8 +71,12 @@ class GceCloudImage(CloudImage):
 
 class GceDiskImage(ProviderDiskImage):
     key: str | None = option(str, None, "SSH public key for the username")
-    guest_os_features: list[str] = option([str], ["VIRTIO_SCSI_MULTIQUEUE", "UEFI_COMPATIBLE"], "capabilities of the image")
-    architecture: str | None = option(v.Any("X86_64", "ARM64"), None, "of the image", shown="Google's")
+    guest_os_features: list[str] = option(
+        [str], ["VIRTIO_SCSI_MULTIQUEUE", "UEFI_COMPATIBLE"], "capabilities of the image"
+    )
+    architecture: str | None = option(
+        v.Any("X86_64", "ARM64"), None, "of the image", shown="Google's"
+    )
 
 
 class GceLabel(MachineLabel):
@@ -72,8 +84,12 @@ class GceLabel(MachineLabel):
     volume_type: str = option(str, "pd-standard", "of the disk")
     volume_size: int = option(int, 10, "GiB of the disk")
     use_spot: bool = option(bool, False, "*new*: spot machines, which the cloud can reclaim")
-    tags: dict[str, str] = option(dict, {}, "*new*: labels of the machine", name="labels", convert=texts)
-    dynamic_tags: dict[str, str] = option({str: str}, {}, "*new*: with ``{request...}`` replaced", name="dynamic-labels")
+    tags: dict[str, str] = option(
+        dict, {}, "*new*: labels of the machine", name="labels", convert=texts
+    )
+    dynamic_tags: dict[str, str] = option(
+        {str: str}, {}, "*new*: with ``{request...}`` replaced", name="dynamic-labels"
+    )
     network_tags: list[str] = option([str], [], "*new*: for firewall rules")
     service_account: dict[str, Any] | None = option(
         {
@@ -83,11 +99,24 @@ class GceLabel(MachineLabel):
         None,
         "*new*: gives its rights to programs in the machine",
     )
-    user_data: str | None = option(str, None, "*new*: for cloud-init; every program in the machine can read it")
-    console_log: bool = option(bool, False, "*new*: log the serial port if a machine does not answer")
-    zone: object = option(str, None, "*new*: zone", key=offers.ZONES, stored=False, shown="the provider's")
-    zones: object = option([str], None, "*new*: several: an offer for each", key=offers.ZONES, stored=False)
-    alternatives: object = option(offers.alternatives("instance-type", v.Any(str, int)), None, offers.ALTERNATIVES, stored=False)
+    user_data: str | None = option(
+        str, None, "*new*: for cloud-init; every program in the machine can read it"
+    )
+    console_log: bool = option(
+        bool, False, "*new*: log the serial port if a machine does not answer"
+    )
+    zone: object = option(
+        str, None, "*new*: zone", key=offers.ZONES, stored=False, shown="the provider's"
+    )
+    zones: object = option(
+        [str], None, "*new*: several: an offer for each", key=offers.ZONES, stored=False
+    )
+    alternatives: object = option(
+        offers.alternatives("instance-type", v.Any(str, int)),
+        None,
+        offers.ALTERNATIVES,
+        stored=False,
+    )
 
     def __init__(self, options: dict[str, Any], provider: GceProviderConfig, pool: GcePool) -> None:
         super().__init__(options, provider, pool)
@@ -122,7 +151,10 @@ class GceProviderConfig(MachineProviderConfig):
     region: str = option(str, REQUIRED, "region whose quota applies")
     zone: str = option(str, REQUIRED, "default zone; must be in the region")
     boot_timeout = changed(MachineProviderConfig.boot_timeout, default=60)
-    rate = changed(MachineProviderConfig.rate, default=derived("2", lambda config, _: config.provider.get("rate-limit", 2)))
+    rate = changed(
+        MachineProviderConfig.rate,
+        default=derived("2", lambda config, _: config.provider.get("rate-limit", 2)),
+    )
     rate_limit: object = option(NUMBER, None, "other name of ``rate``, which wins", stored=False)
     network: str = option(str, "global/networks/default", "*new*: default of the pools")
     subnetwork: str | None = option(str, None, "*new*: default of the pools")
@@ -132,7 +164,9 @@ class GceProviderConfig(MachineProviderConfig):
         None,
         "*new*: for imports; required by ``diskimages``",
     )
-    image_import_timeout: int = option(int, 3600, "*new*: seconds until an uploaded image must be available")
+    image_import_timeout: int = option(
+        int, 3600, "*new*: seconds until an uploaded image must be available"
+    )
 
     @property
     def manage_images(self) -> bool:
@@ -141,9 +175,17 @@ class GceProviderConfig(MachineProviderConfig):
     @property
     def zones(self) -> list[str]:
         """All zones in which our machines may be."""
-        places = [offer.place for pool in self.pools.values() for label in pool.labels.values() for offer in label.offers]
+        places = [
+            offer.place
+            for pool in self.pools.values()
+            for label in pool.labels.values()
+            for offer in label.offers
+        ]
         return list(dict.fromkeys([self.zone, *places]))
 
     def load_own(self, options: dict[str, Any]) -> None:
         if options.get("diskimages") and self.object_storage is None:
-            raise ConfigError("diskimages need object-storage, through which images are imported", where=("diskimages",))
+            raise ConfigError(
+                "diskimages need object-storage, through which images are imported",
+                where=("diskimages",),
+            )

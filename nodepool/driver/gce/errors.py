@@ -6,9 +6,13 @@ from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import classified
 
 QUOTA = frozenset(("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"))
-THROTTLED = frozenset(("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "operationRateExceeded"))
+THROTTLED = frozenset(
+    ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "operationRateExceeded")
+)
 CAPACITY = frozenset(("stockout", "STOCKOUT", "UNSUPPORTED_OPERATION", "RESOURCE_NOT_READY"))
-TRANSIENT = frozenset(("backendError", "internalError", "INTERNAL_ERROR", "resourceNotReady", "SERVICE_UNAVAILABLE"))
+TRANSIENT = frozenset(
+    ("backendError", "internalError", "INTERNAL_ERROR", "resourceNotReady", "SERVICE_UNAVAILABLE")
+)
 #: Prefixes of codes for an exhausted zone, with or without details.
 EXHAUSTED = ("ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED")
 

@@ -73,9 +73,15 @@ class GceImages:
         return str(self.adapter.provider.object_storage["bucket-name"])
 
     def _storage(
-        self, method: str, path: str, what: str, headers: dict[str, str] | None = None, data: Any = None, lane: str = "upload",
+        self,
+        method: str,
+        path: str,
+        what: str,
+        headers: dict[str, str] | None = None,
+        data: Any = None,
+        lane: str = "upload",
         repeat: bool = True,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Make a call of Cloud Storage; ``path`` may be a complete URL."""
         url = path if path.startswith("http") else urllib.parse.urljoin(storage_address(), path)
 
@@ -85,11 +91,20 @@ class GceImages:
                 raise refusal(what, response.status_code, response.headers, response.content)
             return response
 
-        return self.adapter.calls.call(what.partition(" ")[0], ask, lane=lane, idempotent=repeat, deadline=DEADLINE)
+        return self.adapter.calls.call(
+            what.partition(" ")[0], ask, lane=lane, idempotent=repeat, deadline=DEADLINE
+        )
 
     # -- upload
 
-    def upload(self, entry: GceDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+    def upload(
+        self,
+        entry: GceDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str,
+        metadata: dict[str, Any],
+    ) -> str:
         """Upload the image; return its name in the project."""
         name = bodies.image_name(image_name)
         tags = {key: str(value) for key, value in {**entry.meta, **metadata}.items()}
@@ -98,9 +113,13 @@ class GceImages:
         begun = False
         try:
             self._send(key, filename, tags)
-            body = bodies.image(name, f"{STORAGE}{self.bucket}/{urllib.parse.quote(key)}", entry, tags)
+            body = bodies.image(
+                name, f"{STORAGE}{self.bucket}/{urllib.parse.quote(key)}", entry, tags
+            )
             begun = True
-            operation = self.adapter.compute_call("images_insert", "POST", "global", "images", lane="write", body=body)
+            operation = self.adapter.compute_call(
+                "images_insert", "POST", "global", "images", lane="write", body=body
+            )
             self._finish(operation, f"import of image {name}", until)
         except BaseException:
             if begun:
@@ -118,7 +137,9 @@ class GceImages:
 
     def _send(self, key: str, filename: str, tags: dict[str, str]) -> None:
         query = urllib.parse.urlencode({"uploadType": "resumable", "name": key})
-        about = json.dumps({"name": key, "contentType": "application/gzip", "metadata": tags}).encode()
+        about = json.dumps(
+            {"name": key, "contentType": "application/gzip", "metadata": tags}
+        ).encode()
         started = self._storage(
             "POST",
             f"upload/storage/v1/b/{self.bucket}/o?{query}",
@@ -143,14 +164,25 @@ class GceImages:
             span = f"{sent}-{end - 1}" if data else "*"
             try:
                 response = self._storage(
-                    "PUT", session, f"upload_piece of {key}", {"Content-Range": f"bytes {span}/{total}"}, data, repeat=False
+                    "PUT",
+                    session,
+                    f"upload_piece of {key}",
+                    {"Content-Range": f"bytes {span}/{total}"},
+                    data,
+                    repeat=False,
                 )
             except (NoAnswer, HttpRefused) as error:
                 if classify(error) not in (ErrorKind.TRANSIENT, ErrorKind.THROTTLED):
                     raise
                 self.log.info("Upload of %s is interrupted at byte %s: %s", key, sent, error)
                 self.adapter.pause_upload(0.5)
-                response = self._storage("PUT", session, f"ask_upload of {key}", {"Content-Range": f"bytes */{total}"}, b"")
+                response = self._storage(
+                    "PUT",
+                    session,
+                    f"ask_upload of {key}",
+                    {"Content-Range": f"bytes */{total}"},
+                    b"",
+                )
             if response.status_code != RESUME_INCOMPLETE:
                 return end  # all data has arrived
             arrived = re.fullmatch(r"bytes=0-(\d+)", response.headers.get("Range") or "")
@@ -158,7 +190,9 @@ class GceImages:
             if sent == end and not last:
                 return end
             if sent < offset or sent > end:
-                raise exceptions.ImageCreateException(f"upload of {key}: Google has {sent} bytes, {offset} to {end} were sent")
+                raise exceptions.ImageCreateException(
+                    f"upload of {key}: Google has {sent} bytes, {offset} to {end} were sent"
+                )
         raise exceptions.ImageCreateException(f"upload of {key} makes no progress at byte {sent}")
 
     def _finish(self, operation: dict[str, Any], what: str, until: float | None) -> None:
@@ -171,16 +205,23 @@ class GceImages:
             if until is not None and time.monotonic() > until:
                 raise exceptions.ImageCreateException(f"{what} takes too long")
             self.adapter.pause_upload()
-            operation = self.adapter.compute_call("globalOperations_get", "GET", "global", "operations", name)
+            operation = self.adapter.compute_call(
+                "globalOperations_get", "GET", "global", "operations", name
+            )
         errors = (operation.get("error") or {}).get("errors") or []
         if errors:
-            raise exceptions.ImageCreateException(f"{what}: {errors[0].get('code')}: {errors[0].get('message')}")
+            raise exceptions.ImageCreateException(
+                f"{what}: {errors[0].get('code')}: {errors[0].get('message')}"
+            )
 
     # -- removal
 
     def delete(self, external_id: str) -> None:
         """Ask for it; that it was there is not needed."""
-        self.adapter.delete("delete_image", lambda: self.adapter.compute_raw("DELETE", "global", "images", external_id))
+        self.adapter.delete(
+            "delete_image",
+            lambda: self.adapter.compute_raw("DELETE", "global", "images", external_id),
+        )
 
     def delete_object(self, key: str) -> None:
         path = f"storage/v1/b/{self.bucket}/o/{urllib.parse.quote(key, safe='')}"
@@ -196,8 +237,12 @@ class GceImages:
         """Yield all objects of the bucket with their metadata."""
         token = ""
         while True:
-            query = urllib.parse.urlencode({"fields": "nextPageToken,items(name,metadata)", "pageToken": token})
-            response = self._storage("GET", f"storage/v1/b/{self.bucket}/o?{query}", "list_objects", lane="read")
+            query = urllib.parse.urlencode(
+                {"fields": "nextPageToken,items(name,metadata)", "pageToken": token}
+            )
+            response = self._storage(
+                "GET", f"storage/v1/b/{self.bucket}/o?{query}", "list_objects", lane="read"
+            )
             try:
                 found = response.json()
                 yield from found.get("items") or []

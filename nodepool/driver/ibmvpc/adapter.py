@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import DEADLINE, Job, Leftover, MachineAdapter, MachineInstance, Step
+from nodepool.driver.common.adapter import (
+    DEADLINE,
+    Job,
+    Leftover,
+    MachineAdapter,
+    MachineInstance,
+    Step,
+)
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.ibmvpc import names
 from nodepool.driver.ibmvpc.client import Client
@@ -56,7 +63,13 @@ class IBMVPCAdapter(MachineAdapter):
     # -- calls
 
     def change(
-        self, operation: str, method: str, path: str, what: str, body: object = None, repeat: bool = False
+        self,
+        operation: str,
+        method: str,
+        path: str,
+        what: str,
+        body: object = None,
+        repeat: bool = False,
     ) -> dict[str, Any]:
         """Make a changing call and return the created object."""
 
@@ -66,12 +79,16 @@ class IBMVPCAdapter(MachineAdapter):
                 raise NoAnswer(f"{what}: the answer is not from IBM")
             return found
 
-        made: dict[str, Any] = self.calls.call(operation, ask, lane="write", idempotent=repeat, deadline=DEADLINE)
+        made: dict[str, Any] = self.calls.call(
+            operation, ask, lane="write", idempotent=repeat, deadline=DEADLINE
+        )
         return made
 
     def _list(self, path: str, key: str, **params: str) -> list[dict[str, Any]]:
         """Return all entries of a list; its pages count as one call."""
-        found: list[dict[str, Any]] = self.read(f"list_{key}", lambda: list(self.client.pages(path, key, **params)))
+        found: list[dict[str, Any]] = self.read(
+            f"list_{key}", lambda: list(self.client.pages(path, key, **params))
+        )
         return found
 
     def _servers(self, names_wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -96,17 +113,23 @@ class IBMVPCAdapter(MachineAdapter):
             self.memo.renew({key}, (), pause=10.0)
         found = self.memo.get(key, None, fetch, FACTS_TTL).get(name)
         if found is None:
-            raise exceptions.LaunchNodepoolException(f"option {option}: {name} does not exist in region {self.provider.region}")
+            raise exceptions.LaunchNodepoolException(
+                f"option {option}: {name} does not exist in region {self.provider.region}"
+            )
         return dict(found)
 
     def _groups(self) -> dict[str, str]:
         """Return the ids of the resource groups, by name."""
 
         def fetch() -> dict[str, str]:
-            told = self.client.send("GET", "RESOURCE_MANAGER", "/v2/resource_groups", "list resource groups")
+            told = self.client.send(
+                "GET", "RESOURCE_MANAGER", "/v2/resource_groups", "list resource groups"
+            )
             return {str(each["name"]): str(each["id"]) for each in told.get("resources") or []}
 
-        found: dict[str, str] = self.memo.get("groups", None, lambda: self.read("list_resource_groups", fetch), FACTS_TTL)
+        found: dict[str, str] = self.memo.get(
+            "groups", None, lambda: self.read("list_resource_groups", fetch), FACTS_TTL
+        )
         return found
 
     def group_id(self, name: str) -> str:
@@ -119,7 +142,11 @@ class IBMVPCAdapter(MachineAdapter):
                 made = self.calls.call(
                     "create_resource_group",
                     lambda: self.client.send(
-                        "POST", "RESOURCE_MANAGER", "/v2/resource_groups", f"create resource group {name}", {"name": name}
+                        "POST",
+                        "RESOURCE_MANAGER",
+                        "/v2/resource_groups",
+                        f"create resource group {name}",
+                        {"name": name},
                     ),
                     lane="write",
                     deadline=DEADLINE,
@@ -131,14 +158,18 @@ class IBMVPCAdapter(MachineAdapter):
             self.memo.forget({"groups"})
             found = str(made.get("id") or "") or self._groups().get(name)
         if found is None:
-            raise exceptions.LaunchNodepoolException(f"resource group {name} exists, but IBM does not list it")
+            raise exceptions.LaunchNodepoolException(
+                f"resource group {name} exists, but IBM does not list it"
+            )
         return found
 
     def _metadata(self, thing: dict[str, Any]) -> dict[str, str]:
         group = thing.get("resource_group") or {}
         name = group.get("name")
         if name is None:
-            name = next((known for known, key in self._groups().items() if key == group.get("id")), None)
+            name = next(
+                (known for known, key in self._groups().items() if key == group.get("id")), None
+            )
         return names.metadata(name, str(thing.get("name") or ""))
 
     def _is_ours(self, thing: dict[str, Any]) -> bool:
@@ -153,7 +184,11 @@ class IBMVPCAdapter(MachineAdapter):
             return {"id": image.image_id}
         if image.image_href:
             return {"href": image.image_href}
-        return {"id": str(self.memo.get("image", image.name, lambda: self._wanted_image(image), IMAGE_TTL))}
+        return {
+            "id": str(
+                self.memo.get("image", image.name, lambda: self._wanted_image(image), IMAGE_TTL)
+            )
+        }
 
     def _wanted_image(self, image: Any) -> str:
         """Return the image. Raises LaunchNodepoolException: it does not exist."""
@@ -162,11 +197,17 @@ class IBMVPCAdapter(MachineAdapter):
             found = [each for each in found if each.get("name") == image.image_name]
             what = f"image-name {image.image_name}"
         else:
-            found = [each for each in self._list("/images", "images") if _matches(each, image.image_filter)]
+            found = [
+                each
+                for each in self._list("/images", "images")
+                if _matches(each, image.image_filter)
+            ]
             found.sort(key=lambda each: str(each.get("created_at") or ""), reverse=True)
             what = "its image-filter"
         if not found:
-            raise exceptions.LaunchNodepoolException(f"cloud image {image.name}: no image is found by {what}")
+            raise exceptions.LaunchNodepoolException(
+                f"cloud image {image.name}: no image is found by {what}"
+            )
         return str(found[0]["id"])
 
     # -- launching
@@ -178,7 +219,13 @@ class IBMVPCAdapter(MachineAdapter):
         job.begun = True
         if pool.public_ipv4:
             address = {"name": job.name, "resource_group": group, "zone": {"name": zone}}
-            made = self.change("create_floating_ip", "POST", "/floating_ips", f"create floating address {job.name}", address)
+            made = self.change(
+                "create_floating_ip",
+                "POST",
+                "/floating_ips",
+                f"create floating address {job.name}",
+                address,
+            )
             job.facts["address"] = str(made["id"])
         try:
             self.change("create_instance", "POST", "/instances", f"create server {job.name}", body)
@@ -192,10 +239,14 @@ class IBMVPCAdapter(MachineAdapter):
         subnet = self._named("/subnets", "subnets", label.subnets[offer.place], "subnet")
         zone = (subnet.get("zone") or {}).get("name")
         if zone != offer.place:
-            raise exceptions.LaunchNodepoolException(f"option subnet: {subnet['name']} is in zone {zone}, not in {offer.place}")
+            raise exceptions.LaunchNodepoolException(
+                f"option subnet: {subnet['name']} is in zone {zone}, not in {offer.place}"
+            )
         entry = label.cloud_image or self.provider.diskimages[label.diskimage.name]
         body: dict[str, Any] = {
-            "keys": [{"id": str(self._named("/keys", "keys", key, "keys")["id"])} for key in entry.keys],
+            "keys": [
+                {"id": str(self._named("/keys", "keys", key, "keys")["id"])} for key in entry.keys
+            ],
             "name": job.name,
             "profile": {"name": offer.size},
             "resource_group": group,
@@ -215,14 +266,21 @@ class IBMVPCAdapter(MachineAdapter):
     def look(self, keys: Sequence[str]) -> dict[str, View]:
         wanted = set(keys)
         servers = {
-            str(each["name"]): each for each in self._servers(list(keys)) if each.get("name") in wanted and self._is_ours(each)
+            str(each["name"]): each
+            for each in self._servers(list(keys))
+            if each.get("name") in wanted and self._is_ours(each)
         }
         addresses = {}
         if self._floating:
             addresses = {
-                str(each["name"]): each for each in self._addresses() if each.get("name") in wanted and self._is_ours(each)
+                str(each["name"]): each
+                for each in self._addresses()
+                if each.get("name") in wanted and self._is_ours(each)
             }
-        return {name: View(servers.get(name), addresses.get(name)) for name in servers.keys() | addresses.keys()}
+        return {
+            name: View(servers.get(name), addresses.get(name))
+            for name in servers.keys() | addresses.keys()
+        }
 
     def progress(self, job: Job, view: View | None) -> Instance | Step | None:
         view = view or View(None)
@@ -233,7 +291,10 @@ class IBMVPCAdapter(MachineAdapter):
         status = str(server.get("status") or "")
         if status in ENDED:
             reason = (server.get("status_reasons") or [{}])[0]
-            code, message = str(reason.get("code") or ""), str(reason.get("message") or "no reason given")
+            code, message = (
+                str(reason.get("code") or ""),
+                str(reason.get("message") or "no reason given"),
+            )
             text = f"server {job.name} is {status}: {code}: {message}"
             raise self.failed(job, kind_of_code(code, message) or ErrorKind.OTHER, text)
         wants_address = "address" in job.facts
@@ -255,11 +316,18 @@ class IBMVPCAdapter(MachineAdapter):
 
     def _attach(self, job: Job, server: dict[str, Any]) -> View | None:
         interface = (server.get("primary_network_interface") or {}).get("id")
-        path = f"/instances/{server['id']}/network_interfaces/{interface}/floating_ips/{job.facts['address']}"
-        address = self.change("attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True)
+        path = (
+            f"/instances/{server['id']}/network_interfaces/{interface}/floating_ips/"
+            f"{job.facts['address']}"
+        )
+        address = self.change(
+            "attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True
+        )
         return View(server, address) if address.get("target") else None
 
-    def _instance(self, view: View, metadata: dict[str, str], quota: QuotaInformation) -> MachineInstance:
+    def _instance(
+        self, view: View, metadata: dict[str, str], quota: QuotaInformation
+    ) -> MachineInstance:
         server = view.server or {}
         interface = server.get("primary_network_interface") or {}
         instance = MachineInstance(str(server.get("name")), metadata, quota)
@@ -267,7 +335,9 @@ class IBMVPCAdapter(MachineAdapter):
         instance.region = self.provider.region
         instance.az = (server.get("zone") or {}).get("name")
         # API versions before 2022 use the other name.
-        instance.private_ipv4 = (interface.get("primary_ip") or {}).get("address") or interface.get("primary_ipv4_address")
+        instance.private_ipv4 = (interface.get("primary_ip") or {}).get("address") or interface.get(
+            "primary_ipv4_address"
+        )
         instance.public_ipv4 = (view.address or {}).get("address")
         instance.interface_ip = instance.public_ipv4 or instance.private_ipv4
         return instance
@@ -276,7 +346,9 @@ class IBMVPCAdapter(MachineAdapter):
 
     def _delete_thing(self, kind: str, thing_id: str, name: str) -> bool:
         what = f"delete {kind} {name}"
-        return self.delete(f"delete_{kind}", lambda: self.client.send("DELETE", "VPC", f"/{kind}/{thing_id}", what))
+        return self.delete(
+            f"delete_{kind}", lambda: self.client.send("DELETE", "VPC", f"/{kind}/{thing_id}", what)
+        )
 
     def remove(self, key: str) -> bool:
         view = self.look([key]).get(key)
@@ -316,7 +388,9 @@ class IBMVPCAdapter(MachineAdapter):
         return self.list_for_leaks(kinds)
 
     def _own_images(self) -> list[dict[str, Any]]:
-        return [each for each in self._list("/images", "images") if each.get("owner_type") == "user"]
+        return [
+            each for each in self._list("/images", "images") if each.get("owner_type") == "user"
+        ]
 
     def _leftovers(self, kind: str, things: Iterable[dict[str, Any]]) -> Iterator[Leftover]:
         for thing in things:
@@ -341,11 +415,18 @@ class IBMVPCAdapter(MachineAdapter):
         elif resource.type == "image":
             self.images.delete(resource.id)
         else:
-            self._delete_thing("instances" if resource.type == "instance" else "floating_ips", resource.id, resource.id)
+            self._delete_thing(
+                "instances" if resource.type == "instance" else "floating_ips",
+                resource.id,
+                resource.id,
+            )
 
     def _listImages(self) -> list[dict[str, Any]]:
         """List the images for ``nodepool alien-image-list``."""
-        return [{"id": each["id"], "name": each.get("name"), "properties": self._metadata(each)} for each in self._own_images()]
+        return [
+            {"id": each["id"], "name": each.get("name"), "properties": self._metadata(each)}
+            for each in self._own_images()
+        ]
 
     # -- quota
 
@@ -354,11 +435,15 @@ class IBMVPCAdapter(MachineAdapter):
 
     def size_of(self, size: str) -> QuotaInformation:
         def fetch() -> dict[str, dict[str, Any]]:
-            return {str(each["name"]): each for each in self._list("/instance/profiles", "profiles")}
+            return {
+                str(each["name"]): each for each in self._list("/instance/profiles", "profiles")
+            }
 
         found = self.memo.get("profiles", None, fetch, FACTS_TTL).get(size)
         if found is None:
-            self.warn_once(f"profile {size}", "IBM has no profile %s; it counts without cores and memory", size)
+            self.warn_once(
+                f"profile {size}", "IBM has no profile %s; it counts without cores and memory", size
+            )
             return QuotaInformation(instances=1)
         args = {"instances": 1}
         for name, key, factor in (("cores", "vcpu_count", 1), ("ram", "memory", 1024)):
@@ -373,4 +458,8 @@ def _matches(image: dict[str, Any], wanted: dict[str, Any]) -> bool:
     for option, value in (wanted.get("operating-system") or {}).items():
         if system.get(option.replace("-", "_")) != value:
             return False
-    return all(image.get(key.replace("-", "_")) == wanted[key] for key in ("owner-type", "status") if key in wanted)
+    return all(
+        image.get(key.replace("-", "_")) == wanted[key]
+        for key in ("owner-type", "status")
+        if key in wanted
+    )

@@ -58,7 +58,10 @@ def authenticator(settings: Settings, service: str = "VPC") -> Any:
     try:
         if kind == "iam":
             return kinds.IAMAuthenticator(
-                value("APIKEY") or "", url=value("AUTH_URL"), client_id=value("CLIENT_ID"), client_secret=value("CLIENT_SECRET")
+                value("APIKEY") or "",
+                url=value("AUTH_URL"),
+                client_id=value("CLIENT_ID"),
+                client_secret=value("CLIENT_SECRET"),
             )
         if kind == "bearertoken":
             return kinds.BearerTokenAuthenticator(value("BEARER_TOKEN") or "")
@@ -73,14 +76,17 @@ def authenticator(settings: Settings, service: str = "VPC") -> Any:
             )
         if kind == "vpc":
             return kinds.VPCInstanceAuthenticator(
-                iam_profile_crn=value("IAM_PROFILE_CRN"), iam_profile_id=value("IAM_PROFILE_ID"), url=value("AUTH_URL")
+                iam_profile_crn=value("IAM_PROFILE_CRN"),
+                iam_profile_id=value("IAM_PROFILE_ID"),
+                url=value("AUTH_URL"),
             )
     except ValueError as error:
         raise NoAccess(f"{settings.place}: {service}_AUTH_TYPE {kind}: {error}") from None
     raise NoAccess(
         f"{settings.place} has no {service}_APIKEY"
         if not kind
-        else f"{settings.place}: {service}_AUTH_TYPE {kind} is none of iam, bearerToken, container, vpc, noAuth"
+        else f"{settings.place}: {service}_AUTH_TYPE {kind} is none of iam, bearerToken, "
+        "container, vpc, noAuth"
     )
 
 
@@ -118,20 +124,35 @@ class Client:
                 self._authenticator = None
                 status = getattr(error, "status_code", None)
                 if status is None or status == 429 or status >= 500:
-                    raise NoAnswer(f"the token service: {type(error).__name__}: {status or ''}") from None
-                self.problem = f"IBM refuses the credentials of {self.settings.place}: {getattr(error, 'message', status)}"
+                    raise NoAnswer(
+                        f"the token service: {type(error).__name__}: {status or ''}"
+                    ) from None
+                self.problem = (
+                    f"IBM refuses the credentials of {self.settings.place}: "
+                    f"{getattr(error, 'message', status)}"
+                )
                 raise NoAccess(self.problem) from None
             self.problem = None
         return dict(request["headers"])
 
-    def send(self, method: str, service: str, path: str, what: str, body: object = None, **params: str) -> dict[str, Any]:
+    def send(
+        self, method: str, service: str, path: str, what: str, body: object = None, **params: str
+    ) -> dict[str, Any]:
         """:param service: VPC, RESOURCE_MANAGER or RESOURCE_CONTROLLER."""
         url = self._address(service) + path
         if service == "VPC":
             params = {"version": VERSION, "generation": "2", **params}
         for renew in (False, True):
             try:
-                answer = send(self.session, method, url, what, headers=self._headers(renew), params=params, body=body)
+                answer = send(
+                    self.session,
+                    method,
+                    url,
+                    what,
+                    headers=self._headers(renew),
+                    params=params,
+                    body=body,
+                )
             except HttpRefused as error:
                 if error.status != 401 or renew:
                     raise

@@ -40,7 +40,9 @@ _NAME = re.compile(r"[A-Za-z0-9-]+\Z")
 
 def check_name(name: str, what: str) -> None:
     if not _NAME.match(name):
-        raise ConfigError(f"the name of {what} {name!r} may have letters, digits and dashes only", where=("name",))
+        raise ConfigError(
+            f"the name of {what} {name!r} may have letters, digits and dashes only", where=("name",)
+        )
 
 
 class IBMVPCCloudImage(CloudImage):
@@ -54,7 +56,9 @@ class IBMVPCCloudImage(CloudImage):
             "operating-system": option(
                 {
                     **{key: option(str, None, doc) for key, doc in _OPERATING_SYSTEM.items()},
-                    "dedicated-host-only": option(bool, None, "whether it runs on dedicated hosts only"),
+                    "dedicated-host-only": option(
+                        bool, None, "whether it runs on dedicated hosts only"
+                    ),
                 },
                 None,
                 "all of these",
@@ -69,7 +73,9 @@ class IBMVPCCloudImage(CloudImage):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
         if len([key for key in IMAGE_SOURCES if options.get(key) is not None]) != 1:
-            raise ConfigError(f"cloud image {self.name} needs exactly one of {', '.join(IMAGE_SOURCES)}")
+            raise ConfigError(
+                f"cloud image {self.name} needs exactly one of {', '.join(IMAGE_SOURCES)}"
+            )
 
     @property
     def external_name(self) -> str:
@@ -89,10 +95,16 @@ class IBMVPCLabel(MachineLabel):
     alternatives: list[dict[str, Any]] = option(
         [
             {
-                "profile": option(str, None, "as of the label", key=offers.SIZES, shown="the label's"),
+                "profile": option(
+                    str, None, "as of the label", key=offers.SIZES, shown="the label's"
+                ),
                 "profiles": option([str], None, "several: an offer for each", key=offers.SIZES),
-                "zone": option(str, None, "together with ``subnet``", key=_PLACE, shown="the pool's"),
-                "subnet": option(str, None, "together with ``zone``", key=_PLACE, shown="the pool's"),
+                "zone": option(
+                    str, None, "together with ``subnet``", key=_PLACE, shown="the pool's"
+                ),
+                "subnet": option(
+                    str, None, "together with ``zone``", key=_PLACE, shown="the pool's"
+                ),
             }
         ],
         [],
@@ -103,7 +115,9 @@ class IBMVPCLabel(MachineLabel):
     tags: dict[str, str] = {}
     dynamic_tags: dict[str, str] = {}
 
-    def __init__(self, options: dict[str, Any], provider: IBMVPCProviderConfig, pool: IBMVPCPool) -> None:
+    def __init__(
+        self, options: dict[str, Any], provider: IBMVPCProviderConfig, pool: IBMVPCPool
+    ) -> None:
         super().__init__(options, provider, pool)
         if bool(self.cloud_image) == bool(self.diskimage):
             raise ConfigError(f"label {self.name} needs one of cloud-image and diskimage")
@@ -111,7 +125,9 @@ class IBMVPCLabel(MachineLabel):
         self.offers = offers.offers(self.profile, [pool.zone], False, alternatives, "profile")
         #: By zone.
         self.subnets: dict[str | None, str] = {pool.zone: pool.subnet}
-        self.subnets.update({entry["zone"]: entry["subnet"] for entry in alternatives if entry.get("zone")})
+        self.subnets.update(
+            {entry["zone"]: entry["subnet"] for entry in alternatives if entry.get("zone")}
+        )
 
 
 class IBMVPCPool(MachinePool):
@@ -119,14 +135,18 @@ class IBMVPCPool(MachinePool):
     name: str = changed(MachinePool.name, doc="letters, digits and dashes")
     zone: str = option(str, PROVIDER, "zone")
     subnet: str = option(str, PROVIDER, "subnet in the zone")
-    public_ipv4: bool = option(bool, PROVIDER, "assign a floating address to each node, billed by the month")
+    public_ipv4: bool = option(
+        bool, PROVIDER, "assign a floating address to each node, billed by the month"
+    )
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
         check_name(str(self.name), "pool")
         for key in ("zone", "subnet"):
             if not getattr(self, key):
-                raise ConfigError(f"pool {self.name} needs {key}, here or in its provider", where=(key,))
+                raise ConfigError(
+                    f"pool {self.name} needs {key}, here or in its provider", where=(key,)
+                )
 
 
 class IBMVPCProviderConfig(MachineProviderConfig):
@@ -139,7 +159,9 @@ class IBMVPCProviderConfig(MachineProviderConfig):
     region: str = option(str, REQUIRED, "for example ``us-south``")
     zone: str | None = option(str, None, "default of the pools")
     subnet: str | None = option(str, None, "default of the pools")
-    credentials_file: str | None = option(str, None, "lines ``NAME=value``, see below", shown="the environment")
+    credentials_file: str | None = option(
+        str, None, "lines ``NAME=value``, see below", shown="the environment"
+    )
     object_storage: dict[str, str] | None = option(
         {
             "instance-name": option(str, None, "instance of Cloud Object Storage", key=v.Required),
@@ -152,15 +174,21 @@ class IBMVPCProviderConfig(MachineProviderConfig):
     quota: dict[str, float] = option(
         {str: int},
         {},
-        "``instances``, ``cores`` and ``ram`` (MiB) limits of the account, which IBM does not report",
+        "``instances``, ``cores`` and ``ram`` (MiB) limits of the account, which IBM does not "
+        "report",
         convert=lambda given: {"instances": math.inf, "cores": math.inf, "ram": math.inf, **given},
         shown="no limits",
     )
     public_ipv4: bool = option(bool, False, "default of the pools")
     image_type: str = option(v.Any("qcow2", "vhd"), "qcow2", "or ``vhd``", name="image-format")
-    image_import_timeout: int = option(int, 3600, "*new*: seconds until an uploaded image must be available")
+    image_import_timeout: int = option(
+        int, 3600, "*new*: seconds until an uploaded image must be available"
+    )
 
     def load_own(self, options: dict[str, Any]) -> None:
         check_name(self.name, "provider")
         if options.get("diskimages") and self.object_storage is None:
-            raise ConfigError("diskimages need object-storage, through which images are imported", where=("diskimages",))
+            raise ConfigError(
+                "diskimages need object-storage, through which images are imported",
+                where=("diskimages",),
+            )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, classified, kind_of_status
 
-UNREACHABLE = frozenset(("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError"))
+UNREACHABLE = frozenset(
+    ("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError")
+)
 """Exceptions of the object storage library by name: it need not be loaded."""
 
 
@@ -25,7 +27,11 @@ def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
 
 def classify(error: BaseException) -> ErrorKind:
     kind = classified(error, kind_of_code)
-    return _of_storage(error) if kind is ErrorKind.OTHER and not isinstance(error, HttpRefused) else kind
+    return (
+        _of_storage(error)
+        if kind is ErrorKind.OTHER and not isinstance(error, HttpRefused)
+        else kind
+    )
 
 
 def _of_storage(error: BaseException) -> ErrorKind:
@@ -33,7 +39,9 @@ def _of_storage(error: BaseException) -> ErrorKind:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         lost = UNREACHABLE & {cls.__name__ for cls in type(error).__mro__}
-        return ErrorKind.TRANSIENT if lost or isinstance(error, ConnectionError) else ErrorKind.OTHER
+        return (
+            ErrorKind.TRANSIENT if lost or isinstance(error, ConnectionError) else ErrorKind.OTHER
+        )
     status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
     code = str((response.get("Error") or {}).get("Code") or "")
     if status == 404 or code in ("NoSuchKey", "404"):

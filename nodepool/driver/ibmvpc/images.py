@@ -47,15 +47,21 @@ class IBMVPCImages:
         told = self.adapter.read(
             "list_resource_instances",
             lambda: self.adapter.client.send(
-                "GET", "RESOURCE_CONTROLLER", "/v2/resource_instances", "list resource instances",
-                name=wanted, type="service_instance",
+                "GET",
+                "RESOURCE_CONTROLLER",
+                "/v2/resource_instances",
+                "list resource instances",
+                name=wanted,
+                type="service_instance",
             ),
-        )  # fmt: skip
+        )
         for found in told.get("resources") or []:
             parts = str(found.get("crn") or "").split(":")
             if len(parts) > 4 and parts[4] == "cloud-object-storage":
                 return str(found["crn"])
-        raise exceptions.LaunchNodepoolException(f"object-storage: cloud-object-storage has no instance {wanted}")
+        raise exceptions.LaunchNodepoolException(
+            f"object-storage: cloud-object-storage has no instance {wanted}"
+        )
 
     def storage(self) -> Any:
         """Return the client of object storage; its threads may share it."""
@@ -82,7 +88,11 @@ class IBMVPCImages:
                         response_checksum_validation="when_required",
                     ),
                     endpoint_url=self._options["endpoint"],
-                    **({"ibm_auth_endpoint": f"{address.rstrip('/')}/identity/token"} if address else {}),
+                    **(
+                        {"ibm_auth_endpoint": f"{address.rstrip('/')}/identity/token"}
+                        if address
+                        else {}
+                    ),
                 )
             return self._storage
 
@@ -97,7 +107,10 @@ class IBMVPCImages:
 
     def _call(self, operation: str, lane: str = "upload", **arguments: Any) -> Any:
         return self.adapter.calls.call(
-            operation, lambda: getattr(self.storage(), operation)(Bucket=self.bucket, **arguments), lane=lane, idempotent=True
+            operation,
+            lambda: getattr(self.storage(), operation)(Bucket=self.bucket, **arguments),
+            lane=lane,
+            idempotent=True,
         )
 
     # -- upload
@@ -106,7 +119,14 @@ class IBMVPCImages:
         """Return the object's key; the prefix keeps providers with one bucket apart."""
         return f"{names.image_group(self.adapter.provider.name)}/{name}.{image_format}"
 
-    def upload(self, entry: IBMVPCDiskImage, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+    def upload(
+        self,
+        entry: IBMVPCDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str,
+        metadata: dict[str, Any],
+    ) -> str:
         """Upload the image; return its id."""
         until = time.monotonic() + self.adapter.provider.image_import_timeout
         name = names.image(str(metadata["nodepool_build_id"]), str(metadata["nodepool_upload_id"]))
@@ -115,15 +135,25 @@ class IBMVPCImages:
         image_id = None
         try:
             self.adapter.calls.call(
-                "upload_fileobj", lambda: self._send(filename, key), lane="upload", idempotent=False, deadline=float("inf")
+                "upload_fileobj",
+                lambda: self._send(filename, key),
+                lane="upload",
+                idempotent=False,
+                deadline=float("inf"),
             )
             body = {
                 "name": name,
-                "resource_group": {"id": self.adapter.group_id(names.image_group(self.adapter.provider.name))},
+                "resource_group": {
+                    "id": self.adapter.group_id(names.image_group(self.adapter.provider.name))
+                },
                 "file": {"href": f"cos://{place}/{self.bucket}/{key}"},
                 "operating_system": {"name": entry.operating_system},
             }
-            image_id = str(self.adapter.change("create_image", "POST", "/images", f"create image {name}", body)["id"])
+            image_id = str(
+                self.adapter.change(
+                    "create_image", "POST", "/images", f"create image {name}", body
+                )["id"]
+            )
             self._wait(image_id, name, until)
         except BaseException:
             if image_id is not None:
@@ -140,14 +170,21 @@ class IBMVPCImages:
     def _wait(self, image_id: str, name: str, until: float) -> None:
         while True:
             found = self.adapter.read(
-                "get_image", lambda: self.adapter.client.send("GET", "VPC", f"/images/{image_id}", f"get image {name}")
+                "get_image",
+                lambda: self.adapter.client.send(
+                    "GET", "VPC", f"/images/{image_id}", f"get image {name}"
+                ),
             )
             status = found.get("status")
             if status == "available":
                 return
             if status != "pending":
-                reasons = "; ".join(str(each.get("message")) for each in found.get("status_reasons") or [])
-                raise exceptions.ImageCreateException(f"image {name} is {status}: {reasons or 'no reason given'}")
+                reasons = "; ".join(
+                    str(each.get("message")) for each in found.get("status_reasons") or []
+                )
+                raise exceptions.ImageCreateException(
+                    f"image {name} is {status}: {reasons or 'no reason given'}"
+                )
             if time.monotonic() > until:
                 raise exceptions.ImageCreateException(f"image {name} is still pending")
             self.adapter.pause_upload()
@@ -165,7 +202,9 @@ class IBMVPCImages:
         client, what = self.adapter.client, f"get image {external_id}"
         try:
             found = self.adapter.read(
-                "get_image", lambda: client.send("GET", "VPC", f"/images/{external_id}", what), missing_ok=True
+                "get_image",
+                lambda: client.send("GET", "VPC", f"/images/{external_id}", what),
+                missing_ok=True,
             )
         except HttpRefused as error:
             if error.status == 404:
@@ -174,7 +213,10 @@ class IBMVPCImages:
         if self._options:
             self.delete_object(self._key(str(found.get("name")), self.adapter.provider.image_type))
         self.adapter.delete(
-            "delete_image", lambda: client.send("DELETE", "VPC", f"/images/{external_id}", f"delete image {found.get('name')}")
+            "delete_image",
+            lambda: client.send(
+                "DELETE", "VPC", f"/images/{external_id}", f"delete image {found.get('name')}"
+            ),
         )
 
     def delete_object(self, key: str) -> None:
@@ -213,4 +255,7 @@ class IBMVPCImages:
                 yield str(each["Key"]), str(each["UploadId"])
             if not answer.get("IsTruncated"):
                 return
-            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+            markers = {
+                "KeyMarker": answer["NextKeyMarker"],
+                "UploadIdMarker": answer["NextUploadIdMarker"],
+            }

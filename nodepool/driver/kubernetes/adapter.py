@@ -50,7 +50,9 @@ _NO_ACCOUNT = "error looking up service account"
 class ContainerInstance(MachineInstance):
     """A namespace or pod."""
 
-    def __init__(self, job: Job, cloud: str | None, connection_type: str, port: dict[str, Any]) -> None:
+    def __init__(
+        self, job: Job, cloud: str | None, connection_type: str, port: dict[str, Any]
+    ) -> None:
         super().__init__(job.external_id, job.labels, bodies.quota(job.label))
         self.ready = True
         self.cloud = cloud
@@ -74,7 +76,14 @@ class KubernetesAdapter(Adapter):
         super().__init__(provider_config)
         self.provider = provider_config
         self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")
-        self.calls = CloudCalls(provider_config.name, classify, {}, threads=THREADS, log=self.log, retry_after=retry_after)
+        self.calls = CloudCalls(
+            provider_config.name,
+            classify,
+            {},
+            threads=THREADS,
+            log=self.log,
+            retry_after=retry_after,
+        )
         self._cluster: Client | None = None
         self._watchers: dict[tuple[Kind, str | None], Watcher] = {}
         #: Why there is no client, for operators.
@@ -123,7 +132,9 @@ class KubernetesAdapter(Adapter):
             try:
                 self._pull_images(self.provider.pull["namespace"])
             except (ApiError, NoAnswer, NoAccess, CallTimeout) as error:
-                self.log.warning("Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error)
+                self.log.warning(
+                    "Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error
+                )
 
     def _pull_images(self, namespace: str) -> None:
         """Create the daemon set for the present images, and delete our other ones."""
@@ -137,12 +148,31 @@ class KubernetesAdapter(Adapter):
         }
         wanted = None
         if images:
-            wanted = bodies.pull(sorted(images), {bodies.PROVIDER_LABEL: provider.name}, provider.pull.get("node-selector") or {})
-        there = {str((each.get("metadata") or {}).get("name")) for each in self._list(DAEMON_SET, namespace)}
+            wanted = bodies.pull(
+                sorted(images),
+                {bodies.PROVIDER_LABEL: provider.name},
+                provider.pull.get("node-selector") or {},
+            )
+        there = {
+            str((each.get("metadata") or {}).get("name"))
+            for each in self._list(DAEMON_SET, namespace)
+        }
         name = wanted["metadata"]["name"] if wanted is not None else None
         if wanted is not None and name not in there:
-            self.log.info("Provider %s: pulling %s to all machines (daemon set %s)", provider.name, sorted(images), name)
-            self.calls.call("create_daemon_set", self.cluster.create, DAEMON_SET, wanted, namespace, lane="write")
+            self.log.info(
+                "Provider %s: pulling %s to all machines (daemon set %s)",
+                provider.name,
+                sorted(images),
+                name,
+            )
+            self.calls.call(
+                "create_daemon_set",
+                self.cluster.create,
+                DAEMON_SET,
+                wanted,
+                namespace,
+                lane="write",
+            )
         for other in there - {name}:
             self.remove(Target(DAEMON_SET, other, namespace))
 
@@ -168,12 +198,20 @@ class KubernetesAdapter(Adapter):
         return f"{label.pool.name}-{node_id}"
 
     def getCreateStateMachine(
-        self, hostname: str, label: KubernetesLabel, image_external_id: object, metadata: dict[str, str],
-        request: NodeRequest, az: str | None, log: Log,
-    ) -> CreateMachine:  # fmt: skip
+        self,
+        hostname: str,
+        label: KubernetesLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> CreateMachine:
         return CreateMachine(self, self._job(label, metadata, request, log))
 
-    def _job(self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log) -> Job:
+    def _job(
+        self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log
+    ) -> Job:
         name = self.plannedExternalId(label, metadata[bodies.NODE_LABEL])
         labels = bodies.labels_of(label, metadata, request, log)
         return Job(name, name, label.name if label.is_pod else None, label, labels, log)
@@ -182,11 +220,19 @@ class KubernetesAdapter(Adapter):
         provider, name = self.provider, job.namespace
         pod = self._pod_body(job)  # before any call, in case it is invalid
         namespace_labels = {**provider.namespace_labels, **job.labels}
-        self._make_namespace(job, bodies.namespace(name, namespace_labels, provider.namespace_annotations))
+        self._make_namespace(
+            job, bodies.namespace(name, namespace_labels, provider.namespace_annotations)
+        )
         for number, given in enumerate(provider.network_policies):
-            self._create(job, NETWORK_POLICY, bodies.applied("NetworkPolicy", NETWORK_POLICY.version, number, given))
+            self._create(
+                job,
+                NETWORK_POLICY,
+                bodies.applied("NetworkPolicy", NETWORK_POLICY.version, number, given),
+            )
         for number, given in enumerate(provider.limit_range):
-            self._create(job, LIMIT_RANGE, bodies.applied("LimitRange", LIMIT_RANGE.version, number, given))
+            self._create(
+                job, LIMIT_RANGE, bodies.applied("LimitRange", LIMIT_RANGE.version, number, given)
+            )
         self._create(job, SERVICE_ACCOUNT, bodies.service_account())
         self._create(job, SECRET, bodies.token(job.labels))
         # The pod takes longest. It waits for the namespace's account, which exists by now.
@@ -215,8 +261,15 @@ class KubernetesAdapter(Adapter):
         operation = f"create_{kind.name.replace(' ', '_')}"
         try:
             self.calls.call(
-                operation, self.cluster.create, kind, body, namespace, lane="write", deadline=DEADLINE, idempotent=True
-            )  # fmt: skip
+                operation,
+                self.cluster.create,
+                kind,
+                body,
+                namespace,
+                lane="write",
+                deadline=DEADLINE,
+                idempotent=True,
+            )
         except ApiError as error:
             if not error.exists:
                 raise
@@ -230,10 +283,13 @@ class KubernetesAdapter(Adapter):
         labels = metadata.get("labels") or {}
         if not same_owner(labels, job.labels):
             job.begun = False  # the existing object must not be deleted
-            raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} exists already, and is not this node's")
+            raise exceptions.LaunchStatusException(
+                f"{kind.name} {job.namespace} exists already, and is not this node's"
+            )
         if metadata.get("deletionTimestamp"):
             raise exceptions.LaunchStatusException(
-                f"{kind.name} {job.namespace} of an earlier attempt is still being deleted: {trouble.stuck(found or {})}"
+                f"{kind.name} {job.namespace} of an earlier attempt is still being deleted: "
+                f"{trouble.stuck(found or {})}"
             )
 
     def _make_pod(self, job: Job, body: Object) -> None:
@@ -245,7 +301,11 @@ class KubernetesAdapter(Adapter):
                 self._create(job, POD, body)
                 return
             except ApiError as error:
-                if error.status != 403 or _NO_ACCOUNT not in error.message or tried == ACCOUNT_TRIES:
+                if (
+                    error.status != 403
+                    or _NO_ACCOUNT not in error.message
+                    or tried == ACCOUNT_TRIES
+                ):
                     raise
                 if self.calls.pause(ACCOUNT_BACKOFF.pause(tried)):
                     raise
@@ -290,8 +350,10 @@ class KubernetesAdapter(Adapter):
             return None
         if not listed and not self.is_ours(target, found):
             self.log.warning(
-                "%s %s does not have the labels of this provider, ignoring it", target.kind.name.capitalize(), target.name
-            )  # fmt: skip
+                "%s %s does not have the labels of this provider, ignoring it",
+                target.kind.name.capitalize(),
+                target.name,
+            )
             return None
 
         def ask() -> None:
@@ -302,7 +364,12 @@ class KubernetesAdapter(Adapter):
                     raise
 
         try:
-            self.calls.call(f"delete_{target.kind.name.replace(' ', '_')}", ask, lane="delete", deadline=DEADLINE)
+            self.calls.call(
+                f"delete_{target.kind.name.replace(' ', '_')}",
+                ask,
+                lane="delete",
+                deadline=DEADLINE,
+            )
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -320,14 +387,22 @@ class KubernetesAdapter(Adapter):
         operation = f"get_{kind.name.replace(' ', '_')}"
         try:
             return self.calls.call(
-                operation, self.cluster.get, kind, name, namespace, deadline=DEADLINE, missing_ok=True
-            )  # fmt: skip
+                operation,
+                self.cluster.get,
+                kind,
+                name,
+                namespace,
+                deadline=DEADLINE,
+                missing_ok=True,
+            )
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
 
-    def wait_for(self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]) -> Waiting:
+    def wait_for(
+        self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]
+    ) -> Waiting:
         return self._watcher(kind, namespace).wait_for(f"{namespace or ''}/{name}", wake)
 
     def _watcher(self, kind: Kind, namespace: str | None) -> Watcher:
@@ -335,7 +410,14 @@ class KubernetesAdapter(Adapter):
         watcher = self._watchers.get((kind, place))
         if watcher is None:
             watcher = self._watchers[kind, place] = Watcher(
-                self.cluster, self.calls, kind, self.watched_selector(kind), _key, self.log, place, self.watchable(kind)
+                self.cluster,
+                self.calls,
+                kind,
+                self.watched_selector(kind),
+                _key,
+                self.log,
+                place,
+                self.watchable(kind),
             )
         return watcher
 
@@ -352,14 +434,23 @@ class KubernetesAdapter(Adapter):
 
     def _list(self, kind: Kind, namespace: str | None = None) -> list[Object]:
         return self.calls.call(
-            f"list_{kind.plural}", self.cluster.list, kind, self.selector, namespace, deadline=DEADLINE
-        )  # fmt: skip
+            f"list_{kind.plural}",
+            self.cluster.list,
+            kind,
+            self.selector,
+            namespace,
+            deadline=DEADLINE,
+        )
 
     def listInstances(self) -> Iterable[Instance]:
         found = []
         for resource in self.listResources():
             instance = Instance()
-            instance.external_id, instance.metadata, instance.cloud = resource.target.name, resource.metadata, self.context
+            instance.external_id, instance.metadata, instance.cloud = (
+                resource.target.name,
+                resource.metadata,
+                self.context,
+            )
             found.append(instance)
         return found
 
@@ -369,9 +460,16 @@ class KubernetesAdapter(Adapter):
         for namespace in self._list(NAMESPACE):
             metadata = namespace.get("metadata") or {}
             name, labels = str(metadata.get("name") or ""), metadata.get("labels") or {}
-            if not name.startswith(pools) or not name.rpartition("-")[2].isdigit() or bodies.NODE_LABEL not in labels:
+            if (
+                not name.startswith(pools)
+                or not name.rpartition("-")[2].isdigit()
+                or bodies.NODE_LABEL not in labels
+            ):
                 continue
-            if metadata.get("deletionTimestamp") or (namespace.get("status") or {}).get("phase") == "Terminating":
+            if (
+                metadata.get("deletionTimestamp")
+                or (namespace.get("status") or {}).get("phase") == "Terminating"
+            ):
                 continue
             found.append(Leftover(Target(NAMESPACE, name), labels))
         return found
@@ -383,13 +481,24 @@ class KubernetesAdapter(Adapter):
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         there = {resource.target.name: resource for resource in self.listResources()}
         pod_labels = {
-            label.name for pool in self.provider.pools.values() for label in pool.labels.values() if label.is_pod
-        }  # fmt: skip
-        with_pod = {name for name, resource in there.items() if resource.metadata.get("nodepool_node_label") in pod_labels}
+            label.name
+            for pool in self.provider.pools.values()
+            for label in pool.labels.values()
+            if label.is_pod
+        }
+        with_pod = {
+            name
+            for name, resource in there.items()
+            if resource.metadata.get("nodepool_node_label") in pod_labels
+        }
         stopped: set[str] = set()
         if with_pod & set(external_ids):
             pods = {(pod.get("metadata") or {}).get("namespace"): pod for pod in self._list(POD)}
-            stopped = {name for name in with_pod if name not in pods or trouble.failed(pods[name]) is not None}
+            stopped = {
+                name
+                for name in with_pod
+                if name not in pods or trouble.failed(pods[name]) is not None
+            }
         return [each for each in external_ids if each not in there or each in stopped]
 
 

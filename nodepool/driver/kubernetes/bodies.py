@@ -45,9 +45,19 @@ _ALL = ["create", "delete", "get", "list", "patch", "update", "watch"]
 #: What Zuul may use of its pod, and in its namespace.
 _OF_POD = ("pods/exec", "pods/logs", "pods/log", "pods/portforward")
 _OF_NAMESPACE = [
-    "pods", "pods/exec", "pods/log", "pods/portforward", "services", "endpoints", "crontabs", "jobs", "deployments",
-    "replicasets", "configmaps", "secrets",
-]  # fmt: skip
+    "pods",
+    "pods/exec",
+    "pods/log",
+    "pods/portforward",
+    "services",
+    "endpoints",
+    "crontabs",
+    "jobs",
+    "deployments",
+    "replicasets",
+    "configmaps",
+    "secrets",
+]
 
 
 def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
@@ -60,9 +70,16 @@ def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -
     return found
 
 
-def labels_of(label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+def labels_of(
+    label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest | None, log: Log
+) -> dict[str, str]:
     """Return the labels of a node's objects; ours identify them and cannot be overridden."""
-    return {**label.labels, **_dynamic(label.dynamic_labels, request, log), **metadata, "nodepool_node_label": label.name}
+    return {
+        **label.labels,
+        **_dynamic(label.dynamic_labels, request, log),
+        **metadata,
+        "nodepool_node_label": label.name,
+    }
 
 
 def namespace(name: str, labels: dict[str, str], annotations: dict[str, Any]) -> dict[str, Any]:
@@ -85,17 +102,29 @@ def token(labels: dict[str, str]) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/service-account-token",
-        "metadata": {"name": USER, "labels": labels, "annotations": {"kubernetes.io/service-account.name": USER}},
+        "metadata": {
+            "name": USER,
+            "labels": labels,
+            "annotations": {"kubernetes.io/service-account.name": USER},
+        },
     }
 
 
 def role(pod: bool) -> dict[str, Any]:
     """Return the role of Zuul: for its own namespace, or for the one pod."""
     if pod:
-        name, rules = "zuul-restricted", [_rule(["pods"], ["get", "list"]), *(_rule([what], _ALL) for what in _OF_POD)]
+        name, rules = (
+            "zuul-restricted",
+            [_rule(["pods"], ["get", "list"]), *(_rule([what], _ALL) for what in _OF_POD)],
+        )
     else:
         name, rules = "zuul", [_rule(_OF_NAMESPACE, _ALL)]
-    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name}, "rules": rules}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name},
+        "rules": rules,
+    }
 
 
 def _rule(resources: list[str], verbs: list[str]) -> dict[str, Any]:
@@ -116,10 +145,17 @@ def applied(kind: str, version: str, number: int, given: dict[str, Any]) -> dict
     """Return a configured network policy or limit range, which is its ``spec`` or has it."""
     metadata = dict(given.get("metadata") or {})
     metadata.setdefault("name", f"nodepool-{number}")
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": given.get("spec", given)}
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": metadata,
+        "spec": given.get("spec", given),
+    }
 
 
-def pod(name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets: bool = False) -> dict[str, Any]:
+def pod(
+    name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets: bool = False
+) -> dict[str, Any]:
     """:param pull_secrets: they are always written, also when there are none (OSH-4)."""
     if label.spec is not None:
         spec = label.spec
@@ -167,11 +203,18 @@ def _spec(label: KubernetesLabel) -> dict[str, Any]:
 
 
 def _resources(label: KubernetesLabel) -> dict[str, Any]:
-    names = (("cpu", "cpu", "{}"), ("memory", "memory", "{}Mi"), ("storage", "ephemeral-storage", "{}M"))
+    names = (
+        ("cpu", "cpu", "{}"),
+        ("memory", "memory", "{}Mi"),
+        ("storage", "ephemeral-storage", "{}M"),
+    )
     requests: dict[str, Any] = {}
     limits: dict[str, Any] = {}
     for name, key, form in names:
-        for target, value in ((requests, getattr(label, name)), (limits, getattr(label, f"{name}_limit"))):
+        for target, value in (
+            (requests, getattr(label, name)),
+            (limits, getattr(label, f"{name}_limit")),
+        ):
             if value:
                 target[key] = value if key == "cpu" else form.format(value)
     if label.gpu_resource and label.gpu:
@@ -183,7 +226,9 @@ def images(label: KubernetesLabel) -> list[str]:
     """Return the images of all containers of the label's pod."""
     spec = label.spec if label.spec is not None else _spec(label)
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    return [str(each["image"]) for each in containers if isinstance(each, dict) and each.get("image")]
+    return [
+        str(each["image"]) for each in containers if isinstance(each, dict) and each.get("image")
+    ]
 
 
 def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +237,12 @@ def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) ->
     name = f"nodepool-pull-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     nothing = ["/bin/sh", "-c", "exit 0"]
     containers = [
-        {"name": f"image-{number}", "image": image, "imagePullPolicy": "IfNotPresent", "command": nothing}
+        {
+            "name": f"image-{number}",
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": nothing,
+        }
         for number, image in enumerate(wanted)
     ]
     mark = {"nodepool_pull": name}
@@ -208,7 +258,10 @@ def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) ->
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": name, "labels": labels},
-        "spec": {"selector": {"matchLabels": mark}, "template": {"metadata": {"labels": mark}, "spec": spec}},
+        "spec": {
+            "selector": {"matchLabels": mark},
+            "template": {"metadata": {"labels": mark}, "spec": spec},
+        },
     }
 
 

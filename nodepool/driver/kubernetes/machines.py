@@ -1,7 +1,8 @@
 """State machines for namespaces and pods (KUB-7, KUB-8).
 
 A node is a namespace, a namespace with a pod, or a pod.
-Every call runs on the threads of the provider's lanes. While a machine waits for an object, the server reports its changes.
+Every call runs on the threads of the provider's lanes. While a machine waits for an object, the
+server reports its changes.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Maker(Protocol):
 
     def target(self, external_id: str) -> Target: ...
 
-    def wait_for(self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]) -> Waiting: ...
+    def wait_for(
+        self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]
+    ) -> Waiting: ...
 
     def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance: ...
 
@@ -107,7 +110,8 @@ class News:
     def next(self, until: float = math.inf, uid: str | None = None) -> Steps[Seen | None]:
         """Wait for the next change or answer. Return None at ``until``.
 
-        :param uid: of an object that is being deleted: no query is needed once the server reports its deletion.
+        :param uid: of an object that is being deleted: no query is needed once the server reports
+            its deletion.
         """
         maker, target, waiting = self._maker, self._target, self.waiting
         while not uid or waiting.deleted != uid:
@@ -124,7 +128,9 @@ class News:
                 self._ask_at = now + waiting.pause()
             if self._call is None and (waiting.doubtful() or now >= self._ask_at):
                 self._ask_at = now + waiting.pause()
-                self._call = maker.calls.run(lambda: maker.find(target.kind, target.name, target.namespace), lane="read")
+                self._call = maker.calls.run(
+                    lambda: maker.find(target.kind, target.name, target.namespace), lane="read"
+                )
             yield Wait(self._call, min(self._ask_at, until))
         return Seen(None)
 
@@ -160,10 +166,16 @@ class CreateMachine(_Machine):
     def steps(self) -> Steps[Instance]:
         maker, job = self._maker, self.job
         # Before anything is created, so that no change is missed.
-        token = self._wait_for(Target(SECRET, job.token, job.namespace)) if job.token is not None else None
+        token = (
+            self._wait_for(Target(SECRET, job.token, job.namespace))
+            if job.token is not None
+            else None
+        )
         pod = self._wait_for(Target(POD, job.pod, job.namespace)) if job.pod is not None else None
         try:
-            yield from self.call(maker.calls.run(lambda: maker.make(job), lane="write"), self._remove_late)
+            yield from self.call(
+                maker.calls.run(lambda: maker.make(job), lane="write"), self._remove_late
+            )
         except Exception as error:
             self._wait_no_more()
             if not job.begun:
@@ -184,7 +196,8 @@ class CreateMachine(_Machine):
             if seen.found is not None and token_of(seen.found) is not None:
                 return seen.found
         raise exceptions.LaunchNodepoolException(
-            f"namespace {job.namespace}: the cluster has created no token of {job.token} after {TOKEN_TIMEOUT:.0f} s"
+            f"namespace {job.namespace}: the cluster has created no token of {job.token} after "
+            f"{TOKEN_TIMEOUT:.0f} s"
         )
 
     def _running(self, news: News) -> Steps[Object]:
@@ -240,7 +253,12 @@ class DeleteMachine(_Machine):
                 seen = yield from news.next(uid=uid)
             except ApiError as error:
                 # Query again: only "not found" means that it no longer exists.
-                self._log.warning("Checking the deletion of %s %s failed: %s", target.kind.name, target.name, error)
+                self._log.warning(
+                    "Checking the deletion of %s %s failed: %s",
+                    target.kind.name,
+                    target.name,
+                    error,
+                )
                 continue
             if seen is None or seen.found is None:
                 return
@@ -248,7 +266,12 @@ class DeleteMachine(_Machine):
                 self.trouble = trouble.stuck(seen.found)
                 if self.trouble != told:
                     told = self.trouble
-                    self._log.warning("%s %s is still being deleted: %s", target.kind.name.capitalize(), target.name, told)
+                    self._log.warning(
+                        "%s %s is still being deleted: %s",
+                        target.kind.name.capitalize(),
+                        target.name,
+                        told,
+                    )
 
 
 def token_of(secret: Object) -> str | None:

@@ -29,7 +29,9 @@ def waits(pod: dict[str, Any]) -> str | None:
             state = status.get("state")
             waiting = state.get("waiting") if isinstance(state, dict) else None
             if isinstance(waiting, dict) and waiting.get("reason", "") not in _NORMAL:
-                return _said(f"container {status.get('name')}", waiting.get("reason"), waiting.get("message"))
+                return _said(
+                    f"container {status.get('name')}", waiting.get("reason"), waiting.get("message")
+                )
     return None
 
 
@@ -43,8 +45,20 @@ def failed(pod: dict[str, Any]) -> str | None:
             state = (each.get("state") or {}).get("terminated") or {}
             if state:
                 exit_code = f"exit code {state.get('exitCode')}"
-                ended.append(_said(f"container {each.get('name')}", state.get("reason"), exit_code, state.get("message")))
-        return _said(f"the pod has ended ({phase})", status.get("reason"), status.get("message"), "; ".join(ended))
+                ended.append(
+                    _said(
+                        f"container {each.get('name')}",
+                        state.get("reason"),
+                        exit_code,
+                        state.get("message"),
+                    )
+                )
+        return _said(
+            f"the pod has ended ({phase})",
+            status.get("reason"),
+            status.get("message"),
+            "; ".join(ended),
+        )
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
         return "others delete the pod"
     return None

@@ -10,7 +10,11 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.metastatic.config import MetastaticLabel
-from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, MetastaticDeleteStateMachine, MetastaticInstance
+from nodepool.driver.metastatic.machines import (
+    MetastaticCreateStateMachine,
+    MetastaticDeleteStateMachine,
+    MetastaticInstance,
+)
 from nodepool.driver.statemachine import Adapter, Instance, Resource
 from nodepool.driver.statemachine.provider import StateMachineProvider
 from nodepool.driver.utils import QuotaInformation
@@ -56,9 +60,15 @@ class MetastaticAdapter(Adapter):
     # The framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: MetastaticLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> MetastaticCreateStateMachine:  # fmt: skip
+        self,
+        hostname: str,
+        label: MetastaticLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> MetastaticCreateStateMachine:
         return MetastaticCreateStateMachine(self.slots, hostname, label, metadata, request, log)
 
     def getDeleteStateMachine(self, external_id: str, log: Log) -> MetastaticDeleteStateMachine:
@@ -99,7 +109,8 @@ class MetastaticAdapter(Adapter):
             {
                 "name": record.node_id,
                 "usable": False,
-                "problem": f"{record.node_id} (backing node) does not answer and gets no more nodes; check its machine",
+                "problem": f"{record.node_id} (backing node) does not answer and gets no more "
+                "nodes; check its machine",
                 "used": {"slots": sum(node_id is not None for node_id in record.allocated_nodes)},
                 "limits": {"slots": record.slot_count},
             }

@@ -35,22 +35,38 @@ class MetastaticLabel(ConfigValue):
     backing_label: str = option(str, REQUIRED, "label of the backing nodes")
     max_parallel_jobs: int = option(int, 1, "slots per backing node")
     grace_time: float = option(int, 60, "seconds that an empty backing node is kept")
-    min_retention_time: float = option(int, 0, "minimum age in seconds before a backing node is returned")
-    max_age: float | None = option(
-        int, None, "maximum age in seconds for new jobs; an older backing node is returned when it is empty"
+    min_retention_time: float = option(
+        int, 0, "minimum age in seconds before a backing node is returned"
     )
-    host_key_checking: bool = option(bool, inherited("pool"), "read the host keys again for each slot")
+    max_age: float | None = option(
+        int,
+        None,
+        "maximum age in seconds for new jobs; an older backing node is returned when it is empty",
+    )
+    host_key_checking: bool = option(
+        bool, inherited("pool"), "read the host keys again for each slot"
+    )
 
-    def __init__(self, label: dict[str, Any], provider_config: MetastaticProviderConfig, provider_pool: MetastaticPool) -> None:
+    def __init__(
+        self,
+        label: dict[str, Any],
+        provider_config: MetastaticProviderConfig,
+        provider_pool: MetastaticPool,
+    ) -> None:
         self.pool = provider_pool
         self.cloud_image = MetastaticCloudImage()
         load(self, label)
         if self.max_age is not None and self.max_age < self.min_retention_time:
             raise ConfigError(
-                f"label {self.name}: The max_age must be greater than or equal to the min_retention_time", where=("max-age",)
+                f"label {self.name}: The max_age must be greater than or equal to the "
+                "min_retention_time",
+                where=("max-age",),
             )
         if not isinstance(self.max_parallel_jobs, int) or self.max_parallel_jobs < 1:
-            raise ConfigError(f"label {self.name}: max-parallel-jobs must be at least 1", where=("max-parallel-jobs",))
+            raise ConfigError(
+                f"label {self.name}: max-parallel-jobs must be at least 1",
+                where=("max-parallel-jobs",),
+            )
 
     def isBackingConfigEqual(self, other: MetastaticLabel) -> bool:
         """Return whether both labels use their backing nodes identically."""
@@ -71,7 +87,9 @@ class MetastaticPool(ConfigPool):
     )
     host_key_checking: bool = option(bool, False, "default of the labels")
 
-    def __init__(self, provider_config: MetastaticProviderConfig, pool_config: dict[str, Any]) -> None:
+    def __init__(
+        self, provider_config: MetastaticProviderConfig, pool_config: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.provider = provider_config
         self.load(pool_config)
@@ -123,13 +141,18 @@ class MetastaticProviderConfig(ProviderConfig):
                 known = by_backing_label.setdefault(label.backing_label, label)
                 if not known.isBackingConfigEqual(label):
                     raise ConfigError(
-                        f"Multiple label definitions for the same backing label {label.backing_label!r} are not "
-                        f"identical: {known.name!r} and {label.name!r} must have the same max-parallel-jobs, "
+                        "Multiple label definitions for the same backing label "
+                        f"{label.backing_label!r} are not "
+                        f"identical: {known.name!r} and {label.name!r} must have the same "
+                        "max-parallel-jobs, "
                         "grace-time, min-retention-time and max-age",
                         where=place,
                     )
                 if label.name not in newconfig.labels:
-                    raise UnknownName(f"label {label.name!r} is not defined in the top-level labels list", where=(*place, "name"))
+                    raise UnknownName(
+                        f"label {label.name!r} is not defined in the top-level labels list",
+                        where=(*place, "name"),
+                    )
                 newconfig.labels[label.name].pools.append(pool)
 
     def _getLabel(self, name: str) -> MetastaticLabel | None:

@@ -18,11 +18,27 @@ class MetastaticInstance(Instance):
     """A slot of a backing node, with the addresses and settings of that node."""
 
     COPIED = (
-        "interface_ip", "public_ipv4", "public_ipv6", "private_ipv4", "az", "region", "cloud", "username",
-        "python_path", "shell_type", "connection_port", "connection_type",
-    )  # fmt: skip
+        "interface_ip",
+        "public_ipv4",
+        "public_ipv6",
+        "private_ipv4",
+        "az",
+        "region",
+        "cloud",
+        "username",
+        "python_path",
+        "shell_type",
+        "connection_port",
+        "connection_type",
+    )
 
-    def __init__(self, backing_node: Node, slot: int | None, node: Node, metadata: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        backing_node: Node,
+        slot: int | None,
+        node: Node,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self.metadata = metadata or {}
         self.slot = slot
@@ -51,7 +67,13 @@ class MetastaticCreateStateMachine(SteppedMachine, Occupant):
     REQUESTING = "requesting backing node"
 
     def __init__(
-        self, slots: BackingSlots, hostname: str, label: MetastaticLabel, metadata: dict[str, str], request: NodeRequest, log: Log
+        self,
+        slots: BackingSlots,
+        hostname: str,
+        label: MetastaticLabel,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        log: Log,
     ) -> None:
         super().__init__()
         self._slots = slots

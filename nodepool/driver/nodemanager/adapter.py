@@ -15,9 +15,21 @@ from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.discovery import HostTree
-from nodepool.driver.nodemanager.hosts import BAD_ARGUMENT, CALL_TIMEOUT, MARGIN, HostError, Hosts, ManagedHost
+from nodepool.driver.nodemanager.hosts import (
+    BAD_ARGUMENT,
+    CALL_TIMEOUT,
+    MARGIN,
+    HostError,
+    Hosts,
+    ManagedHost,
+)
 from nodepool.driver.nodemanager.image_copies import ImageSpreader
-from nodepool.driver.nodemanager.machines import CreateMachine, DeleteMachine, NodeManagerInstance, NodeManagerResource
+from nodepool.driver.nodemanager.machines import (
+    CreateMachine,
+    DeleteMachine,
+    NodeManagerInstance,
+    NodeManagerResource,
+)
 from nodepool.driver.nodemanager.sizes import quota_for
 from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
@@ -27,7 +39,8 @@ from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Maximum seconds that the start waits for ZooKeeper and the first answers of hosts; a timeout is not an error.
+#: Maximum seconds that the start waits for ZooKeeper and the first answers of hosts; a timeout is
+#: not an error.
 START_TIMEOUT = 2.0
 #: Seconds for the lists of all hosts: while the assignment waits, and in the periodic pass.
 QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
@@ -72,9 +85,15 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- launching
 
     def getCreateStateMachine(
-        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> CreateMachine:  # fmt: skip
+        self,
+        hostname: str,
+        label: DriverLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> CreateMachine:
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)
         return CreateMachine(self.hosts, hostname, label, image, metadata, az, log)
 
@@ -87,8 +106,12 @@ class NodeManagerAdapter(statemachine.Adapter):
         return [host.describe() for host in self.hosts.all()]
 
     @staticmethod
-    def _results(calls: Iterable[tuple[ManagedHost, Future[T]]], timeout: float) -> Iterator[tuple[ManagedHost, T | None, str]]:
-        """Yield the results of calls to all hosts; of one without a result in time None, and why."""
+    def _results(
+        calls: Iterable[tuple[ManagedHost, Future[T]]], timeout: float
+    ) -> Iterator[tuple[ManagedHost, T | None, str]]:
+        """Yield the results of calls to all hosts; of one without a result in time None, and
+        why.
+        """
         deadline = time.monotonic() + timeout
         for host, future in calls:
             try:
@@ -127,13 +150,19 @@ class NodeManagerAdapter(statemachine.Adapter):
         return [
             found
             for found in external_ids
-            if isinstance(found, dict) and found.get("host") in running and found.get("sliver") not in running[found["host"]]
+            if isinstance(found, dict)
+            and found.get("host") in running
+            and found.get("sliver") not in running[found["host"]]
         ]
 
     def listResources(self) -> Iterable[NodeManagerResource]:
         """Return the slivers of hosts that answer: missing ones do not count as deleted."""
         lists = self._lists(PASS_TIMEOUT).items()
-        return [NodeManagerResource(host.name, sliver) for host, slivers in lists for sliver in slivers or ()]
+        return [
+            NodeManagerResource(host.name, sliver)
+            for host, slivers in lists
+            for sliver in slivers or ()
+        ]
 
     def periodic(self) -> None:
         """Copy images to hosts, renew leases."""
@@ -157,7 +186,9 @@ class NodeManagerAdapter(statemachine.Adapter):
                 host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
             except RpcFault as fault:
                 if fault.code != BAD_ARGUMENT:  # deleted meanwhile
-                    self.log.warning("Renewing the lease of %s on %s failed: %s", name, host.name, fault.text)
+                    self.log.warning(
+                        "Renewing the lease of %s on %s failed: %s", name, host.name, fault.text
+                    )
 
     def deleteResource(self, resource: NodeManagerResource) -> None:
         """Delete a leaked sliver. Raises RpcError, RpcFault: retry later."""
@@ -188,7 +219,9 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Return the groups of the hosts that answer, or of all if none does."""
         hosts = self.hosts.all()
         groups = {host.group for host in [h for h in hosts if h.usable] or hosts}
-        return sorted(group for group in groups if group) + ([None] if None in groups or not groups else [])
+        return sorted(group for group in groups if group) + (
+            [None] if None in groups or not groups else []
+        )
 
     def labelReady(self, label: NodeManagerLabel) -> bool:
         """Return whether a host may have the image, including briefly silent hosts."""
@@ -207,12 +240,20 @@ class NodeManagerAdapter(statemachine.Adapter):
             return str(future.result(CONSOLE_TIMEOUT))
         except (RpcError, RpcFault, FutureTimeout) as error:
             self.log.warning(
-                "Console of %s on %s is not available: %s", external_id["sliver"], host.name, str(error) or "no answer in time"
+                "Console of %s on %s is not available: %s",
+                external_id["sliver"],
+                host.name,
+                str(error) or "no answer in time",
             )
             return None
 
     def execute(
-        self, external_id: object, argv: Sequence[str], env: Mapping[str, str] | None, user: str, timeout: float
+        self,
+        external_id: object,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None,
+        user: str,
+        timeout: float,
     ) -> programs.Running:
         """Start a program in a sliver.
 
@@ -274,12 +315,17 @@ class NodeManagerAdapter(statemachine.Adapter):
                 raise HostError(text)
             self.log.warning("%s", text)
         elif not self.hosts.all():
-            raise HostError(f"image {image_name}: provider {self.provider.name} has no host at present")
+            raise HostError(
+                f"image {image_name}: provider {self.provider.name} has no host at present"
+            )
         return image_name
 
     def deleteImage(self, external_id: str) -> None:
         """Delete the image from all hosts. HostError: a host failed; retry later."""
-        failures = self._everywhere(lambda host: host.client.delete_image(str(external_id), CALL_TIMEOUT), CALL_TIMEOUT + MARGIN)
+        failures = self._everywhere(
+            lambda host: host.client.delete_image(str(external_id), CALL_TIMEOUT),
+            CALL_TIMEOUT + MARGIN,
+        )
         if failures:
             raise HostError(f"image {external_id} was not deleted on {'; '.join(failures)}")
 
@@ -289,4 +335,8 @@ class NodeManagerAdapter(statemachine.Adapter):
             (host, host.run(lambda host=host: function(host), wait=True, patient=True))  # type: ignore[misc]
             for host in self.hosts.all()
         ]
-        return [f"{host.name}: {problem}" for host, _, problem in self._results(calls, timeout) if problem]
+        return [
+            f"{host.name}: {problem}"
+            for host, _, problem in self._results(calls, timeout)
+            if problem
+        ]

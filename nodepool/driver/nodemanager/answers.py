@@ -28,7 +28,11 @@ def _bad(wanted: str, value: object) -> v.Invalid:
 
 def _amount(value: Any) -> Any:
     # This order: comparing with NaN is always false.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_AMOUNT:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value <= MAX_AMOUNT
+    ):
         raise _bad("a finite number of at least 0", value)
     return value
 
@@ -88,11 +92,19 @@ _SLIVER = v.Schema(
         "expiry": v.Any(_amount, None),
         # Users of the host choose its content; see metadata_of().
         "metadata": v.Any(dict, None),
-        "effective": v.Any({"nm_cpu_guaranteed_share": _amount, "nm_mem_limit": _amount, "nm_disk_quota": _amount}, None),
+        "effective": v.Any(
+            {"nm_cpu_guaranteed_share": _amount, "nm_mem_limit": _amount, "nm_disk_quota": _amount},
+            None,
+        ),
     },
     extra=v.ALLOW_EXTRA,
 )
-_ANSWERS = {"GetCapacity": _CAPACITY, "ListSlivers": v.Schema([_SLIVER]), "PutRecord": _SLIVER, "WaitSliver": _SLIVER}
+_ANSWERS = {
+    "GetCapacity": _CAPACITY,
+    "ListSlivers": v.Schema([_SLIVER]),
+    "PutRecord": _SLIVER,
+    "WaitSliver": _SLIVER,
+}
 
 
 def metadata_of(sliver: Mapping[str, Any]) -> dict[str, str]:
@@ -116,4 +128,6 @@ def check(method: str, arguments: Sequence[Any], answer: Any) -> None:
     except v.Invalid as error:
         errors = error.errors if isinstance(error, v.MultipleInvalid) else [error]
         texts = sorted(f"{'.'.join(map(str, (method, *each.path)))} {each.msg}" for each in errors)
-        raise RpcError(f"invalid answer: {'; '.join(texts[:MAX_ERRORS])}; check the host's node manager") from None
+        raise RpcError(
+            f"invalid answer: {'; '.join(texts[:MAX_ERRORS])}; check the host's node manager"
+        ) from None

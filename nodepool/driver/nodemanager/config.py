@@ -55,9 +55,15 @@ class NodeManagerImage(ConfigValue):
     #: Root of slivers; None: the uploaded image.
     root: str | None = None
     name: str = option(str, REQUIRED, "name for labels; of a top-level diskimage", convert=str)
-    username: str | None = option(str, "root", "login user of jobs; of an uploaded image: the diskimage's")
-    python_path: str | None = option(str, "auto", "Python of the node, for Ansible; of an uploaded image: the diskimage's")
-    shell_type: str | None = option(str, None, "for Ansible, for example ``cmd``; of an uploaded image: the diskimage's")
+    username: str | None = option(
+        str, "root", "login user of jobs; of an uploaded image: the diskimage's"
+    )
+    python_path: str | None = option(
+        str, "auto", "Python of the node, for Ansible; of an uploaded image: the diskimage's"
+    )
+    shell_type: str | None = option(
+        str, None, "for Ansible, for example ``cmd``; of an uploaded image: the diskimage's"
+    )
     connection_type: str | None = option(str, "ssh", "for Ansible")
     meta: dict[str, Any] = option(dict, {}, "stored with the uploaded image")
     pause: bool = option(bool, False, "stop uploads")
@@ -69,7 +75,10 @@ class NodeManagerImage(ConfigValue):
 
 class NodeManagerCloudImage(NodeManagerImage):
     root: str | None = option(
-        str, None, "``host`` (image ``host`` only: the default), ``dir:/path``, ``tar:/path`` there, ``oci:REF``"
+        str,
+        None,
+        "``host`` (image ``host`` only: the default), ``dir:/path``, ``tar:/path`` there, "
+        "``oci:REF``",
     )
 
 
@@ -77,7 +86,9 @@ class NodeManagerLabel(ConfigValue):
     ignore_equality = ["pool"]
     pool: NodeManagerPool | None = None
     name: str = option(str, REQUIRED, "name of a top-level label", convert=str)
-    cloud_image: NodeManagerImage | None = option(str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False)
+    cloud_image: NodeManagerImage | None = option(
+        str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False
+    )
     diskimage: Any = option(str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False)
     cpus: float = option(NUMBER, 0, "guaranteed cores")
     cpu_limit: float = option(NUMBER, 0, "maximum cores", shown="no limit")
@@ -85,15 +96,29 @@ class NodeManagerLabel(ConfigValue):
     disk: int = option(int, 0, "GiB", shown="the node manager's")
     pids: int | None = option(int, None, "maximum number of processes", shown="the node manager's")
     net_max: int | None = option(
-        v.Any(int, str), None, "maximum rate in bit/s, with k, m or g", convert=bits, shown="the node manager's"
+        v.Any(int, str),
+        None,
+        "maximum rate in bit/s, with k, m or g",
+        convert=bits,
+        shown="the node manager's",
     )
-    net_min: int | None = option(v.Any(int, str), None, "guaranteed rate in bit/s, with k, m or g", convert=bits)
-    network: str | None = option(str, None, "``none``, ``nat`` or ``bridge:INTERFACE``", shown="the node manager's")
+    net_min: int | None = option(
+        v.Any(int, str), None, "guaranteed rate in bit/s, with k, m or g", convert=bits
+    )
+    network: str | None = option(
+        str, None, "``none``, ``nat`` or ``bridge:INTERFACE``", shown="the node manager's"
+    )
     privileges: list[str] = option([str], [], "privileges of the sliver", convert=privileges.check)
-    host_key_checking: bool = option(bool, False, "read the host keys again; they come from the node manager")
-    ssh_keys: str = option(_KEYS, "", "public keys that can log in", shown="the provider's", convert=_joined)
+    host_key_checking: bool = option(
+        bool, False, "read the host keys again; they come from the node manager"
+    )
+    ssh_keys: str = option(
+        _KEYS, "", "public keys that can log in", shown="the provider's", convert=_joined
+    )
     rspec: dict[str, Any] = option(dict, {}, "any resource by name")
-    backing_label: str | None = option(str, None, "label of the backing nodes", shown="the provider's")
+    backing_label: str | None = option(
+        str, None, "label of the backing nodes", shown="the provider's"
+    )
 
 
 class NodeManagerPool(ConfigPool):
@@ -105,7 +130,9 @@ class NodeManagerPool(ConfigPool):
     )
     max_cores: float = option(NUMBER, math.inf, "maximum number of guaranteed cores")
     max_ram: float = option(int, math.inf, "maximum MiB")
-    azs: list[str] | None = option([str], None, "groups of hosts to use", name="availability-zones", shown="all")
+    azs: list[str] | None = option(
+        [str], None, "groups of hosts to use", name="availability-zones", shown="all"
+    )
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, self.provider = args
@@ -127,14 +154,18 @@ class NodeManagerPool(ConfigPool):
         name = options[key]
         if name not in (provider.cloud_images if key == "cloud-image" else provider.diskimages):
             raise ConfigError(
-                f"{key} {name} does not exist in provider {provider.name} but is referenced in label {label.name}", where=(key,)
+                f"{key} {name} does not exist in provider {provider.name} but is referenced in "
+                f"label {label.name}",
+                where=(key,),
             )
         if key == "cloud-image":
             label.cloud_image = provider.cloud_images[name]
         else:
             label.diskimage = full_config.diskimages[name]
         if provider.backing is None and label.backing_label:
-            raise ConfigError(f"label {label.name}: backing-label needs backing-label of the provider")
+            raise ConfigError(
+                f"label {label.name}: backing-label needs backing-label of the provider"
+            )
         if provider.backing is not None:
             label.backing_label = label.backing_label or provider.backing.label
         label.ssh_keys = label.ssh_keys or provider.ssh_keys
@@ -147,7 +178,12 @@ class NodeManagerHost(ConfigValue):
     #: The name that the host must report.
     expected_name: str | None = None
     name: str = option(str, REQUIRED, "name of the host", convert=str)
-    url: str = option(str, REQUIRED, "``unix:/path``, ``https://host:port`` or ``http://127.0.0.1:port``", convert=str)
+    url: str = option(
+        str,
+        REQUIRED,
+        "``unix:/path``, ``https://host:port`` or ``http://127.0.0.1:port``",
+        convert=str,
+    )
     ca_cert: str | None = option(str, None, "CA of the host, for https", shown="the provider's")
     client_cert: str | None = option(str, None, "our certificate", shown="the provider's")
     client_key: str | None = option(str, None, "its key", shown="the provider's")
@@ -159,17 +195,23 @@ class NodeManagerHost(ConfigValue):
         load(self, options)
         if not _URL.match(self.url):
             raise ConfigError(
-                f"host {self.name}: {self.url!r} is not an address of a node manager; use unix:/path, "
+                f"host {self.name}: {self.url!r} is not an address of a node manager; use "
+                "unix:/path, "
                 "https://host:port or http://127.0.0.1:port",
                 where=("url",),
             )
-        if self.url.startswith("https:") and not (self.ca_cert and self.client_cert and self.client_key):
+        if self.url.startswith("https:") and not (
+            self.ca_cert and self.client_cert and self.client_key
+        ):
             raise ConfigError(f"host {self.name}: https needs ca-cert, client-cert and client-key")
 
 
 def _unless_backed(own: object, backed: object) -> Any:
     """Return a default; a provider with backing nodes has another one."""
-    return derived(f"{own}; with ``backing-label`` {backed}", lambda provider, _: own if provider.backing is None else backed)
+    return derived(
+        f"{own}; with ``backing-label`` {backed}",
+        lambda provider, _: own if provider.backing is None else backed,
+    )
 
 
 class NodeManagerProviderConfig(ProviderConfig):
@@ -180,7 +222,8 @@ class NodeManagerProviderConfig(ProviderConfig):
     discover: bool = option(
         bool,
         False,
-        "also use hosts that register in ZooKeeper (a ``zookeeper`` source in their ``nodemanager.yaml``); they get images with"
+        "also use hosts that register in ZooKeeper (a ``zookeeper`` source in their "
+        "``nodemanager.yaml``); they get images with"
         " the next upload",
     )
     ca_cert: str | None = option(str, None, "for https hosts that do not have their own")
@@ -188,15 +231,24 @@ class NodeManagerProviderConfig(ProviderConfig):
     client_key: str | None = option(str, None, "for https hosts that do not have their own")
     #: None: hosts are configured, or announce themselves.
     backing: BackingOptions | None = option(BackingOptions, None, "", flat=True, stored=False)
-    lease_time: int = option(int, 86400, f"seconds, at least {MIN_LEASE}: lifetime of a sliver whose launcher never returns")
+    lease_time: int = option(
+        int,
+        86400,
+        f"seconds, at least {MIN_LEASE}: lifetime of a sliver whose launcher never returns",
+    )
     # A backing node may have to be launched first.
     boot_timeout: int = option(
         int,
         _unless_backed(30, 120),
-        "seconds until the node answers; a backing node that cannot be used for this time gets no more slivers, its ready nodes"
+        "seconds until the node answers; a backing node that cannot be used for this time gets no "
+        "more slivers, its ready nodes"
         " are deleted, and it is returned when it is empty",
     )
-    launch_timeout: int = option(int, _unless_backed(60, 3600), "seconds for the whole launch, including that of a backing node")
+    launch_timeout: int = option(
+        int,
+        _unless_backed(60, 3600),
+        "seconds for the whole launch, including that of a backing node",
+    )
     launch_retries: int = option(int, 3, "attempts in total")
     rate: float = option(NUMBER, 100, "calls per second")
     # Slivers that are spread over backing nodes would keep all of them in use.
@@ -207,9 +259,15 @@ class NodeManagerProviderConfig(ProviderConfig):
     )
     post_upload_hook: str | None = option(str, None, "program to run after an upload")
     ssh_keys: str = option(_KEYS, "", "public keys that can log in", convert=_joined)
-    cloud_images: dict[str, NodeManagerImage] = option([NodeManagerCloudImage], {}, "images on the hosts", stored=False)
-    diskimages: dict[str, NodeManagerImage] = option([NodeManagerImage], {}, "images uploaded to all hosts", stored=False)
-    _pools: dict[str, ConfigPool] = option([NodeManagerPool], {}, "groups of labels", name="pools", key=v.Required, stored=False)
+    cloud_images: dict[str, NodeManagerImage] = option(
+        [NodeManagerCloudImage], {}, "images on the hosts", stored=False
+    )
+    diskimages: dict[str, NodeManagerImage] = option(
+        [NodeManagerImage], {}, "images uploaded to all hosts", stored=False
+    )
+    _pools: dict[str, ConfigPool] = option(
+        [NodeManagerPool], {}, "groups of labels", name="pools", key=v.Required, stored=False
+    )
 
     def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
@@ -224,7 +282,11 @@ class NodeManagerProviderConfig(ProviderConfig):
 
     def keys_of(self, hostname: str, keys: str) -> str:
         """Return the keys of a sliver, with the CA whose certificates are for this host name."""
-        return f'{keys}\ncert-authority,principals="{hostname}" {self.certificate_ca}'.strip() if self.certificate_ca else keys
+        return (
+            f'{keys}\ncert-authority,principals="{hostname}" {self.certificate_ca}'.strip()
+            if self.certificate_ca
+            else keys
+        )
 
     def load(self, newconfig: Config) -> None:
         certificates = newconfig.access.certificates
@@ -239,7 +301,9 @@ class NodeManagerProviderConfig(ProviderConfig):
         load(self, options)
         tls = {key: options[key] for key in TLS_KEYS if key in options}
         if tls and len(tls) < len(TLS_KEYS):
-            raise ConfigError("ca-cert, client-cert and client-key are needed together", where=(next(iter(tls)),))
+            raise ConfigError(
+                "ca-cert, client-cert and client-key are needed together", where=(next(iter(tls)),)
+            )
         for where, entry in entries(options.get("hosts"), "hosts"):
             with at(where):
                 host = NodeManagerHost({**tls, **entry})
@@ -247,10 +311,15 @@ class NodeManagerProviderConfig(ProviderConfig):
                     raise ConfigError(f"host {host.name} is listed twice")
             self.hosts[host.name] = host
         if not self.hosts and not self.discover and self.backing is None:
-            raise ConfigError("either hosts (at least one) or discover: true is needed, or backing-label", where=("hosts",))
+            raise ConfigError(
+                "either hosts (at least one) or discover: true is needed, or backing-label",
+                where=("hosts",),
+            )
         if self.lease_time < MIN_LEASE:
             raise ConfigError(
-                f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute", where=("lease-time",)
+                f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a "
+                "minute",
+                where=("lease-time",),
             )
         for where, entry in entries(options.get("cloud-images"), "cloud-images"):
             with at(where):
@@ -258,7 +327,15 @@ class NodeManagerProviderConfig(ProviderConfig):
         for where, entry in entries(options.get("diskimages"), "diskimages"):
             top, image = newconfig.diskimages[entry["name"]], NodeManagerImage()
             with at(where):
-                load(image, {"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
+                load(
+                    image,
+                    {
+                        "username": top.username,
+                        "python-path": top.python_path,
+                        "shell-type": top.shell_type,
+                        **entry,
+                    },
+                )
             top.image_types.add(self.image_type)
             self.diskimages[image.name] = image
         for where, entry in entries(options.get("pools"), "pools"):
@@ -269,7 +346,8 @@ class NodeManagerProviderConfig(ProviderConfig):
         for label in self._labels():
             if label.backing_label in self.getSupportedLabels():
                 raise ConfigError(
-                    f"label {label.name}: backing-label {label.backing_label} is a label of this provider itself",
+                    f"label {label.name}: backing-label {label.backing_label} is a label of this "
+                    "provider itself",
                     where=("backing-label",),
                 )
 
@@ -279,7 +357,10 @@ class NodeManagerProviderConfig(ProviderConfig):
         if image.name == "host" and "root" not in options:
             image.root = "host"
         if image.root is None:
-            raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
+            raise ConfigError(
+                f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or "
+                "oci:reference"
+            )
         self.cloud_images[image.name] = image
 
     def _labels(self) -> list[NodeManagerLabel]:
@@ -287,4 +368,8 @@ class NodeManagerProviderConfig(ProviderConfig):
 
     def _getLabel(self, backing_label: str) -> BackingOptions | None:
         """Return the settings for backing nodes of this label; None when they are not used."""
-        return self.backing if any(label.backing_label == backing_label for label in self._labels()) else None
+        return (
+            self.backing
+            if any(label.backing_label == backing_label for label in self._labels())
+            else None
+        )

@@ -32,11 +32,22 @@ def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) ->
             raise RecordError("ssh_address and group must be texts")
     if address and not PLAIN.match(address):
         raise RecordError(f"ssh_address must be a plain name or address, not {address[:80]!r}")
-    options: dict[str, Any] = {"name": name, "url": url, "ssh-address": address or None, "group": group or None}
+    options: dict[str, Any] = {
+        "name": name,
+        "url": url,
+        "ssh-address": address or None,
+        "group": group or None,
+    }
     if url.startswith("https://"):
         if not provider.ca_cert:
-            raise RecordError(f"{url} needs ca-cert, client-cert and client-key of provider {provider.name}")
-        options |= {"ca-cert": provider.ca_cert, "client-cert": provider.client_cert, "client-key": provider.client_key}
+            raise RecordError(
+                f"{url} needs ca-cert, client-cert and client-key of provider {provider.name}"
+            )
+        options |= {
+            "ca-cert": provider.ca_cert,
+            "client-cert": provider.client_cert,
+            "client-key": provider.client_key,
+        }
     host = NodeManagerHost(options)
     host.expected_name = name
     return host
@@ -45,7 +56,9 @@ def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) ->
 class HostTree(Tree[dict[str, Any]]):
     """Follows the ephemeral announcements of hosts; a host exists as long as its announcement."""
 
-    def __init__(self, client: ZooKeeperClient, provider: NodeManagerProviderConfig, hosts: Hosts) -> None:
+    def __init__(
+        self, client: ZooKeeperClient, provider: NodeManagerProviderConfig, hosts: Hosts
+    ) -> None:
         super().__init__(client, ROOT)
         self._provider = provider
         self._hosts = hosts

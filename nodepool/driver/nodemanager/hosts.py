@@ -1,6 +1,7 @@
 """The hosts of a provider: independent calls, cached state, placement (NM-C.8).
 
-Decisions never wait for a host: its state is queried in the background, by separate threads per host.
+Decisions never wait for a host: its state is queried in the background, by separate threads per
+host.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.driver.nodemanager import answers
-from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel, NodeManagerProviderConfig
+from nodepool.driver.nodemanager.config import (
+    NodeManagerHost,
+    NodeManagerLabel,
+    NodeManagerProviderConfig,
+)
 from nodepool.driver.nodemanager.sizes import Amounts, amounts_of, needed_by, too_large
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
@@ -48,7 +53,13 @@ class ManagedHost:
     :param changed: called when it can be used (again), from any thread.
     """
 
-    def __init__(self, options: NodeManagerHost, limiter: RateLimiter, log: logging.Logger, changed: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        options: NodeManagerHost,
+        limiter: RateLimiter,
+        log: logging.Logger,
+        changed: Callable[[], Any],
+    ) -> None:
         self.name = options.name
         self.options = options
         self._log = log
@@ -84,7 +95,11 @@ class ManagedHost:
             if self._client is None:
                 o = self.options
                 try:
-                    tls = Tls(o.ca_cert, o.client_cert, o.client_key) if o.ca_cert and o.client_cert and o.client_key else None
+                    tls = (
+                        Tls(o.ca_cert, o.client_cert, o.client_key)
+                        if o.ca_cert and o.client_cert and o.client_key
+                        else None
+                    )
                     self._client = Client(o.url, tls)
                 except ValueError as error:
                     raise RpcError(str(error)) from None
@@ -104,12 +119,19 @@ class ManagedHost:
         return answer
 
     def ask(
-        self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
+        self,
+        method: str,
+        *arguments: object,
+        timeout: float = CALL_TIMEOUT,
+        wait: bool = False,
+        patient: bool = False,
     ) -> Future[Any]:
         """Make a call on a thread of this host; the rest as in :meth:`run`."""
         return self.run(lambda: self.call(method, *arguments, timeout=timeout), wait, patient)
 
-    def run(self, function: Callable[[], T], wait: bool = False, patient: bool = False) -> Future[T]:
+    def run(
+        self, function: Callable[[], T], wait: bool = False, patient: bool = False
+    ) -> Future[T]:
         """Run something on a thread of this host. Fails immediately while it is not usable.
 
         :param wait: it waits for something on the host.
@@ -190,7 +212,8 @@ class ManagedHost:
     def forget(self) -> None:
         """Drop cached data after a change.
 
-        A deleted sliver must not appear in a list when its node no longer exists: it would count as use by others.
+        A deleted sliver must not appear in a list when its node no longer exists: it would count as
+        use by others.
         """
         self._stale = True
         with self._lock:
@@ -201,7 +224,12 @@ class ManagedHost:
         with self._lock:
             ttl = PROBE_AGAIN if not self._answers else LOOK_AGAIN if self._stale else CAPACITY_TTL
             idle = self._probe is None or self._probe.done()
-            if idle and not self._stopped and not self.gone and time.monotonic() - self._asked >= ttl:
+            if (
+                idle
+                and not self._stopped
+                and not self.gone
+                and time.monotonic() - self._asked >= ttl
+            ):
                 self._stale = False
                 self._probe = self._probes.submit(self._ask_capacity)
             return self._probe
@@ -226,7 +254,12 @@ class ManagedHost:
                 self._answers = True
                 self.problem = ""
             if came:
-                self._log.info("Host %s can be used: %s cores, %s MiB", self.name, found.get("cores"), found.get("memory"))
+                self._log.info(
+                    "Host %s can be used: %s cores, %s MiB",
+                    self.name,
+                    found.get("cores"),
+                    found.get("memory"),
+                )
         self._changed()
 
     @property
@@ -250,25 +283,47 @@ class ManagedHost:
         """Count a sliver that is going to be created, until the next poll."""
         with self._lock:
             if self._capacity is not None:
-                needs, given = needed_by(label, self._capacity)._asdict(), self._capacity["allocated"]
-                allocated = {**given, **{name: given[name] + int(amount) for name, amount in needs.items()}}
+                needs, given = (
+                    needed_by(label, self._capacity)._asdict(),
+                    self._capacity["allocated"],
+                )
+                allocated = {
+                    **given,
+                    **{name: given[name] + int(amount) for name, amount in needs.items()},
+                }
                 self._capacity = {**self._capacity, "allocated": allocated}
 
     def free(self) -> Amounts:
         """Return the unassigned resources."""
         found = self._capacity
-        return Amounts(0, 0, 0, 0) if found is None else amounts_of(found).minus(amounts_of(found["allocated"]))
+        return (
+            Amounts(0, 0, 0, 0)
+            if found is None
+            else amounts_of(found).minus(amounts_of(found["allocated"]))
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the last known state for status pages; also polls hosts of an idle provider."""
         found = self.capacity
-        row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
+        row: dict[str, Any] = {
+            "name": self.name,
+            "usable": self.usable,
+            "problem": self.problem or None,
+        }
         if found is not None:
-            # Units of provider limits: MiB of ram, GiB of disk. CPU is counted in thousandths of all cores.
-            scales = {"cpu": ("cores", self.cores / 1000), "memory": ("ram", 1), "disk": ("disk", 1 / (1 << 20)),
-                      "slivers": ("slivers", 1)}  # fmt: skip
+            # Units of provider limits: MiB of ram, GiB of disk. CPU is counted in thousandths of
+            # all cores.
+            scales = {
+                "cpu": ("cores", self.cores / 1000),
+                "memory": ("ram", 1),
+                "disk": ("disk", 1 / (1 << 20)),
+                "slivers": ("slivers", 1),
+            }
             for key, amounts in (("used", found["allocated"]), ("limits", found)):
-                row[key] = {title: round(amounts[name] * scale, 3) for name, (title, scale) in scales.items()}
+                row[key] = {
+                    title: round(amounts[name] * scale, 3)
+                    for name, (title, scale) in scales.items()
+                }
         return row
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
@@ -281,7 +336,9 @@ class ManagedHost:
         with self._lock:
             if self._list is not None:
                 asked, future = self._list
-                if not future.done() or (time.monotonic() - asked < LIST_TTL and future.exception() is None):
+                if not future.done() or (
+                    time.monotonic() - asked < LIST_TTL and future.exception() is None
+                ):
                     return future
             future = self.run(query)
             self._list = time.monotonic(), future
@@ -349,14 +406,20 @@ class Hosts:
         host = self._hosts.get(name)
         if host is None or name in self.provider.hosts or host.gone:
             return
-        self._log.warning("Host %s is not announced any more; it gets no new slivers, the others end with their leases", name)
+        self._log.warning(
+            "Host %s is not announced any more; it gets no new slivers, the others end with their "
+            "leases",
+            name,
+        )
         host.problem = f"{name}: it is not announced any more"
         host.gone = True
         self.wake_waiting()
 
     # -- launches
 
-    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
+    def choose(
+        self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]
+    ) -> ManagedHost | None:
         """Return the best host that answers, by its last known state.
 
         A host without enough capacity, or without the image, is the last choice.
@@ -365,12 +428,27 @@ class Hosts:
         kind, _, what = image.partition(":")
         for host in self.all():
             capacity = host.capacity
-            if capacity is None or not host.usable or host.name in without or (az is not None and host.group != az):
+            if (
+                capacity is None
+                or not host.usable
+                or host.name in without
+                or (az is not None and host.group != az)
+            ):
                 continue
             free = host.free()
-            fits = needed_by(label, capacity).fits_in(free) and (kind != "image" or what in capacity.get("images", ()))
+            fits = needed_by(label, capacity).fits_in(free) and (
+                kind != "image" or what in capacity.get("images", ())
+            )
             room = free.cpu + free.slivers / 1e6
-            found.append((not fits, host.avoided, -room if self.provider.placement == "spread" else room, host.name, host))
+            found.append(
+                (
+                    not fits,
+                    host.avoided,
+                    -room if self.provider.placement == "spread" else room,
+                    host.name,
+                    host,
+                )
+            )
         return min(found, key=lambda entry: entry[:-1])[-1] if found else None
 
     def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None:
@@ -411,7 +489,10 @@ class Hosts:
         host = self.get(host_name)
         if host is None and not self.provider.discover:
             self._log.warning(
-                "Host %s is not in provider %s any more; sliver %s ends with its lease", host_name, self.provider.name, sliver
+                "Host %s is not in provider %s any more; sliver %s ends with its lease",
+                host_name,
+                self.provider.name,
+                sliver,
             )
             raise exceptions.NotFound
         if host is None or host.gone:
@@ -420,7 +501,9 @@ class Hosts:
         def delete() -> bool:
             host.delete(sliver)
             try:
-                answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)
+                answer: dict[str, Any] = host.call(
+                    "WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN
+                )
             finally:
                 host.forget()
             return answer.get("state") == "absent"

@@ -28,9 +28,20 @@ class ImageSpreader:
 
     def run(self, hosts: Iterable[ManagedHost], zk: ZooKeeper) -> None:
         """Start the missing copies of the newest uploads without waiting for them."""
-        uploads = [zk.getMostRecentImageUpload(image, self._provider.name) for image in self._provider.diskimages]
-        wanted = {str(upload.external_id) for upload in uploads if upload is not None and upload.external_id}
-        answering = [(host, set(host.capacity.get("images", ()))) for host in hosts if host.usable and host.capacity is not None]
+        uploads = [
+            zk.getMostRecentImageUpload(image, self._provider.name)
+            for image in self._provider.diskimages
+        ]
+        wanted = {
+            str(upload.external_id)
+            for upload in uploads
+            if upload is not None and upload.external_id
+        }
+        answering = [
+            (host, set(host.capacity.get("images", ())))
+            for host in hosts
+            if host.usable and host.capacity is not None
+        ]
         for host, has in answering:
             last = self._copies.get(host.name)
             if last is not None and not last.done():
@@ -39,13 +50,17 @@ class ImageSpreader:
                 source = next((other for other, there in answering if image in there), None)
                 if source is not None:
                     self._copies[host.name] = host.run(
-                        lambda host=host, source=source, image=image: self._copy(source, host, image),  # type: ignore[misc]
+                        lambda host=host, source=source, image=image: self._copy(
+                            source, host, image
+                        ),  # type: ignore[misc]
                         wait=True,
                     )
                     break
 
     def _copy(self, source: ManagedHost, host: ManagedHost, image: str) -> None:
-        self._log.info("Copying image %s from %s to %s, which lacks it", image, source.name, host.name)
+        self._log.info(
+            "Copying image %s from %s to %s, which lacks it", image, source.name, host.name
+        )
         try:
             with tempfile.TemporaryFile() as file:
                 source.client.get_image(image, file, STALL)
@@ -55,7 +70,11 @@ class ImageSpreader:
                 host.client.put_image(image, file, digest, STALL)
         except (RpcError, RpcFault, OSError) as error:
             self._log.warning(
-                "Image %s cannot be copied from %s to %s: %s; retrying with the next pass", image, source.name, host.name, error
+                "Image %s cannot be copied from %s to %s: %s; retrying with the next pass",
+                image,
+                source.name,
+                host.name,
+                error,
             )
         finally:
             host.forget()

@@ -22,7 +22,8 @@ from nodepool.nodemanager.client.texts import clean
 
 #: Seconds that a launch waits for a host that has stopped answering, before it uses another one.
 LOST = 5.0
-#: Seconds after which the deletion leaves a sliver of a silent host to the leak cleanup, and to its lease.
+#: Seconds after which the deletion leaves a sliver of a silent host to the leak cleanup, and to its
+#: lease.
 GIVE_UP = 30.0
 #: Seconds between two attempts.
 RETRY = 1.0
@@ -35,7 +36,11 @@ class NodeManagerInstance(statemachine.Instance):
     """
 
     def __init__(
-        self, host: ManagedHost, sliver: dict[str, Any], provider: ProviderConfig, quota: QuotaInformation | None = None
+        self,
+        host: ManagedHost,
+        sliver: dict[str, Any],
+        provider: ProviderConfig,
+        quota: QuotaInformation | None = None,
     ) -> None:
         super().__init__()
         effective = sliver.get("effective") or {}
@@ -44,7 +49,9 @@ class NodeManagerInstance(statemachine.Instance):
         self.metadata = metadata_of(sliver)
         self.ready = sliver.get("state") == "ready"
         # The host's other address is useless for a server that the sliver runs itself.
-        self.interface_ip = (None if sliver.get("own_ssh") else host.options.ssh_address) or sliver.get("ssh_address")
+        self.interface_ip = (
+            None if sliver.get("own_ssh") else host.options.ssh_address
+        ) or sliver.get("ssh_address")
         self.public_ipv4 = self.private_ipv4 = self.interface_ip
         self.connection_port = sliver.get("ssh_port") or 22
         self.host_keys = list(sliver.get("host_keys") or [])
@@ -71,7 +78,10 @@ class NodeManagerResource(statemachine.Resource):
 
         A launch whose host did not answer may have another one on that host.
         """
-        return not isinstance(external_id, dict) or external_id == {"host": self.host, "sliver": self.id}
+        return not isinstance(external_id, dict) or external_id == {
+            "host": self.host,
+            "sliver": self.id,
+        }
 
 
 class CreateMachine(SteppedMachine):
@@ -81,7 +91,14 @@ class CreateMachine(SteppedMachine):
     _patience = LOST
 
     def __init__(
-        self, hosts: Hosts, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], az: str | None, log: Log
+        self,
+        hosts: Hosts,
+        name: str,
+        label: NodeManagerLabel,
+        image: str,
+        metadata: dict[str, str],
+        az: str | None,
+        log: Log,
     ) -> None:
         super().__init__()
         self._hosts = hosts
@@ -109,7 +126,11 @@ class CreateMachine(SteppedMachine):
 
     def _find_host(self) -> Steps[ManagedHost]:
         hosts = self._hosts
-        while (host := hosts.choose(self._label, self._image, self._az, self._refusals.keys() | self._silent)) is None:
+        while (
+            host := hosts.choose(
+                self._label, self._image, self._az, self._refusals.keys() | self._silent
+            )
+        ) is None:
             if self._refusals:
                 raise self._refused_by_all()
             # No host answers. The launch timeout ends this.
@@ -125,7 +146,10 @@ class CreateMachine(SteppedMachine):
         texts = "; ".join(f"{name}: {fault.text}" for name, fault in sorted(self._refusals.items()))
         if not self._silent:
             self.external_id = None
-        if any(fault.code == INTERNAL and fault.text.startswith("quota:") for fault in self._refusals.values()):
+        if any(
+            fault.code == INTERNAL and fault.text.startswith("quota:")
+            for fault in self._refusals.values()
+        ):
             reason = self._hosts.never_fits(self._label, self._az)
             if reason is None:
                 return exceptions.QuotaException(texts)
@@ -181,7 +205,15 @@ class CreateMachine(SteppedMachine):
         while True:
             trying = silent_since is not None
             seconds, timeout = (0, 2.0) if trying else (WAIT, WAIT + MARGIN)
-            call = host.ask("WaitSliver", self._name, "ready", seconds, timeout=timeout, wait=True, patient=trying)
+            call = host.ask(
+                "WaitSliver",
+                self._name,
+                "ready",
+                seconds,
+                timeout=timeout,
+                wait=True,
+                patient=trying,
+            )
             try:
                 sliver: dict[str, Any] = yield from self.call(call)
                 return sliver
@@ -199,11 +231,15 @@ class CreateMachine(SteppedMachine):
         if state == "failed" or (waited and state in ("absent", "disabled", "deleting")):
             host.launch_failed()
             reason = clean(str(sliver.get("error") or "it was changed by others")[:1000])
-            raise exceptions.LaunchStatusException(f"sliver {self._name} on {host.name} is {state}: {reason}")
+            raise exceptions.LaunchStatusException(
+                f"sliver {self._name} on {host.name} is {state}: {reason}"
+            )
         return state == "ready"
 
     def _instance(self, host: ManagedHost, sliver: dict[str, Any]) -> NodeManagerInstance:
-        return NodeManagerInstance(host, sliver, self._hosts.provider, quota_for(self._label, host.capacity))
+        return NodeManagerInstance(
+            host, sliver, self._hosts.provider, quota_for(self._label, host.capacity)
+        )
 
 
 class DeleteMachine(SteppedMachine):
@@ -212,7 +248,9 @@ class DeleteMachine(SteppedMachine):
     :param delete: as :meth:`.Hosts.delete`.
     """
 
-    def __init__(self, delete: Callable[[str, str], Future[bool]], external_id: object, log: Log) -> None:
+    def __init__(
+        self, delete: Callable[[str, str], Future[bool]], external_id: object, log: Log
+    ) -> None:
         super().__init__()
         self._delete = delete
         self.external_id = external_id
@@ -235,7 +273,10 @@ class DeleteMachine(SteppedMachine):
                 silent_since = silent_since or now
                 if now - silent_since >= GIVE_UP:
                     self._log.warning(
-                        "Sliver %s cannot be deleted; it ends with its lease, or when its host is back: %s", sliver, error
+                        "Sliver %s cannot be deleted; it ends with its lease, or when its host is "
+                        "back: %s",
+                        sliver,
+                        error,
                     )
                     return
             yield from self.sleep(RETRY)

@@ -18,6 +18,11 @@ class NodeManagerProvider(StateMachineProvider):
         super().start(zk_conn)
 
     def execute(
-        self, node: Node, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "", timeout: float = 30.0
+        self,
+        node: Node,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+        timeout: float = 30.0,
     ) -> Execution | None:
         return self.adapter.execute(node.external_id, argv, env, user, timeout)

@@ -38,9 +38,12 @@ def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
     if label.cpu_limit:
         wanted["nm_cpu_limit"] = min(1000, max(1, round(1000 * label.cpu_limit / cores)))
     for name, value, factor in (
-        ("nm_mem_limit", label.ram, 1), ("nm_disk_quota", label.disk, 1 << 20), ("nm_pids_max", label.pids, 1),
-        ("nm_net_max_rate", label.net_max, 1), ("nm_net_min_rate", label.net_min, 1),
-    ):  # fmt: skip
+        ("nm_mem_limit", label.ram, 1),
+        ("nm_disk_quota", label.disk, 1 << 20),
+        ("nm_pids_max", label.pids, 1),
+        ("nm_net_max_rate", label.net_max, 1),
+        ("nm_net_min_rate", label.net_min, 1),
+    ):
         if value:
             wanted[name] = int(value) * factor
     return {**wanted, **label.rspec}
@@ -54,7 +57,9 @@ def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Amounts:
     memory = rspec.get("nm_mem_limit", default["memory"])
     if not memory and default["memory"]:
         memory = capacity["memory"]
-    return Amounts(rspec.get("nm_cpu_guaranteed_share", 0), memory, rspec.get("nm_disk_quota", default["disk"]))
+    return Amounts(
+        rspec.get("nm_cpu_guaranteed_share", 0), memory, rspec.get("nm_disk_quota", default["disk"])
+    )
 
 
 def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -> str | None:
@@ -63,8 +68,10 @@ def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -
     if needs.fits_in(amounts_of(capacity)):
         return None
     return (
-        f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, and disks of "
-        f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs {needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
+        f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, "
+        "and disks of "
+        f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs "
+        f"{needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
         f"{needs.disk / (1 << 20):.1f}"
     )
 
@@ -72,7 +79,9 @@ def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -
 def quota_for(label: NodeManagerLabel, capacity: Mapping[str, Any] | None) -> QuotaInformation:
     """Return a sliver's usage of provider limits on a host of that capacity, if known."""
     needs = needed_by(label, capacity or {"cores": 1})
-    return QuotaInformation(cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20))
+    return QuotaInformation(
+        cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20)
+    )
 
 
 def quota_of(rspec: Mapping[str, Any], cores: int) -> QuotaInformation:

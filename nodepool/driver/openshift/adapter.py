@@ -37,7 +37,11 @@ class OpenshiftAdapter(KubernetesAdapter):
     def make(self, job: Job) -> None:
         pod = self._pod_body(job)
         metadata = {"name": job.namespace, "labels": job.labels}
-        body = {"apiVersion": PROJECT_REQUEST.version, "kind": "ProjectRequest", "metadata": metadata}
+        body = {
+            "apiVersion": PROJECT_REQUEST.version,
+            "kind": "ProjectRequest",
+            "metadata": metadata,
+        }
         self._make_project(job, body)
         # A project does not get the labels of its request: the account marks it as ours.
         self._create(job, SERVICE_ACCOUNT, bodies.service_account(labels=job.labels))
@@ -47,7 +51,11 @@ class OpenshiftAdapter(KubernetesAdapter):
             self._make_pod(job, pod)
 
     def _pod_body(self, job: Job) -> Object | None:
-        return bodies.pod(job.pod, job.label, job.labels, pull_secrets=True) if job.pod is not None else None
+        return (
+            bodies.pod(job.pod, job.label, job.labels, pull_secrets=True)
+            if job.pod is not None
+            else None
+        )
 
     def _make_project(self, job: Job, body: Object) -> None:
         try:
@@ -78,8 +86,13 @@ class OpenshiftAdapter(KubernetesAdapter):
             if error.status != 404:
                 raise
             role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
-            plain = {"apiVersion": ROLE_BINDING.version, "kind": "RoleBinding", "metadata": metadata, "roleRef": role,
-                     "subjects": [subject]}  # fmt: skip
+            plain = {
+                "apiVersion": ROLE_BINDING.version,
+                "kind": "RoleBinding",
+                "metadata": metadata,
+                "roleRef": role,
+                "subjects": [subject],
+            }
             self._create(job, ROLE_BINDING, plain)
 
     def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
@@ -92,7 +105,9 @@ class OpenshiftAdapter(KubernetesAdapter):
     # -- deletion and lists
 
     def is_ours(self, target: Target, found: Object) -> bool:
-        """Return whether it is ours; others' projects cannot be deleted, and ours have no labels."""
+        """Return whether it is ours; others' projects cannot be deleted, and ours have no
+        labels.
+        """
         return True
 
     def target(self, external_id: str) -> Target:
@@ -106,7 +121,9 @@ class OpenshiftAdapter(KubernetesAdapter):
             if kind is not PROJECT or error.status != 403:
                 raise
         found = self.calls.call("list_projects", self.cluster.list, PROJECT)
-        return next((each for each in found if (each.get("metadata") or {}).get("name") == name), None)
+        return next(
+            (each for each in found if (each.get("metadata") or {}).get("name") == name), None
+        )
 
     def watchable(self, kind: Kind) -> bool:
         """Return whether the kind can be watched: users may watch projects, but not across them."""
@@ -124,7 +141,10 @@ class OpenshiftAdapter(KubernetesAdapter):
             name = str(metadata.get("name") or "")
             if not name.startswith(pools) or not name.rpartition("-")[2].isdigit():
                 continue
-            if metadata.get("deletionTimestamp") or (project.get("status") or {}).get("phase") == "Terminating":
+            if (
+                metadata.get("deletionTimestamp")
+                or (project.get("status") or {}).get("phase") == "Terminating"
+            ):
                 continue
             found[name] = str(metadata.get("uid") or name)
         return found
@@ -144,13 +164,21 @@ class OpenshiftAdapter(KubernetesAdapter):
         found = []
         for name, uid in self._projects().items():
             labels = self._mark(name, uid)
-            if labels.get(bodies.PROVIDER_LABEL) == self.provider.name and bodies.NODE_LABEL in labels:
+            if (
+                labels.get(bodies.PROVIDER_LABEL) == self.provider.name
+                and bodies.NODE_LABEL in labels
+            ):
                 found.append(Leftover(Target(PROJECT, name), labels))
         return found
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         projects = self._projects()
-        with_pod = {name for pool in self.provider.pools.values() for name, label in pool.labels.items() if label.is_pod}
+        with_pod = {
+            name
+            for pool in self.provider.pools.values()
+            for name, label in pool.labels.items()
+            if label.is_pod
+        }
         missing = [each for each in external_ids if each not in projects]
         for name in set(external_ids) - set(missing):
             if self._mark(name, projects[name]).get("nodepool_node_label") in with_pod:

@@ -13,7 +13,9 @@ from nodepool.exceptions import ConfigError
 
 
 class OpenshiftLabel(KubernetesLabel):
-    type = changed(KubernetesLabel.type, doc="``pod``: a project with a pod; any other value: a project")
+    type = changed(
+        KubernetesLabel.type, doc="``pod``: a project with a pod; any other value: a project"
+    )
 
     @property
     def is_pod(self) -> bool:
@@ -30,9 +32,14 @@ class OpenshiftProviderConfig(KubernetesProviderConfig):
     network_policies = changed(KubernetesProviderConfig.network_policies, hidden=True)
     limit_range = changed(KubernetesProviderConfig.limit_range, hidden=True)
     pull = changed(KubernetesProviderConfig.pull, hidden=True)
-    max_projects: float | None = option(int, None, "default of ``max-servers`` of the pools", stored=False)
+    max_projects: float | None = option(
+        int, None, "default of ``max-servers`` of the pools", stored=False
+    )
 
     def load(self, newconfig: Config) -> None:
         if not self.provider.get("context"):
-            raise ConfigError("required key 'context' is missing: the context of the kubeconfig", where=("context",))
+            raise ConfigError(
+                "required key 'context' is missing: the context of the kubeconfig",
+                where=("context",),
+            )
         super().load(newconfig)

@@ -30,7 +30,8 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         client = super().connect()
         if client.access.token() is None:
             raise NoAccess(
-                f"context {self.provider.context} of the kubeconfig has no token, and Zuul could not use its nodes; "
+                f"context {self.provider.context} of the kubeconfig has no token, and Zuul could "
+                "not use its nodes; "
                 "use a service account's token instead of client certificates"
             )
         return client
@@ -38,12 +39,16 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
     def plannedExternalId(self, label: KubernetesLabel, node_id: str) -> str:
         return f"{label.pool.name}-{label.name}-{node_id}"
 
-    def _job(self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log) -> Job:
+    def _job(
+        self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log
+    ) -> Job:
         node_id = metadata[bodies.NODE_LABEL]
         labels = bodies.labels_of(label, metadata, request, log)
         external_id = self.plannedExternalId(label, node_id)
         self.pool_of[external_id] = label.pool.name
-        return Job(external_id, label.pool.name, f"{label.name}-{node_id}", label, labels, log, token=None)
+        return Job(
+            external_id, label.pool.name, f"{label.name}-{node_id}", label, labels, log, token=None
+        )
 
     def make(self, job: Job) -> None:
         try:
@@ -56,7 +61,9 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         access = self.cluster.access
         token = access.token()  # read it now: tokens are rotated
         if token is None:
-            raise exceptions.LaunchNodepoolException("the kubeconfig has no token (any more) that Zuul could use")
+            raise exceptions.LaunchNodepoolException(
+                "the kubeconfig has no token (any more) that Zuul could use"
+            )
         cluster = self.cluster
         port = {
             "pod": job.pod,
@@ -79,7 +86,8 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         pool = self.pool_of.get(external_id) or max(pools, key=len, default=None)
         if pool is None:
             raise exceptions.LaunchNodepoolException(
-                f"pod {external_id}: none of the pools of provider {self.provider.name} is its project (any more); "
+                f"pod {external_id}: none of the pools of provider {self.provider.name} is its "
+                "project (any more); "
                 "configure the pool again until its nodes are deleted"
             )
         return Target(POD, external_id.removeprefix(f"{pool}-"), pool)
@@ -108,4 +116,6 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
             for pod in self._list(POD, pool)
             if trouble.failed(pod) is None
         }
-        return [each for each, target in targets.items() if (target.namespace, target.name) not in there]
+        return [
+            each for each, target in targets.items() if (target.namespace, target.name) not in there
+        ]

@@ -32,4 +32,6 @@ class OpenshiftPodsProviderConfig(OpenshiftProviderConfig):
     label_class = OpenshiftPodLabel
     pool_class = OpenshiftPodsPool
     SERVERS = ("max-pods", "max-projects", "max-servers")
-    max_pods: float | None = option(int, None, "default of ``max-servers`` of the pools", stored=False)
+    max_pods: float | None = option(
+        int, None, "default of ``max-servers`` of the pools", stored=False
+    )

@@ -43,7 +43,11 @@ class OpenStackDriver(statemachine.StateMachineDriver):
         """Return the possible paths of clouds.yaml and its secure parts."""
         from openstack.config import loader
 
-        named = [os.environ[name] for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE") if os.environ.get(name)]
+        named = [
+            os.environ[name]
+            for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE")
+            if os.environ.get(name)
+        ]
         return [*named, *loader.CONFIG_FILES, *loader.SECURE_FILES]
 
     def configFiles(self) -> dict[str, FileIdentity | None]:

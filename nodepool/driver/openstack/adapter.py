@@ -12,11 +12,18 @@ from nodepool import exceptions
 from nodepool.cloud import ErrorKind, Poller
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
-from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
+from nodepool.driver.openstack.config import (
+    OpenStackProviderConfig,
+    ProviderDiskImage,
+    ProviderLabel,
+)
 from nodepool.driver.openstack.floating_ips import FloatingIps
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
-from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
+from nodepool.driver.openstack.machines import (
+    OpenStackCreateStateMachine,
+    OpenStackDeleteStateMachine,
+)
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
@@ -51,7 +58,8 @@ class OpenStackAdapter(CloudLookups):
     IMAGE_CHECK_TIMEOUT: float = 300
     #: Minimum and maximum seconds between two polls of a server.
     LOOKS = (0.4, 10.0)
-    #: Seconds in which the cloud may not find a new server yet, and an active one may be without addresses.
+    #: Seconds in which the cloud may not find a new server yet, and an active one may be without
+    #: addresses.
     SETTLING = 10.0
 
     def __init__(self, provider_config: OpenStackProviderConfig) -> None:
@@ -98,12 +106,23 @@ class OpenStackAdapter(CloudLookups):
     # -- servers
 
     def _createServer(
-        self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], key_name: str | None = None, az: str | None = None,
-        config_drive: bool | None = None, networks: list[str] | None = None,
-        security_groups: list[str] | None = None, boot_from_volume: bool = False, volume_size: int = 50,
-        instance_properties: dict[str, Any] | None = None, userdata: str | None = None,
-        volume_type: str | None = None, server_group: str | None = None, scheduler_hints: dict[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        image: Mapping[str, Any],
+        flavor: Mapping[str, Any],
+        key_name: str | None = None,
+        az: str | None = None,
+        config_drive: bool | None = None,
+        networks: list[str] | None = None,
+        security_groups: list[str] | None = None,
+        boot_from_volume: bool = False,
+        volume_size: int = 50,
+        instance_properties: dict[str, Any] | None = None,
+        userdata: str | None = None,
+        volume_type: str | None = None,
+        server_group: str | None = None,
+        scheduler_hints: dict[str, Any] | None = None,
+    ) -> Any:
         """Start a server; without networks, it gets the default network of clouds.yaml."""
         hints = dict(scheduler_hints or {})
         if server_group:
@@ -123,7 +142,9 @@ class OpenStackAdapter(CloudLookups):
             "scheduler_hints": hints,
         }
         given: dict[str, Any] = {key: value for key, value in optional.items() if value}
-        return self._api.create_server(name=name, image=image, flavor=flavor, config_drive=config_drive, **given)
+        return self._api.create_server(
+            name=name, image=image, flavor=flavor, config_drive=config_drive, **given
+        )
 
     def _deleteServer(self, external_id: str) -> Any:
         """Request the deletion; False: the cloud does not know the server."""
@@ -132,10 +153,18 @@ class OpenStackAdapter(CloudLookups):
     # -- interface for the framework
 
     def getCreateStateMachine(
-        self, hostname: str, label: ProviderLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> OpenStackCreateStateMachine:  # fmt: skip
-        return OpenStackCreateStateMachine(self, hostname, label, image_external_id, metadata, request, az, log)
+        self,
+        hostname: str,
+        label: ProviderLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> OpenStackCreateStateMachine:
+        return OpenStackCreateStateMachine(
+            self, hostname, label, image_external_id, metadata, request, az, log
+        )
 
     def getDeleteStateMachine(self, external_id: str, log: Log) -> OpenStackDeleteStateMachine:
         return OpenStackDeleteStateMachine(self, external_id, log)
@@ -157,7 +186,8 @@ class OpenStackAdapter(CloudLookups):
             server = found.get(external_id)
             if isinstance(server, Exception):
                 self.log.warning(
-                    "Server %s of provider %s is not listed and cannot be queried, doing nothing: %s",
+                    "Server %s of provider %s is not listed and cannot be queried, doing nothing: "
+                    "%s",
                     external_id,
                     self.provider.name,
                     server,
@@ -208,7 +238,10 @@ class OpenStackAdapter(CloudLookups):
         if label.cloud_image.image_id:
             return True
         wanted = label.cloud_image
-        place = f"cloud image {wanted.external_name} (option {'image-name' if wanted.image_name else 'cloud-image'})"
+        place = (
+            f"cloud image {wanted.external_name} (option "
+            f"{'image-name' if wanted.image_name else 'cloud-image'})"
+        )
         try:
             if self._findImage(wanted.external_name):
                 self._not_ready.pop(label.name, None)
@@ -225,11 +258,18 @@ class OpenStackAdapter(CloudLookups):
             )
             self._not_ready[label.name] = f"searching {place} failed: {exc}"
             return False
-        self._not_ready[label.name] = f"{place} was not found in cloud {self.provider.cloud_config.name}"
+        self._not_ready[label.name] = (
+            f"{place} was not found in cloud {self.provider.cloud_config.name}"
+        )
         self.log.warning(
-            "Provider %s is configured to use %s as the cloud image for label %s and that image could not be found"
-            " in the cloud: %s", self.provider.name, wanted.external_name, label.name, place,
-        )  # fmt: skip
+            "Provider %s is configured to use %s as the cloud image for label %s and that image "
+            "could not be found"
+            " in the cloud: %s",
+            self.provider.name,
+            wanted.external_name,
+            label.name,
+            place,
+        )
         now = time.monotonic()
         if now - self._last_image_check > self.IMAGE_CHECK_TIMEOUT:
             self._last_image_check = now
@@ -241,9 +281,15 @@ class OpenStackAdapter(CloudLookups):
         return self._not_ready.get(label.name)
 
     def uploadImage(
-        self, provider_image: ProviderDiskImage, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        provider_image: ProviderDiskImage,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> Any:
         image = self._api.create_image(
             name=image_name,
             filename=filename,
@@ -271,7 +317,9 @@ class OpenStackAdapter(CloudLookups):
         try:
             return self._api.get_server_console(external_id)
         except Exception as exc:
-            if errors.sdk_error(exc, "SDKException") or isinstance(exc, exceptions.TimeoutException):
+            if errors.sdk_error(exc, "SDKException") or isinstance(
+                exc, exceptions.TimeoutException
+            ):
                 self.log.info("No console log of %s: %s", external_id, exc)
                 return None
             raise

@@ -50,10 +50,13 @@ class ProviderDiskImage(Image):
     meta: dict[str, Any] = option(
         dict,
         {},
-        "properties of the image; they override the top-level ``metadata``. Values become strings; ``min_disk`` and ``min_ram``"
+        "properties of the image; they override the top-level ``metadata``. Values become strings; "
+        "``min_disk`` and ``min_ram``"
         " numbers, ``protected`` a bool, ``tags`` a list",
     )
-    config_drive: bool | None = option(bool, None, "give servers a config drive", shown="the cloud's")
+    config_drive: bool | None = option(
+        bool, None, "give servers a config drive", shown="the cloud's"
+    )
     username: str | None = None
     python_path: str | None = None
     shell_type: str | None = None
@@ -64,9 +67,15 @@ class ProviderCloudImage(CloudImage):
 
     name: str = changed(CloudImage.name, convert=str)
     username: str | None = changed(CloudImage.username, key=str)
-    config_drive: bool | None = option(bool, None, "give servers a config drive", shown="the cloud's")
-    image_id: str | None = option(str, None, "id in the cloud, not checked; or ``image-name``", key=_IMAGE)
-    image_name: str | None = option(str, None, "name (or id) in the cloud", key=_IMAGE, shown="``name``")
+    config_drive: bool | None = option(
+        bool, None, "give servers a config drive", shown="the cloud's"
+    )
+    image_id: str | None = option(
+        str, None, "id in the cloud, not checked; or ``image-name``", key=_IMAGE
+    )
+    image_name: str | None = option(
+        str, None, "name (or id) in the cloud", key=_IMAGE, shown="``name``"
+    )
 
     def __init__(self) -> None:
         """Create an image without options."""
@@ -82,26 +91,43 @@ class ProviderLabel(ConfigValue):
 
     # The image is compared by name: its other relevant settings are in the provider's own entry.
     ignore_equality = ["pool", "diskimage"]
-    checks = (_one_of(("diskimage", "cloud-image"), exactly_one=True), _one_of(("min-ram", "flavor-name"), exactly_one=False))
+    checks = (
+        _one_of(("diskimage", "cloud-image"), exactly_one=True),
+        _one_of(("min-ram", "flavor-name"), exactly_one=False),
+    )
     pool: ProviderPool | None = None
     diskimage_name: str | None = None
     name: str = option(str, REQUIRED, "name of a top-level label", convert=str)
-    diskimage: DiskImage | None = option(str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False)
-    cloud_image: ProviderCloudImage | None = option(str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False)
-    flavor_name: str | None = option(str, None, "name or id; with ``min-ram``, a part of the name. One of the two is required")
+    diskimage: DiskImage | None = option(
+        str, None, "entry of ``diskimages``; or ``cloud-image``", stored=False
+    )
+    cloud_image: ProviderCloudImage | None = option(
+        str, None, "entry of ``cloud-images``; or ``diskimage``", stored=False
+    )
+    flavor_name: str | None = option(
+        str, None, "name or id; with ``min-ram``, a part of the name. One of the two is required"
+    )
     min_ram: int = option(int, 0, "MiB: the smallest flavor with at least this much", shown="")
     key_name: str | None = option(str, None, "key pair")
     networks: list[str] = option([str], [], "replaces the pool's", shown="the pool's")
     security_groups: list[str] = option([str], [], "*new*: replaces the pool's", shown="the pool's")
-    azs: list[str] | None = option([str], None, "*new*: candidates for the node", name="availability-zones", shown="the pool's")
-    boot_from_volume: bool = option(bool, False, "root disk on a volume that is deleted with the server")
+    azs: list[str] | None = option(
+        [str], None, "*new*: candidates for the node", name="availability-zones", shown="the pool's"
+    )
+    boot_from_volume: bool = option(
+        bool, False, "root disk on a volume that is deleted with the server"
+    )
     volume_size: int = option(int, 50, "GB of that volume")
-    volume_type: str | None = option(str, None, "*new*: type of that volume (compute API 2.67)", shown="the cloud's")
+    volume_type: str | None = option(
+        str, None, "*new*: type of that volume (compute API 2.67)", shown="the cloud's"
+    )
     server_group: str | None = option(str, None, "*new*: name or id of an existing server group")
     scheduler_hints: dict[str, Any] = option(dict, {}, "*new*: passed to the scheduler unchanged")
     instance_properties: dict[str, Any] = option(dict, {}, "metadata of the server")
     dynamic_instance_properties: dict[str, str] = option(
-        dict, {}, 'the same, with ``{request...}`` replaced, for example ``"{request.tenant_name}"``'
+        dict,
+        {},
+        'the same, with ``{request...}`` replaced, for example ``"{request.tenant_name}"``',
     )
     userdata: str | None = option(str, None, "for cloud-init")
     console_log: bool = option(bool, False, "log the console if the host keys cannot be read")
@@ -114,20 +140,35 @@ class ProviderPool(ConfigPool):
     name: str = option(str, REQUIRED, "part of records and metrics")
     max_cores: float | None = option(int, math.inf, "maximum number of vCPUs")
     max_ram: float | None = option(int, math.inf, "maximum MiB")
-    max_volumes: float | None = option(int, math.inf, "maximum number of volumes of labels that boot from volume")
+    max_volumes: float | None = option(
+        int, math.inf, "maximum number of volumes of labels that boot from volume"
+    )
     max_volume_gb: float | None = option(int, math.inf, "maximum GB of these volumes")
     networks: list[str] = option(
-        [str], [], "names or ids; if empty, the ``default_interface`` of ``clouds.yaml``, else the cloud's choice"
+        [str],
+        [],
+        "names or ids; if empty, the ``default_interface`` of ``clouds.yaml``, else the cloud's "
+        "choice",
     )
     security_groups: list[str] = option([str], [], "names", shown="the cloud's default")
     azs: list[str] | None = option(
-        [str], None, "all nodes of a request are in one", name="availability-zones", shown="all of the cloud"
+        [str],
+        None,
+        "all nodes of a request are in one",
+        name="availability-zones",
+        shown="all of the cloud",
     )
-    auto_floating_ip: bool = option(bool, True, "assign floating IPs to servers without a public address")
-    use_internal_ip: bool = option(bool, False, "*new*: use the private address even if there is a public one")
+    auto_floating_ip: bool = option(
+        bool, True, "assign floating IPs to servers without a public address"
+    )
+    use_internal_ip: bool = option(
+        bool, False, "*new*: use the private address even if there is a public one"
+    )
     host_key_checking: bool = option(bool, True, "read the SSH host keys before a node is ready")
     ignore_provider_quota: bool = option(bool, False, "ignore the limits of the project")
-    labels: dict[str, Any] = option([ProviderLabel], {}, "labels that the pool offers", stored=False)
+    labels: dict[str, Any] = option(
+        [ProviderLabel], {}, "labels that the pool offers", stored=False
+    )
 
     def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         """Read the options. *args*: the whole configuration and the provider configuration."""
@@ -140,7 +181,11 @@ class ProviderPool(ConfigPool):
             full_config.labels[label.name].pools.append(self)
 
     def _load_label(
-        self, options: dict[str, Any], where: tuple[PathItem, ...], full_config: Config, provider: OpenStackProviderConfig
+        self,
+        options: dict[str, Any],
+        where: tuple[PathItem, ...],
+        full_config: Config,
+        provider: OpenStackProviderConfig,
     ) -> ProviderLabel:
         _name(options, where)
         label = ProviderLabel()
@@ -160,7 +205,10 @@ class ProviderPool(ConfigPool):
                 )
         label.networks = label.networks or self.networks
         if label.volume_type and not label.boot_from_volume:
-            raise ConfigError(f"volume-type of label {label.name} needs boot-from-volume: true", where=(*where, "volume-type"))
+            raise ConfigError(
+                f"volume-type of label {label.name} needs boot-from-volume: true",
+                where=(*where, "volume-type"),
+            )
         return label
 
 
@@ -168,12 +216,17 @@ class OpenStackProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
 
     cloud_config: Any = None
-    _cloud: object = option(str, None, "entry of ``clouds.yaml``", name="cloud", key=v.Required, stored=False)
-    region_name: str | None = option(str, None, "region; also stored with the nodes", shown="the cloud's")
+    _cloud: object = option(
+        str, None, "entry of ``clouds.yaml``", name="cloud", key=v.Required, stored=False
+    )
+    region_name: str | None = option(
+        str, None, "region; also stored with the nodes", shown="the cloud's"
+    )
     rate: float = option(
         v.Coerce(float),
         1.0,
-        "**seconds between two calls** to the same service (compute, network, ...), not calls per second. 0 = no limit. The"
+        "**seconds between two calls** to the same service (compute, network, ...), not calls per "
+        "second. 0 = no limit. The"
         " default is slow for busy clouds: 0.05 allows 20 calls per second",
         convert=float,
     )
@@ -181,14 +234,28 @@ class OpenStackProviderConfig(ProviderConfig):
     launch_timeout: int = option(int, 3600, "seconds for the whole launch")
     launch_retries: int = option(int, 3, "attempts in total")
     image_upload_timeout: int = option(int, 3600, "seconds for upload and import of an image")
-    _nodepool_id: object = option(str, None, "accepted for old files, without effect", name="nodepool-id", stored=False)
-    image_name_format: str = option(str, "{image_name}-{timestamp}", "name of an upload in the cloud; also ``{upload_id}``")
-    clean_floating_ips: bool | None = option(bool, None, "delete **all** unattached floating IPs of the project", shown="false")
-    port_cleanup_interval: int = option(int, 600, "seconds between two checks for leaked ports; 0 = never")
+    _nodepool_id: object = option(
+        str, None, "accepted for old files, without effect", name="nodepool-id", stored=False
+    )
+    image_name_format: str = option(
+        str, "{image_name}-{timestamp}", "name of an upload in the cloud; also ``{upload_id}``"
+    )
+    clean_floating_ips: bool | None = option(
+        bool, None, "delete **all** unattached floating IPs of the project", shown="false"
+    )
+    port_cleanup_interval: int = option(
+        int, 600, "seconds between two checks for leaked ports; 0 = never"
+    )
     post_upload_hook: str | None = option(str, None, "program to run after an upload")
-    diskimages: dict[str, ProviderDiskImage] = option([ProviderDiskImage], {}, "images that the builder uploads", stored=False)
-    cloud_images: dict[str, ProviderCloudImage] = option([ProviderCloudImage], {}, "existing images of the cloud", stored=False)
-    _pools: dict[str, ProviderPool] = option([ProviderPool], {}, "groups of labels", name="pools", stored=False)
+    diskimages: dict[str, ProviderDiskImage] = option(
+        [ProviderDiskImage], {}, "images that the builder uploads", stored=False
+    )
+    cloud_images: dict[str, ProviderCloudImage] = option(
+        [ProviderCloudImage], {}, "existing images of the cloud", stored=False
+    )
+    _pools: dict[str, ProviderPool] = option(
+        [ProviderPool], {}, "groups of labels", name="pools", stored=False
+    )
 
     def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
         self.driver_object = driver
@@ -216,7 +283,9 @@ class OpenStackProviderConfig(ProviderConfig):
         except Exception as exc:
             cloud = self.provider.get("cloud")
             raise ProviderUnavailable(
-                f"cloud {cloud!r} of provider {self.name} cannot be used, see its entry in clouds.yaml: {exc}", where=("cloud",)
+                f"cloud {cloud!r} of provider {self.name} cannot be used, see its entry in "
+                f"clouds.yaml: {exc}",
+                where=("cloud",),
             ) from exc
 
     def load(self, newconfig: Config) -> None:
@@ -241,12 +310,18 @@ class OpenStackProviderConfig(ProviderConfig):
                 raise
             self._pools[name] = pool
 
-    def _load_diskimage(self, options: dict[str, Any], where: tuple[PathItem, ...], newconfig: Config) -> None:
+    def _load_diskimage(
+        self, options: dict[str, Any], where: tuple[PathItem, ...], newconfig: Config
+    ) -> None:
         top = newconfig.diskimages[_name(options, where)]
         top.image_types.add(self.image_type or "")
         image = ProviderDiskImage()
         load(image, options)
-        image.username, image.python_path, image.shell_type = top.username, top.python_path, top.shell_type
+        image.username, image.python_path, image.shell_type = (
+            top.username,
+            top.python_path,
+            top.shell_type,
+        )
         self.diskimages[image.name] = image
 
     def _load_cloud_image(self, options: dict[str, Any], where: tuple[PathItem, ...]) -> None:

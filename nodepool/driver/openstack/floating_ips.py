@@ -30,7 +30,8 @@ class FloatingIps:
         self._api = api
         self._provider = provider
         self._lock = threading.Lock()
-        #: Those of servers that this process created or saw. Bounded: the cloud does not report servers that others delete.
+        #: Those of servers that this process created or saw. Bounded: the cloud does not report
+        #: servers that others delete.
         self._known: LRUCache[str, list[str]] = LRUCache(KNOWN)
 
     def create(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
@@ -47,7 +48,8 @@ class FloatingIps:
     def delete_of(self, server_id: str, loose: bool = True) -> None:
         """Delete a server's floating IPs; no call for servers that never showed one.
 
-        :param loose: also unattached ones of its node. Wrong for a server that is not the one in the node's record.
+        :param loose: also unattached ones of its node. Wrong for a server that is not the one in
+            the node's record.
         """
         with self._lock:
             ids = self._known.get(server_id)
@@ -73,11 +75,21 @@ class FloatingIps:
             marked = [
                 ip
                 for ip in listed
-                if ip["id"] not in found and wanted and _marks(floating_ip_metadata(ip.get("description"))) == wanted
+                if ip["id"] not in found
+                and wanted
+                and _marks(floating_ip_metadata(ip.get("description"))) == wanted
             ]
             # The tags have the node's id, which may have another server by now.
-            ports = {port["id"] for port in self._api.ports_of(server_id)} if any(ip.get("port_id") for ip in marked) else set()
-            return found + [ip["id"] for ip in marked if (ip["port_id"] in ports if ip.get("port_id") else loose)]
+            ports = (
+                {port["id"] for port in self._api.ports_of(server_id)}
+                if any(ip.get("port_id") for ip in marked)
+                else set()
+            )
+            return found + [
+                ip["id"]
+                for ip in marked
+                if (ip["port_id"] in ports if ip.get("port_id") else loose)
+            ]
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return []

@@ -22,7 +22,11 @@ class LeakCleaner:
     """Finds leaks. Ports have no tags: two polls with status DOWN, an interval apart, count."""
 
     def __init__(
-        self, adapter: Any, provider: OpenStackProviderConfig, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+        self,
+        adapter: Any,
+        provider: OpenStackProviderConfig,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.adapter = adapter
         self.provider = provider
@@ -37,7 +41,9 @@ class LeakCleaner:
             try:
                 clean()
             except Exception as error:
-                log_failure(self.log, error, "Cleaning up in provider %s failed", self.provider.name)
+                log_failure(
+                    self.log, error, "Cleaning up in provider %s failed", self.provider.name
+                )
 
     def resources(self) -> Iterator[OpenStackResource]:
         """Yield floating IPs, volumes and images with our tags that are not in use."""
@@ -47,14 +53,19 @@ class LeakCleaner:
             except CallsStopped:
                 return
             except Exception as error:
-                self.log.warning("Searching leaks in provider %s failed: %s", self.provider.name, error)
+                self.log.warning(
+                    "Searching leaks in provider %s failed: %s", self.provider.name, error
+                )
 
     def _labels(self) -> Iterator[Any]:
         for pool in self.provider.pools.values():
             yield from pool.labels.values()
 
     def _floating_ips(self) -> Iterator[OpenStackResource]:
-        if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._api.has_floating_ips():
+        if (
+            not any(pool.auto_floating_ip for pool in self.provider.pools.values())
+            or not self.adapter._api.has_floating_ips()
+        ):
             return
         for address in self.adapter._listFloatingIps():
             metadata = floating_ip_metadata(address.get("description"))
@@ -65,7 +76,10 @@ class LeakCleaner:
         if not any(label.boot_from_volume for label in self._labels()):
             return
         for volume in self.adapter._api.list_volumes():
-            if "nodepool_node_id" in (volume.get("metadata") or {}) and volume.get("status") in IDLE_VOLUME:
+            if (
+                "nodepool_node_id" in (volume.get("metadata") or {})
+                and volume.get("status") in IDLE_VOLUME
+            ):
                 yield OpenStackResource(volume["metadata"], "volume", volume["id"])
 
     def _images(self) -> Iterator[OpenStackResource]:
@@ -73,7 +87,11 @@ class LeakCleaner:
             return
         for image in self.adapter._api.list_images(owner=self.adapter._api.project()):
             marks = image.get("properties") or {}
-            if marks.get("nodepool_upload_id") and not image.get("protected") and not is_snapshot(image):
+            if (
+                marks.get("nodepool_upload_id")
+                and not image.get("protected")
+                and not is_snapshot(image)
+            ):
                 yield OpenStackResource(marks, "image", image["id"])
 
     def _count(self, what: str, number: int) -> None:
@@ -103,7 +121,13 @@ class LeakCleaner:
             try:
                 self.adapter._api.delete_port(port_id)
             except Exception as error:
-                log_failure(self.log, error, "Removing the DOWN port %s in %s failed", port_id, self.provider.name)
+                log_failure(
+                    self.log,
+                    error,
+                    "Removing the DOWN port %s in %s failed",
+                    port_id,
+                    self.provider.name,
+                )
             else:
                 removed += 1
                 self.log.debug("Removed the DOWN port %s in %s", port_id, self.provider.name)

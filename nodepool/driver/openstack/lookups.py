@@ -16,12 +16,25 @@ from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
 from nodepool.driver.openstack.api.networks import Networks
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderLabel
-from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, quota_from_flavor, volumes_of
+from nodepool.driver.openstack.servers import (
+    NodepoolOpenStackServer,
+    is_deleted,
+    quota_from_flavor,
+    volumes_of,
+)
 from nodepool.driver.utils import QuotaInformation
 from nodepool.version import get_version_string
 
 CACHE_TTL = 1  # seconds
-LANE_THREADS = {"api": 10, "read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
+LANE_THREADS = {
+    "api": 10,
+    "read": 6,
+    "write": 4,
+    "delete": 6,
+    "network": 4,
+    "volume": 2,
+    "image": 4,
+}
 FEW = 4
 """Minimum number of servers that are queried one by one before all are listed."""
 PAGE = 1000
@@ -64,7 +77,10 @@ class CloudLookups(statemachine.Adapter):
         rate = 1.0 / provider_config.rate if provider_config.rate else None
         compute = AdaptiveRate(f"{name}-compute", rate)
         rates = dict.fromkeys(("read", "write", "delete"), compute)
-        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
+        rates.update(
+            (lane, AdaptiveRate(f"{name}-{lane}", rate))
+            for lane in ("network", "volume", "image", "identity")
+        )
         self.calls: CloudCalls = CloudCalls(
             provider_config.name,
             errors.classify,
@@ -91,7 +107,10 @@ class CloudLookups(statemachine.Adapter):
         # Our own calls limit the rate: the SDK's limits apply per adapter.
         return prepare(
             openstack.connection.Connection(
-                config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()
+                config=self.provider.cloud_config,
+                use_direct_get=False,
+                app_name="nodepool",
+                app_version=get_version_string(),
             )
         )
 
@@ -124,7 +143,12 @@ class CloudLookups(statemachine.Adapter):
         try:
             self._memo.renew(errors.suspected_lookups(message), names, self.RENEWAL_PAUSE)
         except Exception as error:
-            self.log.warning("Provider %s: renewing the data of label %s failed: %s", self.provider.name, label.name, error)
+            self.log.warning(
+                "Provider %s: renewing the data of label %s failed: %s",
+                self.provider.name,
+                label.name,
+                error,
+            )
 
     # -- servers
 
@@ -199,11 +223,15 @@ class CloudLookups(statemachine.Adapter):
 
     def _findImage(self, name: str) -> Any:
         """Return the active image of that name or id, or None; both are cached."""
-        return self._memo.get("image", name, lambda: self._api.get_image(name, filters={"status": "active"}))
+        return self._memo.get(
+            "image", name, lambda: self._api.get_image(name, filters={"status": "active"})
+        )
 
     def _listFlavors(self) -> list[Any]:
         def fetch() -> list[Any]:
-            return sorted(self._api.list_flavors(), key=lambda flavor: (flavor["ram"], flavor["name"]))
+            return sorted(
+                self._api.list_flavors(), key=lambda flavor: (flavor["ram"], flavor["name"])
+            )
 
         return self._memo.get("flavors", None, fetch)
 
@@ -212,9 +240,18 @@ class CloudLookups(statemachine.Adapter):
         if flavor is None and self._renewOld("flavors"):
             flavor = self._matchFlavor(flavor_name, min_ram)
         if flavor is None:
-            wanted = f"named {flavor_name!r} (option flavor-name)" if flavor_name and not min_ram else (
-                f"with {min_ram} MiB of RAM (option min-ram)" + (f" and {flavor_name!r} in its name (option flavor-name)"
-                                                                 if flavor_name else ""))  # fmt: skip
+            wanted = (
+                f"named {flavor_name!r} (option flavor-name)"
+                if flavor_name and not min_ram
+                else (
+                    f"with {min_ram} MiB of RAM (option min-ram)"
+                    + (
+                        f" and {flavor_name!r} in its name (option flavor-name)"
+                        if flavor_name
+                        else ""
+                    )
+                )
+            )
             raise exceptions.RuntimeConfigurationException(
                 f"Unable to find flavor {wanted} in provider {self.provider.name}; the cloud has"
                 f" {', '.join(str(flavor['name']) for flavor in self._listFlavors()) or 'none'}"
@@ -237,7 +274,8 @@ class CloudLookups(statemachine.Adapter):
             network = self._networks().find(name)
         if network is None:
             raise exceptions.RuntimeConfigurationException(
-                f"Unable to find network {name} (option networks) in provider {self.provider.name}; the cloud has"
+                f"Unable to find network {name} (option networks) in provider "
+                f"{self.provider.name}; the cloud has"
                 f" {', '.join(str(known.get('name')) for known in self._networks().all) or 'none'}"
             )
         return network
@@ -247,16 +285,21 @@ class CloudLookups(statemachine.Adapter):
             group = self._api.get_server_group(name)
             if group is None:
                 raise exceptions.RuntimeConfigurationException(
-                    f"Unable to find server group {name} (option server-group) in provider {self.provider.name}"
+                    f"Unable to find server group {name} (option server-group) in provider "
+                    f"{self.provider.name}"
                 )
             return group
 
         return self._memo.get("server-group", name, fetch)
 
     def _listAZs(self) -> list[Any]:
-        return self._memo.get("zones", None, lambda: self._api.list_availability_zone_names() or [None])
+        return self._memo.get(
+            "zones", None, lambda: self._api.list_availability_zone_names() or [None]
+        )
 
-    def _quotaOfServer(self, server: NodepoolOpenStackServer, volumes: list[Any]) -> QuotaInformation:
+    def _quotaOfServer(
+        self, server: NodepoolOpenStackServer, volumes: list[Any]
+    ) -> QuotaInformation:
         """Return the usage of a listed server; an unknown flavor counts as one instance.
 
         :param volumes: all that there are.
@@ -272,6 +315,9 @@ class CloudLookups(statemachine.Adapter):
                 return quota_from_flavor(known, volumes=volumes)
         if flavor_id not in self._unknown_flavors:
             self._unknown_flavors.add(flavor_id)
-            self.log.warning("Flavor %s of server %s is unknown; its cores and RAM are not counted", flavor_id,
-                             server["id"])  # fmt: skip
+            self.log.warning(
+                "Flavor %s of server %s is unknown; its cores and RAM are not counted",
+                flavor_id,
+                server["id"],
+            )
         return quota_from_flavor({}, volumes=volumes)

@@ -1,7 +1,7 @@
 """State machines for creating and deleting a server (OST-2.3 and OST-2.4).
 
-Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine waits for a server,
-that server is queried when a change is due.
+Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine
+waits for a server, that server is queried when a change is due.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.common.dynamic import formatted
-from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
+from nodepool.driver.openstack.api.errors import (
+    classify,
+    is_full,
+    is_quota,
+    launch_error,
+    sdk_error,
+    tidy,
+)
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
 from nodepool.driver.openstack.config import ProviderCloudImage
 from nodepool.driver.openstack.servers import (
@@ -35,7 +42,9 @@ from nodepool.zk.records import NodeRequest
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
 DELETE_AGAIN = 30.0
-"""Seconds after which a server whose deletion was accepted, but has not started, is deleted again."""
+"""Seconds after which a server whose deletion was accepted, but has not started, is deleted
+again.
+"""
 
 
 class OpenStackDeleteStateMachine(SteppedMachine):
@@ -70,9 +79,16 @@ class OpenStackDeleteStateMachine(SteppedMachine):
                 watch.end()
                 self.adapter._gone.add(self.external_id)
                 return True
-            if look.value.get("OS-EXT-STS:task_state") != "deleting" and look.asked - watch.started > DELETE_AGAIN:
+            if (
+                look.value.get("OS-EXT-STS:task_state") != "deleting"
+                and look.asked - watch.started > DELETE_AGAIN
+            ):
                 # Accepted and forgotten by the cloud, or failed inside it.
-                self.log.warning("Server %s is still %s, deleting it again", self.external_id, look.value.get("status"))
+                self.log.warning(
+                    "Server %s is still %s, deleting it again",
+                    self.external_id,
+                    look.value.get("status"),
+                )
                 watch.end(reached=False)
                 return False
 
@@ -84,9 +100,16 @@ class OpenStackCreateStateMachine(SteppedMachine):
     FLOATING_IP_ATTACHING = "attaching floating ip"
 
     def __init__(
-        self, adapter: Any, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str],
-        request: NodeRequest, az: str | None, log: Log,
-    ) -> None:  # fmt: skip
+        self,
+        adapter: Any,
+        hostname: str,
+        label: DriverLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> None:
         super().__init__()
         self.adapter = adapter
         self.log = log
@@ -108,7 +131,12 @@ class OpenStackCreateStateMachine(SteppedMachine):
         self.flavor = adapter._findFlavor(label.flavor_name, label.min_ram)
         self.quota = quota_from_flavor(self.flavor, label=label)
 
-    def _call(self, api: Callable[..., Any], *args: object, undo: Callable[[Future[Any]], object] | None = None) -> Steps[Any]:
+    def _call(
+        self,
+        api: Callable[..., Any],
+        *args: object,
+        undo: Callable[[Future[Any]], object] | None = None,
+    ) -> Steps[Any]:
         return self.call(self.adapter._submitApi(self._translated, api, *args), undo)
 
     def _translated(self, api: Callable[..., Any], *args: object) -> Any:
@@ -132,16 +160,24 @@ class OpenStackCreateStateMachine(SteppedMachine):
             )
         return image
 
-    def _serverMetadata(self, image_name: str, metadata: dict[str, str], request: NodeRequest) -> dict[str, Any]:
-        result: dict[str, Any] = {"groups": ",".join([self.provider.name, image_name, self.label.name])}
+    def _serverMetadata(
+        self, image_name: str, metadata: dict[str, str], request: NodeRequest
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "groups": ",".join([self.provider.name, image_name, self.label.name])
+        }
         result.update(self.label.instance_properties)
-        result.update(formatted(self.label.dynamic_instance_properties, request, self.log, "property"))
+        result.update(
+            formatted(self.label.dynamic_instance_properties, request, self.log, "property")
+        )
         # The nodepool keys identify the server and cannot be overridden.
         result.update(metadata)
         return result
 
     def _createServer(self) -> Any:
-        """Create the server, on the executor. One that exists in spite of an error is remembered."""
+        """Create the server, on the executor. One that exists in spite of an error is
+        remembered.
+        """
         label, pool = self.label, self.label.pool
         # The zone of the request, unless the label specifies others.
         az = self.az if not label.azs or self.az in label.azs else random.choice(label.azs)
@@ -164,7 +200,8 @@ class OpenStackCreateStateMachine(SteppedMachine):
         except Exception as exc:
             self._noteFailedServer(exc)
             if sdk_error(exc, "BadRequestException"):
-                # A stale zone, image, flavor or network. Renewed here: other launches do not wait for it.
+                # A stale zone, image, flavor or network. Renewed here: other launches do not wait
+                # for it.
                 self.adapter._refresh_related(label, str(exc))
             raise
         return server
@@ -172,7 +209,11 @@ class OpenStackCreateStateMachine(SteppedMachine):
     def _extras(self) -> dict[str, Any]:
         """Return the set options that 11.0.0 lacks: methods that tests replace do not know them."""
         label = self.label
-        given = {"volume_type": label.volume_type, "server_group": label.server_group, "scheduler_hints": label.scheduler_hints}
+        given = {
+            "volume_type": label.volume_type,
+            "server_group": label.server_group,
+            "scheduler_hints": label.scheduler_hints,
+        }
         return {key: value for key, value in given.items() if value}
 
     def _translate(self, exc: Exception) -> Exception:
@@ -188,9 +229,15 @@ class OpenStackCreateStateMachine(SteppedMachine):
             try:
                 server_id = self._lostServer()
             except Exception as error:
-                self.log.warning("Creation of %s is unclear, leaving it to the leak cleanup: %s", self.hostname, error)
+                self.log.warning(
+                    "Creation of %s is unclear, leaving it to the leak cleanup: %s",
+                    self.hostname,
+                    error,
+                )
             if server_id:
-                self.log.warning("The cloud has created %s without a proper answer; removing it", self.hostname)
+                self.log.warning(
+                    "The cloud has created %s without a proper answer; removing it", self.hostname
+                )
         if not server_id:
             return
         self.external_id = server_id
@@ -219,7 +266,9 @@ class OpenStackCreateStateMachine(SteppedMachine):
             try:
                 self.adapter._api.tag_volume(volume_id, tags)
             except Exception as error:
-                self.log.warning("Volume %s of server %s cannot be tagged: %s", volume_id, server["id"], error)
+                self.log.warning(
+                    "Volume %s of server %s cannot be tagged: %s", volume_id, server["id"], error
+                )
 
     def _inspect(self, server: NodepoolOpenStackServer) -> tuple[Any, bool]:
         """Read addresses and the need for a floating IP of an active server, on the executor."""
@@ -227,7 +276,10 @@ class OpenStackCreateStateMachine(SteppedMachine):
         if self.label.boot_from_volume:
             self._tagVolumes(server)
         server = adapter._expandServer(server)
-        needed = bool(self.label.pool.auto_floating_ip and adapter._api.needs_floating_ip(server, adapter._networks()))
+        needed = bool(
+            self.label.pool.auto_floating_ip
+            and adapter._api.needs_floating_ip(server, adapter._networks())
+        )
         if not needed and not has_floating(server):
             adapter.floating_ips.note(server["id"], [])
         return server, needed
@@ -255,9 +307,15 @@ class OpenStackCreateStateMachine(SteppedMachine):
 
     def _removeLate(self, future: Future[Any]) -> None:
         """Delete a server that an abandoned creation has created, perhaps in spite of an error."""
-        server_id = self.external_id if future.cancelled() or future.exception() is not None else future.result()["id"]
+        server_id = (
+            self.external_id
+            if future.cancelled() or future.exception() is not None
+            else future.result()["id"]
+        )
         if server_id:
-            self.log.warning("Server %s was created after its launch was abandoned, deleting it", server_id)
+            self.log.warning(
+                "Server %s was created after its launch was abandoned, deleting it", server_id
+            )
             self.adapter._submitDelete(self.adapter._deleteServer, server_id)
 
     def _attached(self, floating_ip: Any) -> Steps[Any]:
@@ -272,31 +330,40 @@ class OpenStackCreateStateMachine(SteppedMachine):
                 return look.value
             if time.monotonic() > until:
                 raise exceptions.IPAddTimeoutException(
-                    f"Floating IP {floating_ip['floating_ip_address']} of server {self.external_id} did not become active"
+                    f"Floating IP {floating_ip['floating_ip_address']} of server "
+                    f"{self.external_id} did not become active"
                     f" within {FLOATING_IP_TIMEOUT:.0f} s"
                 )
             if look is not None and look.value is None:
-                raise exceptions.LaunchNetworkException(f"Floating IP {floating_ip['id']} has vanished")
+                raise exceptions.LaunchNetworkException(
+                    f"Floating IP {floating_ip['id']} has vanished"
+                )
 
     def _showFloatingIp(self, floating_ip: Any) -> Any:
         """Return the server with its floating IP, which the compute service shows only later."""
         fixed, floating = floating_ip["fixed_ip_address"], floating_ip["floating_ip_address"]
         for interfaces in self.server["addresses"].values():
             for interface in list(interfaces):
-                if interface["addr"] == fixed and floating not in [known["addr"] for known in interfaces]:
+                if interface["addr"] == fixed and floating not in [
+                    known["addr"] for known in interfaces
+                ]:
                     interfaces.append({**interface, "addr": floating, "OS-EXT-IPS:type": FLOATING})
         return self.adapter._expandServer(self.server)
 
     def _active(self) -> Steps[None]:
         """Wait until the server is active and has addresses. Raises when it failed."""
-        watch = self.adapter.watched_servers.watch(self.external_id, self._wake, ("launch", self.label.name))
+        watch = self.adapter.watched_servers.watch(
+            self.external_id, self._wake, ("launch", self.label.name)
+        )
         until: float | None = None
         while True:
             look = yield from self.answer(watch)
             if look.value is None:
                 # Not visible yet, or deleted by others.
                 if look.asked - watch.started > self.adapter.SETTLING:
-                    raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
+                    raise exceptions.LaunchStatusException(
+                        f"Server {self.external_id} has vanished"
+                    )
                 continue
             self.server = look.value
             status = str(self.server.get("status") or "").upper()
@@ -315,4 +382,6 @@ class OpenStackCreateStateMachine(SteppedMachine):
             return exceptions.QuotaException(f"Quota exceeded: {fault}")
         if is_full(fault):
             return exceptions.CapacityException(f"No capacity for the server: {fault}")
-        return exceptions.LaunchStatusException("Server in error state" if status == "ERROR" else "Server was deleted")
+        return exceptions.LaunchStatusException(
+            "Server in error state" if status == "ERROR" else "Server was deleted"
+        )

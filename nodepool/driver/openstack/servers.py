@@ -19,7 +19,18 @@ _ATTRIBUTES = {
     "private_v4": "private_v4",
 }
 
-NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED", "SHELVED_OFFLOADED", "SHUTOFF", "SUSPENDED"})
+NOT_RUNNING = frozenset(
+    {
+        "DELETED",
+        "SOFT_DELETED",
+        "ERROR",
+        "PAUSED",
+        "SHELVED",
+        "SHELVED_OFFLOADED",
+        "SHUTOFF",
+        "SUSPENDED",
+    }
+)
 """Status of a server that does not start automatically."""
 
 
@@ -59,17 +70,24 @@ class NodepoolOpenStackServer(dict[str, Any]):
             super().__setattr__(name, value)
 
 
-def quota_from_flavor(flavor: Mapping[str, Any], label: Any = None, volumes: list[Any] | None = None) -> QuotaInformation:
+def quota_from_flavor(
+    flavor: Mapping[str, Any], label: Any = None, volumes: list[Any] | None = None
+) -> QuotaInformation:
     """Use of one server: by its flavor, and the volume of *label* or the attached *volumes*."""
     extra: dict[str, float] = {}
     if label is not None and label.boot_from_volume:
         extra = {"volumes": 1, "volume-gb": label.volume_size}
     elif volumes:
-        extra = {"volumes": len(volumes), "volume-gb": sum(volume.get("size") or 0 for volume in volumes)}
+        extra = {
+            "volumes": len(volumes),
+            "volume-gb": sum(volume.get("size") or 0 for volume in volumes),
+        }
     return QuotaInformation(instances=1, cores=flavor.get("vcpus"), ram=flavor.get("ram"), **extra)
 
 
-def quota_from_limits(compute: Mapping[str, Any], volume: Mapping[str, Any] | None = None) -> QuotaInformation:
+def quota_from_limits(
+    compute: Mapping[str, Any], volume: Mapping[str, Any] | None = None
+) -> QuotaInformation:
     """Return the limits of the project; -1 and unreported ones are unlimited."""
 
     def bound(value: float | None) -> float:
@@ -78,7 +96,10 @@ def quota_from_limits(compute: Mapping[str, Any], volume: Mapping[str, Any] | No
     extra: dict[str, float] = {}
     if volume is not None:
         absolute = volume.get("absolute") or {}
-        extra = {"volumes": bound(absolute.get("maxTotalVolumes")), "volume-gb": bound(absolute.get("maxTotalVolumeGigabytes"))}
+        extra = {
+            "volumes": bound(absolute.get("maxTotalVolumes")),
+            "volume-gb": bound(absolute.get("maxTotalVolumeGigabytes")),
+        }
     return QuotaInformation(
         instances=bound(compute.get("max_total_instances")),
         cores=bound(compute.get("max_total_cores")),
@@ -89,7 +110,12 @@ def quota_from_limits(compute: Mapping[str, Any], volume: Mapping[str, Any] | No
 
 
 class OpenStackInstance(MachineInstance):
-    def __init__(self, provider: OpenStackProviderConfig, server: NodepoolOpenStackServer, quota: QuotaInformation) -> None:
+    def __init__(
+        self,
+        provider: OpenStackProviderConfig,
+        server: NodepoolOpenStackServer,
+        quota: QuotaInformation,
+    ) -> None:
         super().__init__(server["id"], server.get("metadata") or {}, quota)
         # Unexpanded records, as of a listing, have no addresses.
         self.public_ipv4 = server.get("public_v4")
@@ -106,5 +132,6 @@ class OpenStackResource(Leftover):
     """``type``: instance, floatingip, volume or image."""
 
     def belongs_to(self, external_id: object) -> bool:
-        # A creation that was not answered may have created a second server. Floating IPs and volumes do not name their server.
+        # A creation that was not answered may have created a second server. Floating IPs and
+        # volumes do not name their server.
         return self.type != "instance" or external_id == self.id

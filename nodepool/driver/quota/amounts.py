@@ -32,13 +32,17 @@ class QuotaInformation:
         self.default = default
         given: dict[str, Any] = {"cores": cores, "instances": instances, "ram": ram, **kw}
         #: The amounts by type of resource; "compute" is the only one.
-        self.quota = {"compute": {name: default if value is None else value for name, value in given.items()}}
+        self.quota = {
+            "compute": {name: default if value is None else value for name, value in given.items()}
+        }
 
     @staticmethod
     def from_resources(resources: Mapping[str, Any]) -> QuotaInformation:
         """Return the amounts of a record's ``resources`` object (missing names count as 0)."""
         result = QuotaInformation()
-        result.quota["compute"].update((name, 0 if value is None else value) for name, value in resources.items())
+        result.quota["compute"].update(
+            (name, 0 if value is None else value) for name, value in resources.items()
+        )
         return result
 
     def get_resources(self) -> dict[str, Any]:
@@ -56,7 +60,9 @@ class QuotaInformation:
         for name in [*theirs, *(mine.keys() - theirs.keys() if other.default else ())]:
             have = mine.get(name, self.default)
             # Infinite minus infinite would be NaN, which cannot be compared and is not valid JSON.
-            mine[name] = have if have == math.inf else exact(have + sign * theirs.get(name, other.default))
+            mine[name] = (
+                have if have == math.inf else exact(have + sign * theirs.get(name, other.default))
+            )
 
     def non_negative(self) -> bool:
         """Return True when nothing is overused."""

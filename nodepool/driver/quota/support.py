@@ -43,8 +43,8 @@ class Shortage(NamedTuple):
 class QuotaSupport:
     """Mix-in for providers.  Uses ``self.log``, ``self.provider`` and ``self._zk``.
 
-    Limits are outdated when they are older than ``MAX_QUOTA_AGE`` or when the cloud has refused something for quota.
-    Outdated ones are kept and used until newer ones are available.
+    Limits are outdated when they are older than ``MAX_QUOTA_AGE`` or when the cloud has refused
+    something for quota. Outdated ones are kept and used until newer ones are available.
     """
 
     log: logging.Logger | logging.LoggerAdapter[Any]
@@ -56,7 +56,8 @@ class QuotaSupport:
     RENEWAL_PAUSE: float = 10.0
     #: Seconds after which limits are queried again while a request waits for free quota.
     WAITING_AGE: float = 20.0
-    #: How often the cloud has contradicted the limits, and of these, how often before the last query of the limits.
+    #: How often the cloud has contradicted the limits, and of these, how often before the last
+    #: query of the limits.
     _quota_contradicted = 0
     _quota_considered = 0
     _quota_renew_after = float("-inf")
@@ -102,7 +103,9 @@ class QuotaSupport:
                 cached = self._query_limits(cached)
         return cached[1]
 
-    def _query_limits(self, cached: tuple[float, QuotaInformation] | None) -> tuple[float, QuotaInformation]:
+    def _query_limits(
+        self, cached: tuple[float, QuotaInformation] | None
+    ) -> tuple[float, QuotaInformation]:
         """Query the limits; if that fails, keep older ones until the next attempt."""
         considered = self._quota_contradicted
         try:
@@ -113,8 +116,14 @@ class QuotaSupport:
         except FOREIGN as error:
             if cached is None:
                 raise
-            self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error_line(error))
-            self._quota_renew_after = self.clock.monotonic() + min(self.RENEWAL_PAUSE, amounts.max_age())
+            self.log.warning(
+                "Unable to get the quota of %s, using an older value: %s",
+                self.provider.name,
+                error_line(error),
+            )
+            self._quota_renew_after = self.clock.monotonic() + min(
+                self.RENEWAL_PAUSE, amounts.max_age()
+            )
             known = self._quota_renew_after - amounts.max_age(), cached[1]
         self._current_nodepool_quota = known
         self._quota_considered = considered
@@ -133,11 +142,13 @@ class QuotaSupport:
         old = cached is None or self.clock.monotonic() - cached[0] >= amounts.max_age()
         return cached, old or contradicted, contradicted
 
-    def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
+    def short_of_limits(
+        self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool
+    ) -> Shortage | None:
         """Apply :meth:`fits` to the limits; only the very first call waits for the cloud.
 
-        Outdated limits are renewed in the background. Meanwhile they are sufficient for accepting a node, but not
-        for refusing one, nor for a launch when the cloud has just refused one.
+        Outdated limits are renewed in the background. Meanwhile they are sufficient for accepting a
+        node, but not for refusing one, nor for a launch when the cloud has just refused one.
 
         :raises LimitsPending: the decision has to wait for the renewal.
         """
@@ -155,7 +166,11 @@ class QuotaSupport:
         """Renew limits older than ``WAITING_AGE`` for a waiting request, then call ``wake``."""
         cached = self._current_nodepool_quota
         renewing = self._renewal is not None and not self._renewal.done()
-        if cached is not None and self.clock.monotonic() - cached[0] >= self.WAITING_AGE and not renewing:
+        if (
+            cached is not None
+            and self.clock.monotonic() - cached[0] >= self.WAITING_AGE
+            and not renewing
+        ):
             self._renew_limits()
             self.when_limits_known(wake)
 
@@ -170,7 +185,9 @@ class QuotaSupport:
         """Renew the limits in the background, one renewal at a time."""
         with self._renewal_lock:
             if self._renewal is None or self._renewal.done():
-                self._renewal = threads.shared().lane(f"quota-{self.provider.name}", 1).submit(self._renew_now)
+                self._renewal = (
+                    threads.shared().lane(f"quota-{self.provider.name}", 1).submit(self._renew_now)
+                )
 
     def _renew_now(self) -> None:
         # A cloud that refuses launches and does not report limits is not queried all the time.
@@ -213,11 +230,18 @@ class QuotaSupport:
         try:
             need = self.quotaNeededByLabel(label, pool)
         except Exception as error:
-            self.log.warning("Cannot determine what label %s of %s needs: %s", label, self.provider.name, error)
+            self.log.warning(
+                "Cannot determine what label %s of %s needs: %s", label, self.provider.name, error
+            )
             return None
         return need.get_resources()
 
-    def fits(self, needed: Mapping[str, float], limits: QuotaInformation, parts: list[Mapping[str, float]]) -> Shortage | None:
+    def fits(
+        self,
+        needed: Mapping[str, float],
+        limits: QuotaInformation,
+        parts: list[Mapping[str, float]],
+    ) -> Shortage | None:
         """Return None when ``needed`` fits in addition to ``parts``, else the shortage."""
         compute = limits.quota["compute"]
         for key, need in needed.items():

@@ -12,7 +12,16 @@ from typing import Protocol
 from nodepool.base.clock import Clock
 from nodepool.base.problems import LabelProblems
 from nodepool.config.model import ConfigPool, ProviderConfig
-from nodepool.driver.request.state import ADMISSION, Admission, End, Event, How, LabelRecorder, Outcome, State
+from nodepool.driver.request.state import (
+    ADMISSION,
+    Admission,
+    End,
+    Event,
+    How,
+    LabelRecorder,
+    Outcome,
+    State,
+)
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics.launches import StatsClient
 from nodepool.reasons import Code, Declined, Reason, because
@@ -45,7 +54,8 @@ class Launcher(Protocol):
     """The launcher of a pool."""
 
     clock: Clock
-    #: Ids of free nodes that a handler is about to assign, with the claim on each; claim them with `setdefault`.
+    #: Ids of free nodes that a handler is about to assign, with the claim on each; claim them with
+    #: `setdefault`.
     claims: dict[str | None, object]
 
     @property
@@ -53,7 +63,9 @@ class Launcher(Protocol):
         """Return where launches are counted."""
 
     def decline(self, pool: RequestHost, request: NodeRequest, reasons: list[Reason]) -> str | None:
-        """Record why a pool declines a request; return all reasons if every pool has declined it."""
+        """Record why a pool declines a request; return all reasons if every pool has declined
+        it.
+        """
 
 
 class Capacity(Protocol):
@@ -170,11 +182,12 @@ class Events(Protocol):
 class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     """A request that is served; ``life`` does it."""
 
-    #: Whether the driver's checks may block; they then run on helper threads, not on the pool's own.
+    #: Whether the driver's checks may block; they then run on helper threads, not on the pool's
+    #: own.
     BLOCKING = True
 
-    #: Whether quota is promised until a node is recorded.  A driver that counts records itself sees a node only then;
-    #: its pool records one node after the other.
+    #: Whether quota is promised until a node is recorded.  A driver that counts records itself sees
+    #: a node only then; its pool records one node after the other.
     RESERVES = False
 
     # None only until the first step (`refresh`), before the driver is asked anything.
@@ -204,7 +217,8 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         self._ready_nodes: list[Node] = []
         #: The short quota and the missing amount; while paused.
         self.shortage: Reason | None = None
-        #: Whether the shortage is one of the provider, not of the pool; None: the driver does not report it.
+        #: Whether the shortage is one of the provider, not of the pool; None: the driver does not
+        #: report it.
         self.wants_more_of_provider: bool | None = None
         #: The limit that the request alone exceeds.
         self.exceeded: Reason | None = None
@@ -251,7 +265,10 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     @property
     def counts_records(self) -> bool:
         """Whether the driver counts recorded nodes to decide about the next one."""
-        return not self.RESERVES and type(self).hasRemainingQuota is not RequestHandler.hasRemainingQuota
+        return (
+            not self.RESERVES
+            and type(self).hasRemainingQuota is not RequestHandler.hasRemainingQuota
+        )
 
     # -- facts
 
@@ -280,7 +297,11 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def homeless(self) -> bool:
         """Whether the pool or its provider is not configured any more, or does not run."""
         pw = self.pw
-        return pw.getProviderConfig() is None or pw.getPoolConfig() is None or pw.getProviderManager() is None
+        return (
+            pw.getProviderConfig() is None
+            or pw.getPoolConfig() is None
+            or pw.getProviderManager() is None
+        )
 
     @property
     def holds_nothing(self) -> bool:
@@ -291,10 +312,16 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def refresh(self) -> None:
         """Use the configuration in force."""
-        provider, pool, manager = self.pw.getProviderConfig(), self.pw.getPoolConfig(), self.pw.getProviderManager()
+        provider, pool, manager = (
+            self.pw.getProviderConfig(),
+            self.pw.getPoolConfig(),
+            self.pw.getProviderManager(),
+        )
         self.zk = self.pw.getZK()
         if provider is None or pool is None or manager is None:  # returns the request, see Life
-            raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} no longer exists")
+            raise RuntimeError(
+                f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} no longer exists"
+            )
         self.provider, self.pool, self.manager = provider, pool, manager
 
     def getDeclinedReasons(self) -> list[str]:
@@ -319,7 +346,11 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         if not self.imagesAvailable():
             return [because(Declined.NO_IMAGE)]
         if not self.hasProviderQuota(self.request.node_types):
-            return [because(Declined.OVER_LIMIT, limit=self.exceeded) if self.exceeded else because(Declined.OVER_QUOTA)]
+            return [
+                because(Declined.OVER_LIMIT, limit=self.exceeded)
+                if self.exceeded
+                else because(Declined.OVER_QUOTA)
+            ]
         # The needs of the labels are known now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
         return [because(Declined.LABEL_BROKEN, labels=",".join(broken))] if broken else []
@@ -327,7 +358,10 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def known_problems(self) -> list[Reason]:
         """Return the known problems with the labels of the request here."""
         known = self.manager.label_problems.of(self.request.node_types)
-        return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
+        return [
+            because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help)
+            for one in known
+        ]
 
     def could_serve(self) -> bool:
         """Return whether there is capacity for all nodes of the request now; nothing is reserved.
@@ -340,7 +374,10 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         wanted = Counter(self.request.node_types)
         if self.request.reuse:
             for label in wanted:
-                free = itertools.islice(self.zk.node_tree.iter_free(self.provider.name, self.pool.name, label), wanted[label])
+                free = itertools.islice(
+                    self.zk.node_tree.iter_free(self.provider.name, self.pool.name, label),
+                    wanted[label],
+                )
                 wanted[label] -= sum(1 for _ in free)
         missing = list(wanted.elements())
         return not missing or self.hasRoomFor(missing)
@@ -379,8 +416,12 @@ class RequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         if ADMISSION[self.state][Event.MOVE] is not Admission.ACT:
             return  # it has made progress meanwhile
         missing = self._satisfied_types.missing(self.request.node_types)
-        self.pw.capacity.note_full(missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing)))
-        self.life.happen(Event.MOVE, End(Outcome(How.RETURNED, retry_after, hand_to=to), discard=discard))
+        self.pw.capacity.note_full(
+            missing, self.shortage or because(Code.NO_ROOM, labels=",".join(missing))
+        )
+        self.life.happen(
+            Event.MOVE, End(Outcome(How.RETURNED, retry_after, hand_to=to), discard=discard)
+        )
 
     def drop(self) -> None:
         """Stop without writing (lost session, lost lock): leave everything to the cleanup."""

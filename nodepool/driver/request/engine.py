@@ -8,22 +8,44 @@ from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, TypeAlias, TypeVar
 
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
 
 from nodepool.driver.request.base import RequestHandler
-from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, End, Event, How, Outcome, State
+from nodepool.driver.request.state import (
+    ADMISSION,
+    BUSY,
+    CATCH_UP,
+    NEXT,
+    Admission,
+    End,
+    Event,
+    How,
+    Outcome,
+    State,
+)
 from nodepool.exceptions import FOREIGN
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import Txn
 
 T = TypeVar("T")
-#: Yields what it waits for. A transaction is answered with its results and None, or with None and the error. None waits
-#: for an event. An exception does as well, after it was raised to the caller of the last event.
+#: Yields what it waits for. A transaction is answered with its results and None, or with None and
+#: the error. None waits for an event. An exception does as well, after it was raised to the caller
+#: of the last event.
 Steps: TypeAlias = Generator[Txn | BaseException | None, Any, T]
 Answer: TypeAlias = tuple[list[Any] | None, BaseException | None]
 
 #: Reasons that are independent of the request.
-CONNECTION_ERRORS = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError)
+CONNECTION_ERRORS = (
+    ConnectionLoss,
+    ConnectionClosedError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
 DROPPED = Outcome(How.DROPPED)
 
 
@@ -49,7 +71,9 @@ class Engine(abc.ABC):
         admission = ADMISSION[self.state][event]
         if admission is Admission.ACT and event is Event.DROP:
             self.end(DROPPED)  # an answer of ZooKeeper may follow
-        elif admission is Admission.LATER or getgeneratorstate(self._life) is GEN_RUNNING:  # by a driver's hook
+        elif (
+            admission is Admission.LATER or getgeneratorstate(self._life) is GEN_RUNNING
+        ):  # by a driver's hook
             self._later[event] = end
         elif admission is Admission.ACT:
             self._resume(*((self._life.send, event) if end is None else (self._life.throw, end)))
@@ -81,8 +105,8 @@ class Engine(abc.ABC):
 
     def answered(self, results: list[Any] | None, error: BaseException | None) -> None:
         if self.state is State.ENDED:
-            # Dropped meanwhile: release what was obtained, the rest is found again from ZooKeeper. The request may
-            # be in other hands by now.
+            # Dropped meanwhile: release what was obtained, the rest is found again from ZooKeeper.
+            # The request may be in other hands by now.
             for result in results or ():
                 if isinstance(result, str) and "__lock__" in result:
                     self.handler.zk.kazoo_client.abandoned.add(result)
@@ -93,8 +117,11 @@ class Engine(abc.ABC):
 
     def to(self, state: State) -> None:
         if state not in NEXT[self.state]:
-            # A bug; the state of the request in the pool and in ZooKeeper stays correct all the same.
-            self.handler.log.error("Unexpected transition of node request from %s to %s", self.state.value, state.value)
+            # A bug; the state of the request in the pool and in ZooKeeper stays correct all the
+            # same.
+            self.handler.log.error(
+                "Unexpected transition of node request from %s to %s", self.state.value, state.value
+            )
         elif state is not self.state:
             self.handler.log.debug("Node request: %s -> %s", self.state.value, state.value)
         self.state = state

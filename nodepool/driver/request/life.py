@@ -26,13 +26,15 @@ from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import RecordError
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: How often a refused first transaction is retried immediately before the request returns to the queue.
+#: How often a refused first transaction is retried immediately before the request returns to the
+#: queue.
 CONFLICT_RETRIES = 3
 #: How often the end of a request is written again after a refusal.
 END_RETRIES = 10
 #: Seconds after which a request is tried again that another client has locked for a moment.
 SHORT_TURN = 0.05
-#: Seconds after which a request is tried again that ZooKeeper does not let us write, for example because of an ACL.
+#: Seconds after which a request is tried again that ZooKeeper does not let us write, for example
+#: because of an ACL.
 NOT_ALLOWED = 5.0
 #: Other clients have written or locked something at the same time.
 CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
@@ -112,7 +114,11 @@ class Life(Engine):
                 return False
             if step.short is not None:
                 self._wait_for_room(step.short)
-            txn = step.accepting(self._known) if step.reused or step.created or not handler.accepted else None
+            txn = (
+                step.accepting(self._known)
+                if step.reused or step.created or not handler.accepted
+                else None
+            )
         except FOREIGN:  # also of a record that JSON does not know: nothing was sent
             step.forget()
             host.capacity.end_creation(handler)
@@ -137,7 +143,8 @@ class Life(Engine):
     def _fill(self, step: Step) -> bool:
         """Choose nodes for the missing labels; return False if the next RUN is to do it."""
         handler, host = self.handler, self.handler.pw
-        # It counts recorded nodes: the next one is checked when this one has been recorded, and in one request at a time.
+        # It counts recorded nodes: the next one is checked when this one has been recorded, and in
+        # one request at a time.
         serial = handler.counts_records
         for label in self.labels.missing(handler.request.node_types):
             if handler.request.reuse and step.reuse(label, self._held):
@@ -170,10 +177,13 @@ class Life(Engine):
         if self.gives_way and not handler.accepted:
             handler.pw.capacity.note_full([short], reason)
             raise End(Outcome(How.RETURNED, wait_for=reason))
-        # Immediately: the pool accepts nothing more from now on, not only when this has been written.
+        # Immediately: the pool accepts nothing more from now on, not only when this has been
+        # written.
         if not handler.paused:
             handler.log.info(
-                "Pausing request handling: not enough quota for %s%s", short, f" ({handler.shortage})" if handler.shortage else ""
+                "Pausing request handling: not enough quota for %s%s",
+                short,
+                f" ({handler.shortage})" if handler.shortage else "",
             )
         self.pause(True)
 
@@ -201,20 +211,26 @@ class Life(Engine):
         host.capacity.recorded(handler, missing)
         if step.fused:
             handler.ready_nodes[:] = handler.nodeset
-            handler.log.info("Fulfilled node request with ready nodes %s", ",".join(handler.request.nodes))
+            handler.log.info(
+                "Fulfilled node request with ready nodes %s", ",".join(handler.request.nodes)
+            )
             raise End(Outcome(How.FULFILLED))
         for _label, node in step.reused:
             handler.nodeReusedNotification(node)
         return True
 
     def _refused(self, step: Step, error: BaseException | None) -> None:
-        """Read the current state after a refusal; raise End unless the step is to be tried again."""
+        """Read the current state after a refusal; raise End unless the step is to be tried
+        again.
+        """
         handler, request = self.handler, self.handler.request
         if not isinstance(error, TransactionFailed):
             handler.log.warning("ZooKeeper failed while working on the request: %r", error)
             raise End(DROPPED)
         if not isinstance(error.cause, CONFLICTS):
-            handler.log.warning("Cannot write %s: %r; next attempt in %g s", error.path, error.cause, NOT_ALLOWED)
+            handler.log.warning(
+                "Cannot write %s: %r; next attempt in %g s", error.path, error.cause, NOT_ALLOWED
+            )
             raise End(Outcome(How.RETURNED, NOT_ALLOWED))
         if not handler.accepted:
             self._refused_request(error)
@@ -240,7 +256,11 @@ class Life(Engine):
                 raise End(Outcome(How.RETURNED, SHORT_TURN))  # Zuul has its short turn
             self._known[error.path] = isinstance(error.cause, NodeExistsError)
         present = handler.zk.request_tree.get(request.id)
-        if present is None or present.state != zk.REQUESTED or handler.launcher_id in present.declined_by:
+        if (
+            present is None
+            or present.state != zk.REQUESTED
+            or handler.launcher_id in present.declined_by
+        ):
             raise End(Outcome(How.RETURNED))
         handler.request = present.copy()
 
@@ -303,7 +323,9 @@ class Life(Engine):
             handler.log.info("Fulfilled node request with nodes %s", ",".join(request.nodes))
             raise End(Outcome(How.FULFILLED))
         request.nodes = []
-        if not isinstance(error, TransactionFailed) or error.path != paths.request(request.id or ""):
+        if not isinstance(error, TransactionFailed) or error.path != paths.request(
+            request.id or ""
+        ):
             handler.log.warning("Cannot write the result of the request: %r", error)
             raise End(DROPPED)
         if isinstance(error.cause, NoNodeError):
@@ -323,7 +345,9 @@ class Life(Engine):
             txn.check(node.lock.path)
             set_node(txn, handler.zk, node)
 
-            def written(_results: list[Any] | None, error: BaseException | None, node: zk.Node = node) -> None:
+            def written(
+                _results: list[Any] | None, error: BaseException | None, node: zk.Node = node
+            ) -> None:
                 if error is not None:
                     node.unsaved = True  # written together with the request
 
@@ -374,14 +398,25 @@ class Life(Engine):
             handler.log.warning("ZooKeeper failed while working on the request: %r", error)
             return End(DROPPED)
         if handler.homeless:
-            handler.log.info("Returning the request: no provider %s or no pool %s in it", host.provider_name, host.pool_name)
+            handler.log.info(
+                "Returning the request: no provider %s or no pool %s in it",
+                host.provider_name,
+                host.pool_name,
+            )
             return End(Outcome(How.RETURNED))
-        handler.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
-        handler.manager.label_problems.driver_failed(handler.request.node_types, host.pool_name, error)
+        handler.log.error(
+            "Declining node request due to exception in NodeRequestHandler:", exc_info=error
+        )
+        handler.manager.label_problems.driver_failed(
+            handler.request.node_types, host.pool_name, error
+        )
         text = str(error) or repr(error)
         remedy = REMEDIES["record" if isinstance(error, RecordError) else "calls"]
         known = because(Declined.LABEL_PROBLEM, problem=f"error: {text}", help=remedy)
-        return End(Outcome(How.DECLINED), [because(Declined.ERROR, error=text) if may_be_bug(error) else known])
+        return End(
+            Outcome(How.DECLINED),
+            [because(Declined.ERROR, error=text) if may_be_bug(error) else known],
+        )
 
     def _limits_pending(self, error: LimitsPending) -> bool:
         """Wait, without declining or freeing capacity, until the limits are known."""
@@ -407,14 +442,23 @@ class Life(Engine):
         if outcome.how in (How.DECLINED, How.RETURNED):
             self.pause(False)
             handler.pw.capacity.end_creation(handler)
-        if outcome.how is How.DECLINED or (handler.accepted and outcome.how in (How.RETURNED, How.REMOVED)):
+        if outcome.how is How.DECLINED or (
+            handler.accepted and outcome.how in (How.RETURNED, How.REMOVED)
+        ):
             return (yield from self._write_end(end))
-        return replace(outcome, how=How.REFUSED) if outcome.how is How.RETURNED and not outcome.retry_after else outcome
+        return (
+            replace(outcome, how=How.REFUSED)
+            if outcome.how is How.RETURNED and not outcome.retry_after
+            else outcome
+        )
 
     def _write_end(self, end: End) -> Steps[Outcome]:
         """Write the end and free the nodes; those of running launches follow when these end."""
         handler, outcome, conflicts = self.handler, end.outcome, 0
-        request_lock, path = paths.request_lock(handler.request.id or ""), paths.request(handler.request.id or "")
+        request_lock, path = (
+            paths.request_lock(handler.request.id or ""),
+            paths.request(handler.request.id or ""),
+        )
         written = outcome.how is How.REMOVED
         while True:
             if not written:
@@ -427,9 +471,15 @@ class Life(Engine):
                 yield from self._wait_for_launches(outcome)
                 continue
             conflicts += 1
-            if not isinstance(error, TransactionFailed) or conflicts > END_RETRIES or not isinstance(error.cause, CONFLICTS):
+            if (
+                not isinstance(error, TransactionFailed)
+                or conflicts > END_RETRIES
+                or not isinstance(error.cause, CONFLICTS)
+            ):
                 handler.log.warning("Cannot release the request: %r", error)
-                return Outcome(How.DROPPED, NOT_ALLOWED if isinstance(error, TransactionFailed) else 0.0)
+                return Outcome(
+                    How.DROPPED, NOT_ALLOWED if isinstance(error, TransactionFailed) else 0.0
+                )
             if error.path == request_lock:
                 if isinstance(error.cause, NotEmptyError):
                     return Outcome(How.RETURNED, SHORT_TURN)
@@ -466,7 +516,9 @@ class Life(Engine):
         reasons = end.reasons or [because(Declined.BY_DRIVER, text="the driver has declined it")]
         by_all = handler.pw.nodepool.decline(handler.pw, request, reasons)
         if by_all is not None:
-            handler.log.info("Failing declined node request: every pool has declined it (%s)", by_all)
+            handler.log.info(
+                "Failing declined node request: every pool has declined it (%s)", by_all
+            )
         request.state = zk.REQUESTED if by_all is None else zk.FAILED
 
     def _release(self, written: bool, discard: bool) -> Steps[BaseException | None]:
@@ -477,7 +529,9 @@ class Life(Engine):
         handler, request = self.handler, self.handler.request
         txn = Txn(handler.zk.kazoo_client)
         ended = handler.launchesComplete()
-        free = [node for node in handler.nodeset if ended or node.state not in (zk.BUILDING, zk.INIT)]
+        free = [
+            node for node in handler.nodeset if ended or node.state not in (zk.BUILDING, zk.INIT)
+        ]
         for node in free:
             write = node.state in (zk.READY, zk.DELETING)  # the latter in a retry
             if write:

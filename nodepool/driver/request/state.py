@@ -23,7 +23,8 @@ class State(enum.Enum):
     WAITING = "waiting"
     #: The request is being written as fulfilled, and all locks are released.
     FULFILLING = "fulfilling"
-    #: The request is given up (declined, returned, removed by its owner), with the nodes that have reached an end.
+    #: The request is given up (declined, returned, removed by its owner), with the nodes that have
+    #: reached an end.
     LEAVING = "leaving"
     #: The request is released; running launches still hold nodes.
     FREEING = "freeing"
@@ -57,27 +58,40 @@ class Admission(enum.Enum):
 
 
 ACT, LATER, IGNORE = Admission.ACT, Admission.LATER, Admission.IGNORE
-_EVENTS = (Event.RUN, Event.CHECK, Event.POLL, Event.DECLINE, Event.HAND_BACK, Event.MOVE, Event.DROP)
+_EVENTS = (
+    Event.RUN,
+    Event.CHECK,
+    Event.POLL,
+    Event.DECLINE,
+    Event.HAND_BACK,
+    Event.MOVE,
+    Event.DROP,
+)
 #: Event by event, as in ``_EVENTS``.
 ADMISSION: Mapping[State, Mapping[Event, Admission]] = {
-    state: dict(zip(_EVENTS, row, strict=True)) for state, row in {
+    state: dict(zip(_EVENTS, row, strict=True))
+    for state, row in {
         #                  RUN     CHECK   POLL    DECLINE HAND_BACK MOVE  DROP
-        State.OFFERED:    (ACT,    ACT,    IGNORE, ACT,    ACT,    IGNORE, ACT),
-        State.WRITING:    (IGNORE, IGNORE, LATER,  LATER,  LATER,  IGNORE, ACT),
-        State.FILLING:    (ACT,    IGNORE, IGNORE, ACT,    ACT,    IGNORE, ACT),
-        State.LAUNCHING:  (ACT,    IGNORE, ACT,    ACT,    ACT,    IGNORE, ACT),
-        State.WAITING:    (ACT,    IGNORE, ACT,    ACT,    ACT,    ACT,    ACT),
-        State.FULFILLING: (IGNORE, IGNORE, LATER,  LATER,  IGNORE, IGNORE, ACT),
-        State.LEAVING:    (IGNORE, IGNORE, LATER,  IGNORE, IGNORE, IGNORE, ACT),
-        State.FREEING:    (IGNORE, IGNORE, ACT,    IGNORE, IGNORE, IGNORE, ACT),
-        State.ENDED:      (IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE),
-    }.items()}  # fmt: skip
-#: Events that waited for an answer are handled in this order; the first one that acts ends the others.
+        State.OFFERED: (ACT, ACT, IGNORE, ACT, ACT, IGNORE, ACT),
+        State.WRITING: (IGNORE, IGNORE, LATER, LATER, LATER, IGNORE, ACT),
+        State.FILLING: (ACT, IGNORE, IGNORE, ACT, ACT, IGNORE, ACT),
+        State.LAUNCHING: (ACT, IGNORE, ACT, ACT, ACT, IGNORE, ACT),
+        State.WAITING: (ACT, IGNORE, ACT, ACT, ACT, ACT, ACT),
+        State.FULFILLING: (IGNORE, IGNORE, LATER, LATER, IGNORE, IGNORE, ACT),
+        State.LEAVING: (IGNORE, IGNORE, LATER, IGNORE, IGNORE, IGNORE, ACT),
+        State.FREEING: (IGNORE, IGNORE, ACT, IGNORE, IGNORE, IGNORE, ACT),
+        State.ENDED: (IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE, IGNORE),
+    }.items()
+}
+#: Events that waited for an answer are handled in this order; the first one that acts ends the
+#: others.
 CATCH_UP = (Event.DECLINE, Event.HAND_BACK, Event.POLL)
 #: States that wait for an answer of ZooKeeper.
 BUSY = frozenset({State.WRITING, State.FULFILLING, State.LEAVING})
 
-_SERVING = frozenset({State.WRITING, State.FILLING, State.LAUNCHING, State.WAITING, State.LEAVING, State.ENDED})
+_SERVING = frozenset(
+    {State.WRITING, State.FILLING, State.LAUNCHING, State.WAITING, State.LEAVING, State.ENDED}
+)
 NEXT: Mapping[State, frozenset[State]] = {
     State.OFFERED: frozenset({State.WRITING, State.LEAVING, State.ENDED}),
     State.WRITING: _SERVING,
@@ -127,13 +141,16 @@ class Outcome:
 class End(Exception):
     """Ends the service of a request.
 
-    It is raised by the life of the request, or by an event at the point where its life waits for one.
+    It is raised by the life of the request, or by an event at the point where its life waits for
+    one.
 
     :ivar reasons: why it is declined, for users who wait for it.
     :ivar discard: delete the released nodes, because they occupy what others wait for.
     """
 
-    def __init__(self, outcome: Outcome, reasons: list[Reason] | None = None, discard: bool = False) -> None:
+    def __init__(
+        self, outcome: Outcome, reasons: list[Reason] | None = None, discard: bool = False
+    ) -> None:
         super().__init__(outcome.how.value)
         self.outcome = outcome
         self.reasons = reasons or []

@@ -50,7 +50,11 @@ class Step:
             with contextlib.ExitStack() as unless_chosen:
                 unless_chosen.callback(claims.pop, node_id, None)
                 node = tree.get(node_id)
-                if node is None or (node.state, node.allocated_to) != (zk.READY, None) or not handler.checkReusableNode(node):
+                if (
+                    node is None
+                    or (node.state, node.allocated_to) != (zk.READY, None)
+                    or not handler.checkReusableNode(node)
+                ):
                     continue
                 handler.noteReuse(node)
                 unless_chosen.pop_all()
@@ -79,7 +83,9 @@ class Step:
             needs = node.resources
             if not needs and isinstance(manager, QuotaSupport):
                 needs = manager.quotaNeededByLabel(label, handler.pool).get_resources()
-            handler.zk.reservations.reserve(id(node), node.provider, node.pool, None, needs or {"instances": 1})
+            handler.zk.reservations.reserve(
+                id(node), node.provider, node.pool, None, needs or {"instances": 1}
+            )
         self.created.append((label, node))
         return True
 
@@ -104,7 +110,8 @@ class Step:
             not handler.accepted
             and self.short is None
             and not self.created
-            and type(handler).nodeReusedNotification is NodeRequestHandlerNotifications.nodeReusedNotification
+            and type(handler).nodeReusedNotification
+            is NodeRequestHandlerNotifications.nodeReusedNotification
         )
         self._add_request(txn, known)
         for _label, node in self.reused:
@@ -121,7 +128,9 @@ class Step:
         for _label, node in self.created:
             record = node.copy()
             record.promise = id(node)
-            self.indexes[id(node)] = txn.create(f"{paths.NODES}/", node.serialize(), sequence=True, tree=tree, record=record)
+            self.indexes[id(node)] = txn.create(
+                f"{paths.NODES}/", node.serialize(), sequence=True, tree=tree, record=record
+            )
         return txn
 
     def _add_request(self, txn: Txn, known: Mapping[str, bool]) -> None:
@@ -136,7 +145,9 @@ class Step:
         if self.fused:
             # The lock has to be free now; it cannot be acquired in between.
             add_unlocked_check(txn, directory, exists)
-            changed.nodes = [str(node.id) for _label, node in self.reused]  # one for each label, in their order
+            changed.nodes = [
+                str(node.id) for _label, node in self.reused
+            ]  # one for each label, in their order
             changed.state = zk.FULFILLED
         else:
             self.indexes["lock", "request"] = add_lock(txn, directory, exists)
@@ -163,7 +174,8 @@ class Step:
         """Return the transaction that locks the new nodes and sets them to BUILDING."""
         handler = self.handler
         txn = Txn(handler.zk.kazoo_client)
-        # A launcher that was suspended for long may have lost the request, and others their nodes, to another one.
+        # A launcher that was suspended for long may have lost the request, and others their nodes,
+        # to another one.
         txn.check(handler.request.lock.path)
         for _label, node in self.created:
             node.state = zk.BUILDING
@@ -192,12 +204,20 @@ class Step:
 
 
 def set_node(txn: Txn, facade: zk.ZooKeeper, node: zk.Node, version: int = -1) -> int:
-    return txn.set(paths.node(node.id or ""), node.serialize(), version, tree=facade.node_tree, record=node.copy())
+    return txn.set(
+        paths.node(node.id or ""),
+        node.serialize(),
+        version,
+        tree=facade.node_tree,
+        record=node.copy(),
+    )
 
 
 def set_request(txn: Txn, facade: zk.ZooKeeper, request: zk.NodeRequest, version: int) -> int:
     path = paths.request(request.id or "")
-    return txn.set(path, request.serialize(), version, tree=facade.request_tree, record=request.copy())
+    return txn.set(
+        path, request.serialize(), version, tree=facade.request_tree, record=request.copy()
+    )
 
 
 def add_unlock(txn: Txn, facade: zk.ZooKeeper, node: zk.Node, write: bool) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from nodepool.driver.statemachine.driver import StateMachineDriver
 from nodepool.driver.statemachine.model import Adapter, Instance, Resource, StateMachine
 
-# The provider imports the launch code, the scanner and ZooKeeper; configuration checks do not need them.
+# The provider imports the launch code, the scanner and ZooKeeper; configuration checks do not need
+# them.
 _LATE = {
     "StateMachineProvider": "nodepool.driver.statemachine.provider",
     "StateMachineHandler": "nodepool.driver.statemachine.handler",

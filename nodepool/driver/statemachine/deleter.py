@@ -33,7 +33,8 @@ class StateMachineNodeDeleter:
         self.manager = provider_manager
         self.node = node
         self.log: Log = get_annotated_logger(
-            logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id
+            logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"),
+            node_id=node.id,
         )
         self.start_time = self.manager.clock.monotonic()
         self.state_machine: StateMachine | None = None
@@ -66,14 +67,20 @@ class StateMachineNodeDeleter:
                 self._remove()
                 return None
             if self.state_machine is None:
-                self.state_machine = self.manager.adapter.getDeleteStateMachine(node.external_id, self.log)
+                self.state_machine = self.manager.adapter.getDeleteStateMachine(
+                    node.external_id, self.log
+                )
                 self.state_machine.wake = self.wake
-            _nothing, pause = self._pace.advance(self.state_machine, float(self.manager.MAXIMUM_SLEEP))
+            _nothing, pause = self._pace.advance(
+                self.state_machine, float(self.manager.MAXIMUM_SLEEP)
+            )
             if self.state_machine.complete:
                 self._remove()
                 return None
             if self.manager.clock.monotonic() - self.start_time > self.DELETE_TIMEOUT:
-                raise exceptions.ServerDeleteTimeoutException(f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
+                raise exceptions.ServerDeleteTimeoutException(
+                    f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}"
+                )
             return pause
         except exceptions.NotFound:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
@@ -86,12 +93,18 @@ class StateMachineNodeDeleter:
     def _report(self, error: BaseException) -> None:
         node = self.node
         if isinstance(error, exceptions.TimeoutException):
-            self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
+            self.log.warning(
+                "Cannot delete node %s in provider %s: %s", node.id, node.provider, error
+            )
         else:
-            log_failure(self.log, error, "Exception deleting node %s in provider %s", node.id, node.provider)
+            log_failure(
+                self.log, error, "Exception deleting node %s in provider %s", node.id, node.provider
+            )
         if not isinstance(error, (KazooException, CallsStopped)):
             for label in node.type[:1]:
-                self.manager.label_problems.note(label, "deletion", f"{DELETION}{node.id} failed: {str(error) or repr(error)}")
+                self.manager.label_problems.note(
+                    label, "deletion", f"{DELETION}{node.id} failed: {str(error) or repr(error)}"
+                )
 
     def _give_up(self) -> None:
         """Unlock the node; the deletion is tried again later."""
@@ -115,11 +128,13 @@ class StateMachineNodeDeleter:
             self.node.lock = None
             self._gone()
         elif isinstance(error, TransactionFailed):
-            # Others wait for the lock, or the record has vanished: use the robust method, off the event thread.
+            # Others wait for the lock, or the record has vanished: use the robust method, off the
+            # event thread.
             try:
                 self.manager.start_executor(self._remove_carefully)
             except RuntimeError:
-                self._give_up()  # the provider has stopped; the next launcher that runs it finds the record
+                # the provider has stopped; the next launcher that runs it finds the record
+                self._give_up()
         else:
             self.log.warning("Cannot remove node %s: %r; retrying", self.node.id, error)
             self._give_up()

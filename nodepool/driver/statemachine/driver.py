@@ -17,7 +17,8 @@ class StateMachineDriver(Driver):
     """Entry point for drivers which implement an :class:`Adapter`."""
 
     def getProvider(self, provider_config: Any) -> StateMachineProvider:
-        # Imported late: the provider imports all launch code, which configuration checks do not need.
+        # Imported late: the provider imports all launch code, which configuration checks do not
+        # need.
         from nodepool.driver.statemachine.provider import StateMachineProvider
 
         return StateMachineProvider(self.getAdapter(provider_config), provider_config)

@@ -60,7 +60,12 @@ class StateMachineHandler(NodeRequestHandler, Serving):
 
     def _pool_limits(self) -> QuotaInformation:
         pool = self.pool
-        limits = {**(pool.max_resources or {}), "cores": pool.max_cores, "instances": pool.max_servers, "ram": pool.max_ram}
+        limits = {
+            **(pool.max_resources or {}),
+            "cores": pool.max_cores,
+            "instances": pool.max_servers,
+            "ram": pool.max_ram,
+        }
         if pool.max_volumes:
             limits["volumes"] = pool.max_volumes
         if pool.max_volume_gb:
@@ -69,11 +74,17 @@ class StateMachineHandler(NodeRequestHandler, Serving):
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
         problems = self.manager.label_problems
-        self.exceeded = self._short(self.manager.quotaNeededByLabels(node_types, self.pool).get_resources(), used=False)
+        self.exceeded = self._short(
+            self.manager.quotaNeededByLabels(node_types, self.pool).get_resources(), used=False
+        )
         for name in dict.fromkeys(node_types):
-            short = self.exceeded and self._short(self.manager.quotaNeededByLabel(name, self.pool).get_resources(), used=False)
+            short = self.exceeded and self._short(
+                self.manager.quotaNeededByLabel(name, self.pool).get_resources(), used=False
+            )
             if short:
-                problems.note(name, "quota", f"a node of it can never fit into the quota of {short}")
+                problems.note(
+                    name, "quota", f"a node of it can never fit into the quota of {short}"
+                )
             else:
                 problems.clear(name, "quota")
         return self.exceeded is None
@@ -92,7 +103,9 @@ class StateMachineHandler(NodeRequestHandler, Serving):
 
     def hasRoomFor(self, labels: list[str]) -> bool:
         needed = self.manager.quotaNeededByLabels(labels, self.pool).get_resources()
-        return self._short(needed, used=True) is None and not any(map(self.manager.refusals.wait, labels))
+        return self._short(needed, used=True) is None and not any(
+            map(self.manager.refusals.wait, labels)
+        )
 
     def _short(self, needed: Mapping[str, float], used: bool) -> Reason | None:
         manager = self.manager
@@ -103,7 +116,11 @@ class StateMachineHandler(NodeRequestHandler, Serving):
                 return because(Code.PROVIDER_QUOTA, provider=self.provider.name, **short._asdict())
         parts = manager._usage_parts(self.pool) if used else []
         short = manager.fits(needed, self._pool_limits(), parts)
-        return None if short is None else because(Code.POOL_LIMIT, name=self.pool.name, **short._asdict())
+        return (
+            None
+            if short is None
+            else because(Code.POOL_LIMIT, name=self.pool.name, **short._asdict())
+        )
 
     # -- zones
 
@@ -121,7 +138,9 @@ class StateMachineHandler(NodeRequestHandler, Serving):
             self.chosen_az = self._choose(list(zones)) if zones else None
             self._az_known = True
         node.az = self.chosen_az
-        node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.pool).get_resources())
+        node.resources = dict(
+            self.manager.quotaNeededByLabel(node.type[0], self.pool).get_resources()
+        )
 
     # -- launching
 
@@ -131,7 +150,9 @@ class StateMachineHandler(NodeRequestHandler, Serving):
         self._prepared[node.id or ""] = launcher
 
     def launch(self, node: zk.Node) -> None:
-        launcher = self._prepared.pop(node.id or "", None) or StateMachineNodeLauncher(self, node, self.provider)
+        launcher = self._prepared.pop(node.id or "", None) or StateMachineNodeLauncher(
+            self, node, self.provider
+        )
         # A request that waits for quota may retry many times.
         self.launchers = [*(each for each in self.launchers if not each.complete), launcher]
         try:

@@ -108,14 +108,18 @@ class StateMachineNodeLauncher(StatsReporter):
                 )
             image = self.provider_config.diskimages[name]
             self._image_external_id = upload.external_id
-            path = self.zk._imageUploadPath(upload.image_name or "", upload.build_id or "", upload.provider_name or "")
+            path = self.zk._imageUploadPath(
+                upload.image_name or "", upload.build_id or "", upload.provider_name or ""
+            )
             node.image_id = f"{path}/{upload.id}"
         else:
             image = label.cloud_image
             self._image_external_id = None
             node.image_id = image.name
         copy_image(node, image)
-        node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
+        node.resources = dict(
+            self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources()
+        )
         planned = self.manager.adapter.plannedExternalId(label, node.id or "")
         if planned is not None:
             # Written with the rest, by the caller.
@@ -151,11 +155,21 @@ class StateMachineNodeLauncher(StatsReporter):
             **self._marks(),
         }
         self.log.info(
-            "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
+            "Creating server with hostname np%s for %s (attempt %s of %s)",
+            node.id,
+            node.type[0],
+            self.attempts,
+            self.retries,
         )
         self._note("node-step", step=f"attempt {self.attempts} of {self.retries}: server requested")
         machine = self.manager.adapter.getCreateStateMachine(
-            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request, node.az, self.log
+            f"np{node.id}",
+            self.label,
+            self._image_external_id,
+            metadata,
+            self.handler.request,
+            node.az,
+            self.log,
         )
         machine.wake = self.wake
         self.state_machine = machine
@@ -215,8 +229,11 @@ class StateMachineNodeLauncher(StatsReporter):
             self.node.external_id = remains = self._external_id()
             self._abandon_machine()
             if self.attempts >= self.retries:
-                # Also store that nothing was created after all: an object with the planned name may belong to others.
-                self._end(zk.FAILED, None, save=remains is not None or self._sent_external_id is not None)
+                # Also store that nothing was created after all: an object with the planned name may
+                # belong to others.
+                self._end(
+                    zk.FAILED, None, save=remains is not None or self._sent_external_id is not None
+                )
                 return
             self.attempts += 1
             self.state_machine, self._prepared = None, False
@@ -237,7 +254,9 @@ class StateMachineNodeLauncher(StatsReporter):
 
         :raises ServerCreateTimeoutException: the attempt takes too long.
         """
-        left: float = (self.provider_config.launch_timeout or 3600) - (self.manager.clock.monotonic() - self.start_time)
+        left: float = (self.provider_config.launch_timeout or 3600) - (
+            self.manager.clock.monotonic() - self.start_time
+        )
         if left <= 0:
             raise exceptions.ServerCreateTimeoutException("Timeout waiting for instance creation")
         return min(float(self.manager.MAXIMUM_SLEEP), left)
@@ -305,7 +324,9 @@ class StateMachineNodeLauncher(StatsReporter):
             try:
                 machine = self.delete_state_machine
                 if machine is None:
-                    machine = self.delete_state_machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
+                    machine = self.delete_state_machine = (
+                        self.manager.adapter.getDeleteStateMachine(external_id, self.log)
+                    )
                     machine.wake = self.wake
                 _nothing, wait = self._pace.advance(machine, float(self.manager.MAXIMUM_SLEEP))
                 if machine.complete:
@@ -315,9 +336,16 @@ class StateMachineNodeLauncher(StatsReporter):
             except exceptions.FOREIGN as error:
                 self.delete_state_machine = None
                 if self._orphaned and self.manager.clock.monotonic() - began > DELETE_LIMIT:
-                    self.log.error("Cannot delete %s, leaving it to the leak cleanup: %s", external_id, error)
+                    self.log.error(
+                        "Cannot delete %s, leaving it to the leak cleanup: %s", external_id, error
+                    )
                     return
-                log_failure(self.log, error, "Error deleting %s after a failed launch; retrying", external_id)
+                log_failure(
+                    self.log,
+                    error,
+                    "Error deleting %s after a failed launch; retrying",
+                    external_id,
+                )
                 failures += 1
                 wait = DELETE_BACKOFF.pause(failures)
             yield from self._pause(wait if self._orphaned else min(wait, self._left()))
@@ -331,7 +359,11 @@ class StateMachineNodeLauncher(StatsReporter):
         self._trouble = trouble
 
     def _external_id(self) -> Any:
-        return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
+        return (
+            self.state_machine.external_id
+            if self.state_machine is not None
+            else self.node.external_id
+        )
 
     def _step_ended(self, step: str, began: float) -> None:
         if self._statsd is not None:
@@ -341,10 +373,19 @@ class StateMachineNodeLauncher(StatsReporter):
     def _note(self, kind: str, **fields: object) -> None:
         """Add an event to the node's history, if the facade publishes events."""
         if tracing.current() is not None:
-            self.trace_steps.append((time.time(), str(fields.get("step") or fields.get("reason") or kind)))
+            self.trace_steps.append(
+                (time.time(), str(fields.get("step") or fields.get("reason") or kind))
+            )
         node, feed = self.node, self.zk.feed
         if feed is not None:
-            feed.note(kind, node=node.id, request=self.handler.request.id, provider=node.provider, pool=node.pool, **fields)
+            feed.note(
+                kind,
+                node=node.id,
+                request=self.handler.request.id,
+                provider=node.provider,
+                pool=node.pool,
+                **fields,
+            )
 
     # -- failures
 
@@ -353,7 +394,9 @@ class StateMachineNodeLauncher(StatsReporter):
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
         else:
             log_failure(self.log, error, "Launch attempt %s/%s failed", self.attempts, self.retries)
-        self._note("launch-failed", attempt=self.attempts, reason=one_line(str(error) or repr(error)))
+        self._note(
+            "launch-failed", attempt=self.attempts, reason=one_line(str(error) or repr(error))
+        )
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):
             remedy = "scan" if self.nodescan_request is not None else None
@@ -390,7 +433,10 @@ class StateMachineNodeLauncher(StatsReporter):
         for line in lines:
             self.log.info("Console log from hostname np%s: %s", self.node.id, line)
         if lines:
-            self._note("console-log", tail="\n".join(one_line(line) for line in lines[-CONSOLE_LINES:])[-CONSOLE_LENGTH:])
+            self._note(
+                "console-log",
+                tail="\n".join(one_line(line) for line in lines[-CONSOLE_LINES:])[-CONSOLE_LENGTH:],
+            )
 
     def lock_lost(self) -> None:
         """Record, from any thread, that the record belongs to another launcher now."""
@@ -416,7 +462,8 @@ class StateMachineNodeLauncher(StatsReporter):
         if state == zk.FAILED and save:
             self._save_later()
         if state in (zk.READY, zk.ABORTED):
-            # Before the state: the pool may check at any moment, because another node of the request has ended.
+            # Before the state: the pool may check at any moment, because another node of the
+            # request has ended.
             node.unsaved = True
         node.state = state
         if key is not None:
@@ -427,7 +474,9 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _record(self, key: str) -> None:
         try:
-            self.recordLaunchStats(key, int((self.manager.clock.monotonic() - self.launch_start_time) * 1000))
+            self.recordLaunchStats(
+                key, int((self.manager.clock.monotonic() - self.launch_start_time) * 1000)
+            )
         except Exception:
             self.log.exception("Unable to report launch stats:")
 
@@ -441,7 +490,12 @@ class StateMachineNodeLauncher(StatsReporter):
         txn = Txn(self.zk.kazoo_client)
         txn.check(node.lock.path)
         record = node.copy()
-        txn.set(f"{self.zk._nodePath(node.id or '')}", record.serialize(), tree=self.zk.node_tree, record=record)
+        txn.set(
+            f"{self.zk._nodePath(node.id or '')}",
+            record.serialize(),
+            tree=self.zk.node_tree,
+            record=record,
+        )
         external_id = self._sent_external_id = node.external_id
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:

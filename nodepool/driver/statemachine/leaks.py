@@ -38,7 +38,9 @@ def _leaked(resource: Resource, node: Node | None) -> bool:
     """
     if node is None:
         return True
-    return bool(node.state in SETTLED and node.external_id and not resource.belongs_to(node.external_id))
+    return bool(
+        node.state in SETTLED and node.external_id and not resource.belongs_to(node.external_id)
+    )
 
 
 class LeakSearch:
@@ -65,7 +67,11 @@ class LeakSearch:
             for build, entries in builds.items()
             for upload in entries
         }
-        ours = [resource for resource in resources if (resource.metadata or {}).get("nodepool_provider_name") == name]
+        ours = [
+            resource
+            for resource in resources
+            if (resource.metadata or {}).get("nodepool_provider_name") == name
+        ]
         try:
             view = zk.cluster.view()
         except RecordError as error:
@@ -94,25 +100,36 @@ class LeakSearch:
             if not zk.cluster.is_current(view):
                 return  # the tree may be another one since
             try:
-                self._log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
+                self._log.warning(
+                    "Deleting leaked %s of provider %s: %s", resource.type, name, metadata
+                )
                 self._adapter.deleteResource(resource)
                 metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
             except Exception as error:
                 log_failure(self._log, error, "Unable to delete leaked %s", resource.type)
 
     def _stop(
-        self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node], uploads: set[Any]
+        self,
+        view: View,
+        zk: ZooKeeper,
+        resources: list[Resource],
+        nodes: dict[str | None, Node],
+        uploads: set[Any],
     ) -> bool:
         """Return whether to delete nothing: the tree lacks the history of some resources."""
         found = []
         for resource in resources:
             node_id = resource.metadata.get(NODE_ID)
-            upload = resource.metadata.get("nodepool_build_id"), resource.metadata.get("nodepool_upload_id")
+            upload = (
+                resource.metadata.get("nodepool_build_id"),
+                resource.metadata.get("nodepool_upload_id"),
+            )
             if node_id is None and upload in uploads:
                 continue  # its record was imported into another cluster
             reason = view.foreign(resource.metadata, nodes.get(node_id))
             if reason is not None and number_of(node_id) is not None:
-                # The mirror may lag, and has the time of our own clock for a record that we have just created.
+                # The mirror may lag, and has the time of our own clock for a record that we have
+                # just created.
                 reason = view.foreign(resource.metadata, zk.getNode(str(node_id)))
             if reason is not None:
                 found.append((resource, reason))
@@ -122,19 +139,32 @@ class LeakSearch:
             what = resource.metadata.get(NODE_ID) or resource.id or "unknown"
             stopped = (
                 "leaked resources are not deleted, because ZooKeeper does not know the history of "
-                f"{len(found)} resources, among them {resource.type} of {what}: {reason}; run `nodepool recover --dry-run`"
+                f"{len(found)} resources, among them {resource.type} of {what}: {reason}; run "
+                "`nodepool recover --dry-run`"
             )
             numbers = [number_of(resource.metadata.get(NODE_ID)) for resource, _reason in found]
             try:  # many clouds use the id in names
-                zk.cluster.skip_to(max((number for number in numbers if number is not None), default=-1), MOST_SKIPPED_IDS)
+                zk.cluster.skip_to(
+                    max((number for number in numbers if number is not None), default=-1),
+                    MOST_SKIPPED_IDS,
+                )
             except Exception as error:
-                self._log.warning("New nodes of provider %s may get the ids of machines that exist: %s", self._name, error)
+                self._log.warning(
+                    "New nodes of provider %s may get the ids of machines that exist: %s",
+                    self._name,
+                    error,
+                )
         self._report(stopped)
         return self.stopped is not None
 
     def _report(self, reason: str | None) -> None:
         before, self.stopped = self.stopped, reason
         if self.stopped is not None and self.stopped != before:
-            self._log.warning("Stopped the leak search of provider %s: %s", self._name, self.stopped)
+            self._log.warning(
+                "Stopped the leak search of provider %s: %s", self._name, self.stopped
+            )
         elif self.stopped is None and before is not None:
-            self._log.warning("Resumed the leak search of provider %s: all resources are accounted for", self._name)
+            self._log.warning(
+                "Resumed the leak search of provider %s: all resources are accounted for",
+                self._name,
+            )

@@ -86,7 +86,9 @@ class Pace:
         self._followed: Future[Any] | None = None
 
     def advance(self, machine: StateMachine, bound: float) -> tuple[Any, float]:
-        """Advance it; return its result, and the seconds (``bound`` at most) until the next time."""
+        """Advance it; return its result, and the seconds (``bound`` at most) until the next
+        time.
+        """
         before = machine.state
         result = machine.advance()
         future = machine.waiting_future

@@ -12,7 +12,8 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.records import NodeRequest
 
-#: Driver's identifier of an instance or image: a string, or any JSON value. Stored in node and upload records.
+#: Driver's identifier of an instance or image: a string, or any JSON value. Stored in node and
+#: upload records.
 ExternalId: TypeAlias = Any
 #: A label of the driver's own configuration.
 DriverLabel: TypeAlias = Any
@@ -21,9 +22,10 @@ DriverLabel: TypeAlias = Any
 class StateMachine:
     """Creates or deletes one resource.
 
-    ``advance`` does one step and must not block.  It is called again immediately while ``state`` keeps changing,
-    afterwards when ``wake`` is called or ``waiting_future`` finishes, no earlier than ``next_wake`` (monotonic
-    seconds) when that is set, and otherwise after one second at the latest.
+    ``advance`` does one step and must not block.  It is called again immediately while ``state``
+    keeps changing, afterwards when ``wake`` is called or ``waiting_future`` finishes, no earlier
+    than ``next_wake`` (monotonic seconds) when that is set, and otherwise after one second at the
+    latest.
     """
 
     START = "start"
@@ -49,8 +51,8 @@ class StateMachine:
     def abandon(self) -> None:
         """Give up the launch; this machine is not advanced any more. Not in 11.0.0.
 
-        Another machine deletes the resource of ``external_id``; this one removes what a running call may still create.
-        Must not block.
+        Another machine deletes the resource of ``external_id``; this one removes what a running
+        call may still create. Must not block.
         """
 
 
@@ -79,7 +81,9 @@ class Instance:
 
     def __repr__(self) -> str:
         state = [name for name in ("ready", "deleted") if getattr(self, name, False)]
-        return " ".join([f"<{type(self).__name__} {getattr(self, 'external_id', None)}", *state]) + ">"
+        return (
+            " ".join([f"<{type(self).__name__} {getattr(self, 'external_id', None)}", *state]) + ">"
+        )
 
     def getQuotaInformation(self) -> QuotaInformation:
         """Return what this instance uses."""
@@ -101,7 +105,8 @@ class Resource:
         """Return whether the resource belongs to the node with this id. Not in 11.0.0.
 
         Called when it is tagged for that node.
-        Resources that do not belong to it are leaks. A driver that cannot determine this returns True.
+        Resources that do not belong to it are leaks. A driver that cannot determine this returns
+        True.
         """
         return True
 
@@ -131,12 +136,14 @@ class Adapter:
     def plannedExternalId(self, label: DriverLabel, node_id: str) -> ExternalId:
         """Return the future name of the node's instance if it is known; None: it is not.
 
-        The record contains it before the create machine starts: whatever happens then, the deletion knows what to delete.
-        Not in 11.0.0.
+        The record contains it before the create machine starts: whatever happens then, the deletion
+        knows what to delete. Not in 11.0.0.
         """
         return None
 
-    def getDeleteStateMachine(self, external_id: ExternalId, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
+    def getDeleteStateMachine(
+        self, external_id: ExternalId, log: logging.LoggerAdapter[Any] | logging.Logger
+    ) -> StateMachine:
         """Return a machine that deletes the resource of ``external_id``."""
         raise NotImplementedError
 
@@ -148,8 +155,8 @@ class Adapter:
         """Return the ids of instances that are certainly deleted, stopped or reclaimed.
 
         Ready nodes on them are not assigned any more.
-        Called every minute with the ids of the ready nodes, if any. Must query the cloud each time. Not in 11.0.0;
-        a driver without it trusts its records.
+        Called every minute with the ids of the ready nodes, if any. Must query the cloud each time.
+        Not in 11.0.0; a driver without it trusts its records.
         """
         return []
 

@@ -50,7 +50,9 @@ class StateMachineProvider(LaunchProvider):
         self.running = True
         self.log.debug("Starting")
         self.nodescan_worker.start()
-        self.state_machine_start_worker = threads.shared().lane(f"start-{self.provider.name}", START_THREADS)
+        self.state_machine_start_worker = threads.shared().lane(
+            f"start-{self.provider.name}", START_THREADS
+        )
         self.create_loop.start()
         self.delete_loop.start()
 
@@ -59,7 +61,9 @@ class StateMachineProvider(LaunchProvider):
         if not self.running or self.stop_thread is not None:
             return
         self.log.debug("Stopping")
-        self.stop_thread = threading.Thread(target=self._stop, name=f"Thread-stop-{self.provider.name}", daemon=True)
+        self.stop_thread = threading.Thread(
+            target=self._stop, name=f"Thread-stop-{self.provider.name}", daemon=True
+        )
         self.stop_thread.start()
 
     def _stop(self) -> None:
@@ -72,14 +76,18 @@ class StateMachineProvider(LaunchProvider):
         self.nodescan_worker.stop()
         self.nodescan_worker.join()
         if self.state_machine_start_worker is not None:
-            self.state_machine_start_worker.shutdown(wait=not self._abandon, cancel_futures=self._abandon)
+            self.state_machine_start_worker.shutdown(
+                wait=not self._abandon, cancel_futures=self._abandon
+            )
         self.adapter.stop()
         self.log.debug("Stopped")
 
     _abandon = False
 
     def abandon(self) -> None:
-        """Stop quickly at the end of the process; unfinished machines are left to the next start."""
+        """Stop quickly at the end of the process; unfinished machines are left to the next
+        start.
+        """
         self._abandon = True
         self.create_loop.stop(drain=False)
         self.delete_loop.stop(drain=False)
@@ -100,7 +108,9 @@ class StateMachineProvider(LaunchProvider):
         """Return the running deletions."""
         return list(self.delete_loop.machines)
 
-    def getRequestHandler(self, poolworker: RequestHost, request: zk.NodeRequest) -> StateMachineHandler:
+    def getRequestHandler(
+        self, poolworker: RequestHost, request: zk.NodeRequest
+    ) -> StateMachineHandler:
         return StateMachineHandler(poolworker, request)
 
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
@@ -121,7 +131,11 @@ class StateMachineProvider(LaunchProvider):
             self.label_problems.note(
                 label.name,
                 "image",
-                reason or (f"cloud image {label.cloud_image.name} (option cloud-image) is not available in the cloud"),
+                reason
+                or (
+                    f"cloud image {label.cloud_image.name} (option cloud-image) is not available "
+                    "in the cloud"
+                ),
             )
         return False
 
@@ -133,7 +147,9 @@ class StateMachineProvider(LaunchProvider):
         for label, since in list(self._error_since.items()):
             if now - since > self.ERROR_LABEL_RETRY:
                 self._error_since.pop(label, None)
-                self.label_quota_cache = {key: known for key, known in self.label_quota_cache.items() if key[1] != label}
+                self.label_quota_cache = {
+                    key: known for key, known in self.label_quota_cache.items() if key[1] != label
+                }
                 self.error_labels.discard(label)
         return self.error_labels
 
@@ -165,7 +181,9 @@ class StateMachineProvider(LaunchProvider):
             self.label_problems.clear(label, "flavor")
         except exceptions.RuntimeConfigurationException as error:
             self.label_problems.note(label, "flavor", error)
-            self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
+            self.log.error(
+                "Label %s of provider %s cannot work: %s", label, self.provider.name, error
+            )
             self.error_labels.add(label)
             self._error_since[label] = self.clock.monotonic()
         except NotImplementedError:
@@ -183,7 +201,10 @@ class StateMachineProvider(LaunchProvider):
         known |= {node.id for node in self._zk.getProviderNodes(name)}
         for instance in instances:
             metadata = getattr(instance, "metadata", None) or {}
-            if metadata.get("nodepool_provider_name") == name and metadata.get("nodepool_node_id") in known:
+            if (
+                metadata.get("nodepool_provider_name") == name
+                and metadata.get("nodepool_node_id") in known
+            ):
                 continue
             with contextlib.suppress(NotImplementedError):
                 used.add(instance.getQuotaInformation())

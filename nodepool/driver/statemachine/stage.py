@@ -17,8 +17,8 @@ from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
 
-#: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient. The first pause is
-#: less than the interval at which pools check such a node.
+#: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient.
+#: The first pause is less than the interval at which pools check such a node.
 REFUSED = Backoff(0.5, 15.0)
 
 
@@ -39,7 +39,9 @@ class LaunchProvider(Provider, QuotaSupport):
         super().__init__()
         self.adapter = adapter
         self.provider = provider
-        self.log: logging.Logger = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
+        self.log: logging.Logger = logging.getLogger(
+            f"nodepool.StateMachineProvider.{provider.name}"
+        )
         #: Labels that the cloud has refused for quota although its figures are sufficient for them.
         self.refusals = KeyedBackoff(REFUSED)
         self.nodescan_worker = NodescanWorker()

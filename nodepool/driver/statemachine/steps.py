@@ -26,7 +26,8 @@ class Wait:
     until: float | None = None
     #: A subscription: each answer of the poller wakes the machine.
     watch: Subscription[Any] | None = None
-    #: Called with ``future`` when it ends after the machine was abandoned, unless the call could be canceled.
+    #: Called with ``future`` when it ends after the machine was abandoned, unless the call could be
+    #: canceled.
     undo: Callable[[Future[Any]], object] | None = None
 
 
@@ -37,10 +38,11 @@ Steps: TypeAlias = Generator[Wait, None, T]
 class SteppedMachine(StateMachine):
     """Runs the generator :meth:`steps` as a :class:`StateMachine` (DRV-7.3).
 
-    The generator is resumed by each call of ``advance``, which may happen at any time: check again after each ``yield``
-    whether the event has happened. The first error ends the machine, and each further ``advance`` raises that error again.
-    The generator of an abandoned machine is neither resumed nor closed, and the garbage collector may drop it on any
-    thread: clean up in :meth:`abandon`, not in ``finally``.
+    The generator is resumed by each call of ``advance``, which may happen at any time: check again
+    after each ``yield`` whether the event has happened. The first error ends the machine, and each
+    further ``advance`` raises that error again. The generator of an abandoned machine is neither
+    resumed nor closed, and the garbage collector may drop it on any thread: clean up in
+    :meth:`abandon`, not in ``finally``.
     """
 
     COMPLETE = "complete"
@@ -82,14 +84,18 @@ class SteppedMachine(StateMachine):
         if wait.undo is not None and wait.future is not None and not wait.future.cancel():
             wait.future.add_done_callback(wait.undo)
 
-    def call(self, future: Future[T], undo: Callable[[Future[T]], object] | None = None) -> Steps[T]:
+    def call(
+        self, future: Future[T], undo: Callable[[Future[T]], object] | None = None
+    ) -> Steps[T]:
         """Wait for the call; return its result or raise its error."""
         while not future.done():
             yield Wait(future=future, undo=undo)
         return future.result()
 
     def answer(self, watch: Subscription[V]) -> Steps[Observation[V]]:
-        """Return the latest answer of the poller, which may be an answer that was returned before."""
+        """Return the latest answer of the poller, which may be an answer that was returned
+        before.
+        """
         while True:
             yield Wait(watch=watch)
             if (answer := watch.look) is not None:

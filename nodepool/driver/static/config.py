@@ -47,11 +47,17 @@ def _split_labels(value: object) -> list[str]:
 #: Options of a host.
 NODE: dict[str, Any] = {
     "name": option(str, REQUIRED, "host name or address"),
-    "labels": option(v.Any(str, [str]), [], "a string is split at blanks", key=v.Required, convert=_split_labels),
+    "labels": option(
+        v.Any(str, [str]), [], "a string is split at blanks", key=v.Required, convert=_split_labels
+    ),
     "username": option(str, "zuul", "login user of jobs"),
     "timeout": option(int, 5, "seconds for reading the keys", convert=int),
-    "host-key-checking": option(bool, True, "read the host keys, and check that the machine answers before each use"),
-    "host-key": option(v.Any(str, [str]), [], "keys that must be among those of the machine", convert=_as_list),
+    "host-key-checking": option(
+        bool, True, "read the host keys, and check that the machine answers before each use"
+    ),
+    "host-key": option(
+        v.Any(str, [str]), [], "keys that must be among those of the machine", convert=_as_list
+    ),
     "connection-port": option(int, 22, "port that the launcher checks", convert=int),
     "connection-type": option(str, "ssh", "``ssh``, ``winrm``, ``network_cli``, ..."),
     "shell-type": option(str, None, "for Ansible, for example ``cmd``"),
@@ -67,7 +73,9 @@ class StaticPool(ConfigPool):
     name: str = option(str, "", "part of records and metrics", shown="required")
     nodes: list[dict[str, Any]] = option([NODE], [], "machines", stored=False)
 
-    def load(self, pool_config: dict[str, Any], full_config: Any = None, where: tuple[PathItem, ...] = ()) -> None:
+    def load(
+        self, pool_config: dict[str, Any], full_config: Any = None, where: tuple[PathItem, ...] = ()
+    ) -> None:
         super().load(pool_config)
         self.labels = set()
         self.nodes = []
@@ -80,7 +88,9 @@ class StaticPool(ConfigPool):
             settings = values(NODE, {**node, "connection-port": port})
             labels, slots = settings["labels"], settings["max-parallel-jobs"]
             if not labels:
-                raise ConfigError(f"node {node['name']}: at least one label is needed", where=(*place, "labels"))
+                raise ConfigError(
+                    f"node {node['name']}: at least one label is needed", where=(*place, "labels")
+                )
             if not isinstance(slots, int) or slots < 0:
                 raise ConfigError(
                     f"node {node['name']}: max-parallel-jobs must be a whole number, not {slots!r}",
@@ -94,14 +104,17 @@ class StaticPool(ConfigPool):
                 if full_config is not None:
                     if label not in full_config.labels:
                         raise UnknownName(
-                            f"node {node['name']}: label {label!r} is not defined in the top-level labels list",
+                            f"node {node['name']}: label {label!r} is not defined in the top-level "
+                            "labels list",
                             where=(*place, "labels"),
                         )
                     full_config.labels[label].pools.append(self)
 
 
 class StaticProviderConfig(ProviderConfig):
-    _pools: dict[str, StaticPool] = option([StaticPool], {}, "groups of machines", name="pools", stored=False)
+    _pools: dict[str, StaticPool] = option(
+        [StaticPool], {}, "groups of machines", name="pools", stored=False
+    )
 
     @property
     def pools(self) -> dict[str, StaticPool]:  # type: ignore[override]
@@ -128,17 +141,24 @@ class StaticProviderConfig(ProviderConfig):
                 host = nodeTuple(node)
                 text = f"host {host.hostname} with user {host.username} and port {host.port}"
                 if host in seen:
-                    raise ConfigError(f"{text} is listed twice; use max-parallel-jobs", where=(*where, "nodes", number))
+                    raise ConfigError(
+                        f"{text} is listed twice; use max-parallel-jobs",
+                        where=(*where, "nodes", number),
+                    )
                 seen.add(host)
                 if host in elsewhere:
                     log.warning(
                         "Providers %s and %s both have %s: its jobs may disturb each other",
-                        elsewhere[host], self.name, text,
-                    )  # fmt: skip
+                        elsewhere[host],
+                        self.name,
+                        text,
+                    )
 
     def hosts(self) -> dict[NodeTuple, tuple[StaticPool, dict[str, Any]]]:
         """Return pool and settings of each host."""
-        return {nodeTuple(node): (pool, node) for pool in self._pools.values() for node in pool.nodes}
+        return {
+            nodeTuple(node): (pool, node) for pool in self._pools.values() for node in pool.nodes
+        }
 
     def getSchema(self) -> v.Schema:
         return v.Schema(schema(type(self)))

@@ -28,7 +28,9 @@ __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 SSH_TYPES = ("ssh", "network_cli")
 MAX_WORKERS = 16
 START_WAIT = 1.0
-"""Seconds that ``start`` waits for the first pass over all hosts; slow hosts continue in the background."""
+"""Seconds that ``start`` waits for the first pass over all hosts; slow hosts continue in the
+background.
+"""
 
 GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
 
@@ -144,8 +146,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
     def _submit(self, host: NodeTuple, update: bool = False) -> Future[None] | None:
         """Check this host soon.
 
-        A check that has not started serves all requests meanwhile, and a host is not checked twice at a time:
-        an unreachable one must not occupy all threads.
+        A check that has not started serves all requests meanwhile, and a host is not checked twice
+        at a time: an unreachable one must not occupy all threads.
         """
         with self._lock:
             if self._executor is None or self._idle or host in self._queued:
@@ -180,7 +182,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         for node in self.zk.getProviderNodes(self.provider.name):
             known[nodeTuple(node)].add(node.id or "")
         with self._lock:
-            # Records that were registered during the check must not be forgotten; deleted ones are dropped when read.
+            # Records that were registered during the check must not be forgotten; deleted ones are
+            # dropped when read.
             for host, ids in self._known.items():
                 known[host].update(ids)
             self._known = known
@@ -247,8 +250,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
     def _fill(self, host: NodeTuple, template: zk.Node) -> None:
         """Register the empty slots, in one batch with those of other waiting hosts.
 
-        The caller holds the lock of its host, also while another thread does its work. Raises the error that prevents its own
-        record from being written, so that it affects no other host.
+        The caller holds the lock of its host, also while another thread does its work. Raises the
+        error that prevents its own record from being written, so that it affects no other host.
         """
         template.serialize()
         with self._lock:
@@ -268,7 +271,11 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         try:
             mark.catch_up(self.zk.node_tree)
             self._read_records()
-            nodes = [self._record(template, slot) for host, template in batch.items() for slot in self._slots(host).empty]
+            nodes = [
+                self._record(template, slot)
+                for host, template in batch.items()
+                for slot in self._slots(host).empty
+            ]
             self.zk.createNodes(nodes)
         finally:
             mark.drop()
@@ -279,7 +286,12 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         for host, template in batch.items():
             if host not in self._announced:
                 self._announced.add(host)
-                self.log.info("Static host %s is registered: %d node(s) of %s", host, count[host], ",".join(template.type))
+                self.log.info(
+                    "Static host %s is registered: %d node(s) of %s",
+                    host,
+                    count[host],
+                    ",".join(template.type),
+                )
 
     def _warn(self, host: NodeTuple, error: Exception) -> None:
         """Log a host once per change: it may be down for days."""
@@ -289,7 +301,9 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             self.log.warning("Static host %s cannot be registered now: %s", host, text)
 
     def describeHosts(self) -> list[dict[str, Any]]:
-        """Return the configured hosts with their number of slots, and why one cannot be used now."""
+        """Return the configured hosts with their number of slots, and why one cannot be used
+        now.
+        """
         names = Counter(host.hostname for host in self._hosts)
         return [
             {
@@ -309,7 +323,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         name = static_node["name"]
         try:
             keys = nodeutils.nodescan(
-                name, port=static_node["connection-port"], timeout=static_node["timeout"], gather_hostkeys=gather
+                name,
+                port=static_node["connection-port"],
+                timeout=static_node["timeout"],
+                gather_hostkeys=gather,
             )
         except exceptions.ConnectionTimeoutException as error:
             raise StaticNodeError(f"{name}: connection timeout: {error}") from error
@@ -319,7 +336,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             return []
         missing = [key for key in static_node["host-key"] if key not in keys]
         if missing:
-            raise StaticNodeError(f"{name}: the host does not have the configured host key {missing[0]!r}; it offers {keys}")
+            raise StaticNodeError(
+                f"{name}: the host does not have the configured host key {missing[0]!r}; it offers "
+                f"{keys}"
+            )
         return list(keys)
 
     def _template(self, pool: StaticPool, static_node: dict[str, Any]) -> zk.Node:
@@ -349,9 +369,16 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         return node
 
     COMPARED = (
-        "type", "pool", "username", "connection_port", "shell_type", "connection_type", "python_path", "host_keys",
+        "type",
+        "pool",
+        "username",
+        "connection_port",
+        "shell_type",
+        "connection_type",
+        "python_path",
+        "host_keys",
         "attributes",
-    )  # fmt: skip
+    )
 
     def _update(self, node: zk.Node, template: zk.Node) -> None:
         """Update the record of an idle node, keeping its id."""
@@ -376,7 +403,9 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         try:
             self.zk.lockNode(node, blocking=False)
         except exceptions.ZKLockException:
-            self.log.warning("Node %s of host %s is locked; skipping it for now", node.id, node.hostname)
+            self.log.warning(
+                "Node %s of host %s is locked; skipping it for now", node.id, node.hostname
+            )
             return False
         return True
 
@@ -418,7 +447,9 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     # Requests
 
-    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> StaticNodeRequestHandler:
+    def getRequestHandler(
+        self, poolworker: RequestHost, request: NodeRequest
+    ) -> StaticNodeRequestHandler:
         return StaticNodeRequestHandler(poolworker, request)
 
     def checkNodeLiveness(self, node: zk.Node) -> bool:
@@ -439,7 +470,12 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             error: Exception | str = "its host keys have changed"
         except Exception as problem:
             error = problem
-        self.log.warning("Static host %s cannot be used as it is, deregistering node %s: %s", nodeTuple(node), node.id, error)
+        self.log.warning(
+            "Static host %s cannot be used as it is, deregistering node %s: %s",
+            nodeTuple(node),
+            node.id,
+            error,
+        )
         try:
             self.deregisterNode(node)
         except Exception:

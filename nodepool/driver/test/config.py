@@ -15,7 +15,9 @@ class TestPool(ConfigPool):
 
     provider: TestConfig | None = None
     name: str = option(str, REQUIRED, "part of records and metrics")
-    labels: list[str] = option([str], [], "names of labels, whose nodes are ready immediately", convert=list)
+    labels: list[str] = option(
+        [str], [], "names of labels, whose nodes are ready immediately", convert=list
+    )
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
@@ -23,7 +25,9 @@ class TestPool(ConfigPool):
 
 class TestConfig(ProviderConfig):
     __test__ = False
-    _pools: dict[str, ConfigPool] = option([TestPool], {}, "groups of labels", name="pools", stored=False)
+    _pools: dict[str, ConfigPool] = option(
+        [TestPool], {}, "groups of labels", name="pools", stored=False
+    )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TestConfig) and self.name == other.name

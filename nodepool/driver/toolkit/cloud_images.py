@@ -43,6 +43,8 @@ SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping"
 def is_snapshot(image: object) -> bool:
     """Return whether the image is a snapshot of a server, whose image's tags it inherits."""
     for item in (image, properties_of(image)):
-        if get_field(item, "image_type") == "snapshot" or any(get_field(item, name) is not None for name in SNAPSHOT_PROPERTIES):
+        if get_field(item, "image_type") == "snapshot" or any(
+            get_field(item, name) is not None for name in SNAPSHOT_PROPERTIES
+        ):
             return True
     return False

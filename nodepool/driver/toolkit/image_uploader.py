@@ -26,14 +26,22 @@ class Segment:
 class ImageUploader:
     """Sends a file in segments through a few threads; subclasses fill in the four hooks.
 
-    ``upload`` returns what ``finishUpload`` returns; on any error it calls ``abortUpload`` and raises that error.
+    ``upload`` returns what ``finishUpload`` returns; on any error it calls ``abortUpload`` and
+    raises that error.
     """
 
     error_retries = 3
     concurrency = 10
     segment_size: int | None = None
 
-    def __init__(self, adapter: Any, log: logging.Logger, path: str, image_name: str, metadata: dict[str, Any] | None) -> None:
+    def __init__(
+        self,
+        adapter: Any,
+        log: logging.Logger,
+        path: str,
+        image_name: str,
+        metadata: dict[str, Any] | None,
+    ) -> None:
         if self.segment_size is None:
             raise Exception(f"{type(self).__name__} must set segment_size")
         self.adapter = adapter
@@ -86,9 +94,15 @@ class ImageUploader:
             try:
                 return func(*args, **kw)
             except Exception as error:
-                if attempt >= self.error_retries or self._aborted.is_set() or not self.shouldRetryException(error):
+                if (
+                    attempt >= self.error_retries
+                    or self._aborted.is_set()
+                    or not self.shouldRetryException(error)
+                ):
                     raise
-                self.log.warning("Upload of %s: attempt %s failed: %s", self.image_name, attempt, error)
+                self.log.warning(
+                    "Upload of %s: attempt %s failed: %s", self.image_name, attempt, error
+                )
             if attempt > 1:
                 left = self.getTimeout()
                 self._aborted.wait(2 if left is None else max(0.0, min(2, left)))
@@ -116,7 +130,9 @@ class ImageUploader:
         assert self.segment_size is not None
         pending: set[Future[None]] = set()
         with (
-            ThreadPoolExecutor(self.concurrency, thread_name_prefix="ThreadPoolExecutor-upload") as executor,
+            ThreadPoolExecutor(
+                self.concurrency, thread_name_prefix="ThreadPoolExecutor-upload"
+            ) as executor,
             open(self.path, "rb") as image,
         ):
             try:
@@ -139,7 +155,9 @@ class ImageUploader:
 
     def _collect(self, pending: set[Future[None]]) -> set[Future[None]]:
         left = self.getTimeout()
-        done, rest = wait(pending, timeout=None if left is None else max(left, 0), return_when=FIRST_COMPLETED)
+        done, rest = wait(
+            pending, timeout=None if left is None else max(left, 0), return_when=FIRST_COMPLETED
+        )
         for future in done:
             future.result()
         if not done:

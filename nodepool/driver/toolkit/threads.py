@@ -49,7 +49,8 @@ class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
         try:
             self.launch()
         except kazoo.exceptions.SessionExpiredError:
-            # Our lock ended with the session: another launcher may own the record now, nothing is written.
+            # Our lock ended with the session: another launcher may own the record now, nothing is
+            # written.
             self.log.error("Lost the ZooKeeper session while launching node %s", self.node.id)
             self.node.state = FAILED
             statsd_key = "error.zksession"
@@ -93,7 +94,9 @@ class NodeDeleter(threading.Thread):
         """
         log = get_annotated_logger(NodeDeleter.log, node_id=node.id)
         try:
-            if node.state != DELETING:  # the launcher has written it before; state_time is the start of the deletion
+            if (
+                node.state != DELETING
+            ):  # the launcher has written it before; state_time is the start of the deletion
                 node.state = DELETING
                 if node_exists:
                     zk_conn.storeNode(node)
@@ -101,9 +104,13 @@ class NodeDeleter(threading.Thread):
                 manager.cleanupNode(node.external_id)
                 manager.waitForNodeCleanup(node.external_id)
         except exceptions.NotFound:
-            log.info("The resource of node %s in provider %s no longer exists", node.id, node.provider)
+            log.info(
+                "The resource of node %s in provider %s no longer exists", node.id, node.provider
+            )
         except Exception as error:
-            log_failure(log, error, "Exception deleting node %s in provider %s", node.id, node.provider)
+            log_failure(
+                log, error, "Exception deleting node %s in provider %s", node.id, node.provider
+            )
             if node_exists:
                 zk_conn.unlockNode(node)
             return
@@ -131,6 +138,8 @@ class NodeDeleter(threading.Thread):
 
     def run(self) -> None:
         try:  # a node without id stands for a resource without a record
-            self.delete(self._zk, self._provider_manager, self._node, node_exists=self._node.id is not None)
+            self.delete(
+                self._zk, self._provider_manager, self._node, node_exists=self._node.id is not None
+            )
         except Exception:
             self.log.exception("Unable to delete node %s:", self._node.id)

@@ -21,7 +21,8 @@ class _CachedCall(Generic[T]):
     def __init__(self, cache: LazyExecutorTTLCache, func: Callable[..., T]) -> None:
         self._cache = cache
         self._func = func
-        # reentrant: the done-callback of a refresh that has ended already runs immediately, under the lock
+        # reentrant: the done-callback of a refresh that has ended already runs immediately, under
+        # the lock
         self._lock = threading.RLock()
         #: The last value and the last error, if that is newer, with their times.
         self._value: tuple[float, T] | None = None
@@ -67,7 +68,9 @@ class _CachedCall(Generic[T]):
         if not future.cancelled() and (error := future.exception()) is not None:
             name = getattr(self._func, "__qualname__", repr(self._func))
             if first:
-                LOG.warning("Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error)
+                LOG.warning(
+                    "Refreshing %s failed, keeping the last answer: %s", name, error, exc_info=error
+                )
             else:
                 LOG.warning("Refreshing %s failed again: %s", name, error)
 
@@ -75,13 +78,19 @@ class _CachedCall(Generic[T]):
 class LazyExecutorTTLCache:
     """Decorator that caches one value for all arguments, renewed after ``ttl`` s.
 
-    Renewals run on ``executor``. Only the first call waits (and raises what the function raises). A failing renewal is logged
-    and tried again after ``ttl``; callers keep getting the last value until it is older than ``max_age`` s. Then a call ``ttl``
-    or more after the error waits for a new answer, as the first call did; the others get the error.
+    Renewals run on ``executor``. Only the first call waits (and raises what the function raises). A
+    failing renewal is logged and tried again after ``ttl``; callers keep getting the last value
+    until it is older than ``max_age`` s. Then a call ``ttl`` or more after the error waits for a
+    new answer, as the first call did; the others get the error.
     """
 
     def __init__(
-        self, ttl: float, executor: Executor, *, max_age: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        ttl: float,
+        executor: Executor,
+        *,
+        max_age: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ttl = ttl
         self.executor = executor

@@ -1,6 +1,7 @@
 """Compares ready nodes with their cloud.
 
-A node whose instance is deleted, stopped or reclaimed is not assigned any more. 11.0.0 does not check this.
+A node whose instance is deleted, stopped or reclaimed is not assigned any more. 11.0.0 does not
+check this.
 """
 
 from __future__ import annotations
@@ -35,15 +36,27 @@ def checks(state: LauncherState, nodes: NodeReconciler) -> Iterator[tuple[str, C
             yield name, functools.partial(_check, name, find, found, nodes)
 
 
-def _check(name: str, find: Callable[..., Any], ready: list[zk.Node], nodes: NodeReconciler) -> None:
-    # Separately, as drivers look ids up: an id of another driver that the provider had must not block the others.
+def _check(
+    name: str, find: Callable[..., Any], ready: list[zk.Node], nodes: NodeReconciler
+) -> None:
+    # Separately, as drivers look ids up: an id of another driver that the provider had must not
+    # block the others.
     texts = [node for node in ready if isinstance(node.external_id, str)]
     for some in (texts, [node for node in ready if not isinstance(node.external_id, str)]):
         try:
             missing = find(some) if some else []
         except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
-            which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
-            log.warning("Cannot compare ready nodes of provider %s%s with the cloud: %s", name, which, error_line(error))
+            which = (
+                ""
+                if some is texts
+                else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
+            )
+            log.warning(
+                "Cannot compare ready nodes of provider %s%s with the cloud: %s",
+                name,
+                which,
+                error_line(error),
+            )
             continue
         for node in missing:
             nodes.discard(node, "its instance does not exist or does not run")

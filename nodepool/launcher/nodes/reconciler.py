@@ -1,6 +1,7 @@
 """Manages one node at a time: deletion, deallocation, ages (LAU-11, LAU-12.4 to LAU-12.6).
 
-Level-triggered: a key only names the node; the reconciler reads the current record and does the one next step.
+Level-triggered: a key only names the node; the reconciler reads the current record and does the one
+next step.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_lock
 from nodepool.zk.writer import TransactionFailed, Txn
 
-DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
-#: A ready backing node whose requesting launcher has died before it could accept the node waits this many seconds
-#: for another request.
+DELETABLE = frozenset(
+    {zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED}
+)
+#: A ready backing node whose requesting launcher has died before it could accept the node waits
+#: this many seconds for another request.
 METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
-#: An init node without a request may belong to a launch that is being written. While its launcher lives, it is kept for this
-#: many seconds, and checked at this interval (seconds).
+#: An init node without a request may belong to a launch that is being written. While its launcher
+#: lives, it is kept for this many seconds, and checked at this interval (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
 #: Why a ready node is deleted that nobody has requested.
 UNUSED = "it has exceeded its max-ready-age"
-#: Expired nodes for each one of min-ready that are a problem; in which time: a multiple of max-ready-age, and least seconds;
-#: and the number of expired nodes of a label that are remembered.
+#: Expired nodes for each one of min-ready that are a problem; in which time: a multiple of
+#: max-ready-age, and least seconds; and the number of expired nodes of a label that are remembered.
 ROUNDS, AGES, LEAST, MOST_EXPIRED = 3, 4, 3600.0, 10_000
 #: The longest pause between two attempts to delete a node (seconds).
 DELETE_PAUSE_MAX = 60.0
@@ -51,7 +54,9 @@ class NodeReconciler(Reconciler[str]):
         super().__init__("DeletedNodeWorker", self.reconcile, self.log)
         self.state = state
         #: Label -> when (monotonic seconds) its nodes expired unused.
-        self._expired: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MOST_EXPIRED))
+        self._expired: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=MOST_EXPIRED)
+        )
         self._delete_interval = delete_interval
         #: When our deletion started, and its attempt number; the next attempt has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
@@ -100,7 +105,9 @@ class NodeReconciler(Reconciler[str]):
             return None
         if node.state in DELETABLE:
             return self._delete(node)
-        step = {zk.READY: self._ready, zk.HOLD: self._hold, zk.INIT: self._init}.get(node.state or "")
+        step = {zk.READY: self._ready, zk.HOLD: self._hold, zk.INIT: self._init}.get(
+            node.state or ""
+        )
         return step(node) if step is not None else None
 
     def _ready(self, node: zk.Node) -> float | None:
@@ -120,10 +127,16 @@ class NodeReconciler(Reconciler[str]):
         return self._expire(node, limits, UNUSED)
 
     def _hold(self, node: zk.Node) -> float | None:
-        limits = [limit for limit in (node.hold_expiration, self.state.config.max_hold_age) if limit is not None and limit > 0]
+        limits = [
+            limit
+            for limit in (node.hold_expiration, self.state.config.max_hold_age)
+            if limit is not None and limit > 0
+        ]
         # A clock that is ahead must not end what its holder renews.
         ahead = max(0.0, self.state.server_time.ahead())
-        return self._expire(node, [limit + ahead for limit in limits], "it has exceeded its hold time")
+        return self._expire(
+            node, [limit + ahead for limit in limits], "it has exceeded its hold time"
+        )
 
     def _expire(self, node: zk.Node, limits: list[float], reason: str) -> float | None:
         """Delete the node if it is older than one of the limits; return the seconds until then."""
@@ -143,13 +156,21 @@ class NodeReconciler(Reconciler[str]):
             label = self.state.config.labels.get(name)
             if label is not None and label.max_ready_age and label.min_ready:
                 window = max(AGES * label.max_ready_age, LEAST)
-                if (count := sum(now - moment < window for moment in expired.copy())) >= ROUNDS * label.min_ready:
+                if (
+                    count := sum(now - moment < window for moment in expired.copy())
+                ) >= ROUNDS * label.min_ready:
                     # Without provider and label: it is no reason why a request waits.
                     text = (
-                        f"{count} ready nodes of label {name} expired unused within {format_duration(window)}"
+                        f"{count} ready nodes of label {name} expired unused within "
+                        f"{format_duration(window)}"
                         f" (max-ready-age {format_duration(label.max_ready_age)}) and were replaced"
                     )
-                    found.append(Problem(text, help="raise `max-ready-age` of the label, or lower its `min-ready`"))
+                    found.append(
+                        Problem(
+                            text,
+                            help="raise `max-ready-age` of the label, or lower its `min-ready`",
+                        )
+                    )
         return found
 
     def discard(self, node: zk.Node, reason: str) -> None:
@@ -162,7 +183,9 @@ class NodeReconciler(Reconciler[str]):
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
         age = self.state.clock.time() - (node.state_time or 0)
-        if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
+        if age < INIT_AGE and any(
+            pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()
+        ):
             # Its creator is alive; no event announces when that ends.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
         self.discard(node, "it was never launched and its request no longer exists")
@@ -183,8 +206,17 @@ class NodeReconciler(Reconciler[str]):
                 for label in seen.type if reason == UNUSED else ():
                     self._expired[label].append(self.state.clock.monotonic())
                 if (feed := self.state.zk.feed) is not None:
-                    feed.note("node-reconciled", node=seen.id, provider=seen.provider, pool=seen.pool, what=what, reason=reason)
-            elif not isinstance(error, TransactionFailed):  # it has changed, and that change triggers the next check
+                    feed.note(
+                        "node-reconciled",
+                        node=seen.id,
+                        provider=seen.provider,
+                        pool=seen.pool,
+                        what=what,
+                        reason=reason,
+                    )
+            elif not isinstance(
+                error, TransactionFailed
+            ):  # it has changed, and that change triggers the next check
                 self.log.warning("Cannot write node %s: %r", seen.id, error)
 
         self.state.zk.change_unlocked(seen, changed, written)
@@ -210,7 +242,11 @@ class NodeReconciler(Reconciler[str]):
         began, tries = self._attempts.get(node_id, (0.0, 0))
         interval = self._delete_interval()
         # The pause doubles with each attempt, so that repeated failures cost little.
-        left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - self.state.clock.monotonic()
+        left = (
+            began
+            + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries)
+            - self.state.clock.monotonic()
+        )
         if tries and left > 0:
             return float(left) + 0.01
         manager = self.state.config.provider_managers.get(node.provider or "")
@@ -225,7 +261,13 @@ class NodeReconciler(Reconciler[str]):
             changed.state = zk.DELETING
         txn = Txn(facade.kazoo_client)
         lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
-        index = txn.set(paths.node(node_id), changed.serialize(), node.version, tree=facade.node_tree, record=changed.copy())
+        index = txn.set(
+            paths.node(node_id),
+            changed.serialize(),
+            node.version,
+            tree=facade.node_tree,
+            record=changed.copy(),
+        )
 
         def locked(results: list[Any] | None, error: BaseException | None) -> None:
             self._marking.discard(node_id)
@@ -255,7 +297,9 @@ class NodeReconciler(Reconciler[str]):
                 return
             if manager is None:
                 raise RuntimeError(f"provider {node.provider} is not running")
-            self.log.info("Deleting node %s (%s) of provider %s", node.id, node.external_id, node.provider)
+            self.log.info(
+                "Deleting node %s (%s) of provider %s", node.id, node.external_id, node.provider
+            )
             manager.startNodeCleanup(node)
         except FOREIGN:
             self.log.exception("Cannot delete node %s:", node.id)

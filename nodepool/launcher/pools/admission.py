@@ -30,7 +30,9 @@ PUBLISH_DELAY = 0.05
 class PoolAdmission(Pool):
     """The part of :class:`~nodepool.launcher.pools.worker.PoolWorker` for the assignment."""
 
-    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
+    def __init__(
+        self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str
+    ) -> None:
         super().__init__(provider_name, pool_name)
         self.log = logging.getLogger(f"nodepool.PoolWorker.{self.label}")
         #: Drivers use this name.
@@ -68,14 +70,19 @@ class PoolAdmission(Pool):
 
     def paused_reason(self) -> Reason:
         waiting = self._paused_for()
-        return because(Code.POOL_PAUSED, request=waiting[0].request.id if waiting else "").at(self.label)
+        return because(Code.POOL_PAUSED, request=waiting[0].request.id if waiting else "").at(
+            self.label
+        )
 
     @property
     def load(self) -> int:
         return len(self.request_handlers) + len(self.backlog.ids)
 
     def has(self, request_id: str) -> bool:
-        return request_id in self.backlog.ids or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
+        return (
+            request_id in self.backlog.ids
+            or getattr(self.nodepool.handlers.get(request_id), "pw", None) is self
+        )
 
     def view(self, cls: RequestClass) -> PoolView:
         pool = self.getPoolConfig()
@@ -90,10 +97,14 @@ class PoolAdmission(Pool):
             self._full.reason(cls.labels),
             None if closed else self._guarded(self._admission, cls),
             str(waiting[0].request.id) if waiting else "",
-            waiting[0].request.priority if waiting and all(handler.holds_nothing for handler in waiting) else None,
+            waiting[0].request.priority
+            if waiting and all(handler.holds_nothing for handler in waiting)
+            else None,
         )
 
-    def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:
+    def _guarded(
+        self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass
+    ) -> Reason | None:
         """Return the reason, or an error reason if the driver or an option raises.
 
         The error closes only this pool, and is shown as the reason of waiting requests.
@@ -109,14 +120,18 @@ class PoolAdmission(Pool):
             return because(Code.BUSY)
         manager = self.getProviderManager()
         if self._counts_labels(manager):
-            # Otherwise each free node would be promised to all waiting requests, and the fastest would get it, not the first.
+            # Otherwise each free node would be promised to all waiting requests, and the fastest
+            # would get it, not the first.
             free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
                 return because(Code.BEING_TAKEN, labels=",".join(sorted(short)))
         provider = self.getProviderConfig()
         if provider is not None and (limit := provider.max_concurrency) > 0:
-            active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
+            active = sum(
+                worker.active_launches()
+                for worker in self.nodepool.getPoolWorkers(self.provider_name)
+            )
             if active >= limit:
                 return because(Code.MAX_CONCURRENCY, active=active)
         return None
@@ -124,9 +139,14 @@ class PoolAdmission(Pool):
     def _about_to_be_taken(self) -> Counter[str]:
         """Return the free nodes, by label, that undecided requests here may still take."""
         # A handler that has accepted its request has nodes or creates new ones.
-        ids = {*self.backlog.ids, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
+        ids = {
+            *self.backlog.ids,
+            *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done)),
+        }
         requests = map(self.nodepool.zk.request_tree.get, ids)
-        return Counter(label for request in requests if request is not None for label in request.node_types)
+        return Counter(
+            label for request in requests if request is not None for label in request.node_types
+        )
 
     def _log_once(self, message: str, error: BaseException) -> None:
         key = message + repr(error)
@@ -151,12 +171,19 @@ class PoolAdmission(Pool):
 
     @staticmethod
     def _counts_labels(manager: Provider | None) -> TypeGuard[QuotaSupport]:
-        return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
+        return (
+            isinstance(manager, QuotaSupport)
+            and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
+        )
 
     def _has_none(self, label: str) -> bool:
         """Return whether a request waits for the label, and certainly no node of it is free."""
         manager = self.getProviderManager()
-        return self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0 and self.assignment.is_wanted(label)
+        return (
+            self._counts_labels(manager)
+            and manager.getLabelQuota().get(label, 0) <= 0
+            and self.assignment.is_wanted(label)
+        )
 
     def note_full(self, labels: list[str], reason: Reason) -> None:
         """Record that there is no capacity for these labels, and publish it.
@@ -177,7 +204,9 @@ class PoolAdmission(Pool):
         """Publish to other launchers whether we accept requests."""
         if self._publish_at is None:
             self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
-            self._tasks.put((bool, ()))  # wakes the thread, which waits for tasks without a time limit
+            self._tasks.put(
+                (bool, ())
+            )  # wakes the thread, which waits for tasks without a time limit
 
     def capacity_changed(self) -> None:
         self._room()
@@ -194,13 +223,19 @@ class PoolAdmission(Pool):
             self.post(handler, handler.run)
 
     def active_launches(self) -> int:
-        return len(self.backlog.ids) + sum(self._launches(handler) for handler in list(self.request_handlers))
+        return len(self.backlog.ids) + sum(
+            self._launches(handler) for handler in list(self.request_handlers)
+        )
 
     def _launches(self, handler: RequestHandler) -> int:
         try:
             alive = int(handler.alive_thread_count)
         except FOREIGN as error:
-            self._log_once("The driver does not report its number of running launches; counting all nodes of the request:", error)
+            self._log_once(
+                "The driver does not report its number of running launches; counting all nodes of "
+                "the request:",
+                error,
+            )
             return len(handler.request.node_types)
         if alive or handler.nodeset or handler.paused or handler.done:
             return alive

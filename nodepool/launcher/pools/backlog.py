@@ -9,9 +9,9 @@ LIMIT = 48
 class Backlog:
     """Ids of requests, and how many the pool accepts.
 
-    Of many requests handed to a pool that is almost full, the first would pause it, and all others would return to the
-    queue for each node that becomes free. A pool that was paused therefore accepts one, and after each that does not
-    pause it twice as many.
+    Of many requests handed to a pool that is almost full, the first would pause it, and all others
+    would return to the queue for each node that becomes free. A pool that was paused therefore
+    accepts one, and after each that does not pause it twice as many.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,15 @@ class Backlog:
         self._refused = False
 
     def refuses(self) -> bool:
-        """Return whether the pool accepts no more requests, until :meth:`considered` returns True."""
+        """Return whether the pool accepts no more requests, until :meth:`considered` returns
+        True.
+        """
         if not self._refused and len(self.ids) < self._accepts:
             return False
         self._refused = True
-        if len(self.ids) <= self._accepts // 2:  # the last one was considered before the flag was set
+        if (
+            len(self.ids) <= self._accepts // 2
+        ):  # the last one was considered before the flag was set
             self._refused = False
         return self._refused
 

@@ -28,8 +28,8 @@ class PoolCapacity:
     def begin_creation(self, handler: RequestHandler) -> bool:
         """Return whether the handler may create nodes now; otherwise ``run`` is called later.
 
-        Handlers on helper threads fill their node sets sequentially: several with a part of their nodes each would wait
-        for each other forever.
+        Handlers on helper threads fill their node sets sequentially: several with a part of their
+        nodes each would wait for each other forever.
         """
         with self._lock:
             if self._creator is None or self._creator is handler:
@@ -58,7 +58,8 @@ class PoolCapacity:
     def blocks(self, handler: RequestHandler) -> bool:
         key = handler.request.priority[:2]
         return any(
-            not waiting.holds_nothing or waiting.request.priority[:2] <= key for waiting in list(self._pool.paused_handlers)
+            not waiting.holds_nothing or waiting.request.priority[:2] <= key
+            for waiting in list(self._pool.paused_handlers)
         )
 
     def pause_changed(self, handler: RequestHandler) -> None:
@@ -84,7 +85,11 @@ class PoolCapacity:
         :raises End: the limits of the tenant are not sufficient now.
         """
         request, state = handler.request, self._pool.nodepool
-        limits = state.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
+        limits = (
+            state.config.tenant_resource_limits.get(request.tenant_name)
+            if request.tenant_name
+            else None
+        )
         pool, manager = self._pool.getPoolConfig(), self._pool.getProviderManager()
         if not limits or pool is None or not isinstance(manager, QuotaSupport):
             return False
@@ -98,7 +103,11 @@ class PoolCapacity:
     def recorded(self, handler: RequestHandler, missing: list[str]) -> None:
         """Reduce the tenant's promise to the missing labels; the other nodes are in the mirror."""
         tenant, state = handler.request.tenant_name, self._pool.nodepool
-        if not tenant or tenant not in state.config.tenant_resource_limits or not isinstance(handler.manager, QuotaSupport):
+        if (
+            not tenant
+            or tenant not in state.config.tenant_resource_limits
+            or not isinstance(handler.manager, QuotaSupport)
+        ):
             return
         key, reservations = ("tenant", handler), state.zk.reservations
         if missing:

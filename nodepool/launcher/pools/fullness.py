@@ -37,5 +37,7 @@ class Fullness:
         Return whether there were any.
         """
         limit, before = self._clock() - age, self._labels
-        self._labels = {label: entry for label, entry in before.items() if entry[0] > limit or still(label)}
+        self._labels = {
+            label: entry for label, entry in before.items() if entry[0] > limit or still(label)
+        }
         return len(self._labels) != len(before)

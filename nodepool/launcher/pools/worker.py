@@ -75,7 +75,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self.nodepool.zk.reservations.release(("tenant", handler))
         tracer, trace = tracing.current(), None
         if tracer is not None:
-            trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)
+            trace = tracer.request_ended(
+                handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name
+            )
         if outcome.how is How.FULFILLED:
             for label in set(handler.request.node_types):
                 handler.manager.label_problems.clear(label, self.pool_name)
@@ -94,15 +96,25 @@ class PoolWorker(threading.Thread, PoolAdmission):
         elif outcome.how is How.WITHDRAWN:
             checked_by = self.launcher_id if outcome.checked else None
             self.assignment.release(
-                request_id, wait_for=reason or self.paused_reason(), checked_by=checked_by, refused_by=self.launcher_id
+                request_id,
+                wait_for=reason or self.paused_reason(),
+                checked_by=checked_by,
+                refused_by=self.launcher_id,
             )
         elif outcome.how is How.REFUSED:
             if reason is None:
                 told = self._counts_labels(self.getProviderManager())
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
-            self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.life.gives_way)
+            self.assignment.release(
+                request_id,
+                wait_for=reason,
+                refused_by=self.launcher_id,
+                full=handler.life.gives_way,
+            )
         else:
-            self.assignment.release(request_id, retry_after=outcome.retry_after, hand_to=outcome.hand_to)
+            self.assignment.release(
+                request_id, retry_after=outcome.retry_after, hand_to=outcome.hand_to
+            )
             if not outcome.retry_after:
                 self.assignment.wake()
             if outcome.how is How.DROPPED:
@@ -134,14 +146,21 @@ class PoolWorker(threading.Thread, PoolAdmission):
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
         zk = self.getZK()
         request = zk.request_tree.get(request_id)
-        if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by or not self.running:
+        if (
+            request is None
+            or request.state != REQUESTED
+            or self.launcher_id in request.declined_by
+            or not self.running
+        ):
             self.backlog.ids.discard(request_id)
             self.assignment.release(request_id)
             self._launches_ended()
             return
         manager = self.getProviderManager()
         if manager is None:
-            self.assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING), refused_by=self.launcher_id)
+            self.assignment.release(
+                request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING), refused_by=self.launcher_id
+            )
             self._launches_ended()
             return
         try:
@@ -185,7 +204,13 @@ class PoolWorker(threading.Thread, PoolAdmission):
         if others:
             others[0].ask(waiting, unanswered, others[1:])
 
-    def _answer(self, handler: RequestHandler, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
+    def _answer(
+        self,
+        handler: RequestHandler,
+        waiting: RequestHandler,
+        unanswered: set[str],
+        others: list[Pool],
+    ) -> None:
         try:
             if not self.paused and self.running and handler.could_serve():
                 unanswered.discard(self.launcher_id)
@@ -194,7 +219,10 @@ class PoolWorker(threading.Thread, PoolAdmission):
         except LimitsPending as error:
             self.log.debug("Not requesting a move of request %s: %s", waiting.request.id, error)
         except FOREIGN as error:
-            self._log_once("Cannot decide whether there is capacity for a request that waits at another pool:", error)
+            self._log_once(
+                "Cannot decide whether there is capacity for a request that waits at another pool:",
+                error,
+            )
         self._say_no(waiting, unanswered, others)
 
     # -- events
@@ -202,7 +230,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
     def _look_at_limits(self) -> None:
         """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
-        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
+        if isinstance(manager, QuotaSupport) and any(
+            h.wants_more_of_provider is not False for h in list(self.paused_handlers)
+        ):
             manager.limits_are_waited_for(self.capacity.limits_known)
 
     def refresh(self) -> None:
@@ -219,10 +249,15 @@ class PoolWorker(threading.Thread, PoolAdmission):
         full = self._full.labels & set(pool.labels)
         self.component.update(
             supported_labels=sorted(pool.labels),
-            # A label without capacity does not affect the others: launchers of 11.0.0 read ``paused`` only.
+            # A label without capacity does not affect the others: launchers of 11.0.0 read
+            # ``paused`` only.
             paused=self.paused or (bool(full) and full == set(pool.labels)),
             # An additional key of ours, only written if not empty.
-            **({"full_labels": sorted(full)} if full or self.component.content.get("full_labels") else {}),
+            **(
+                {"full_labels": sorted(full)}
+                if full or self.component.content.get("full_labels")
+                else {}
+            ),
             priority=100 if priority is None else priority,
         )
 
@@ -261,7 +296,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
             self.assignment.release(request_id)
 
     def _pause(self, next_tick: float) -> float | None:
-        ticking = self.request_handlers or self._full.labels or (self.component is None and self.running)
+        ticking = (
+            self.request_handlers or self._full.labels or (self.component is None and self.running)
+        )
         due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
         return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
@@ -274,7 +311,11 @@ class PoolWorker(threading.Thread, PoolAdmission):
         if self.paused_handlers:
             self.guard(self._look_at_limits, ())
             self.guard(moves.end_standstill, (self.nodepool, self))
-        polled = [handler for handler in list(self.request_handlers) if handler.BLOCKING and not handler.paused]
+        polled = [
+            handler
+            for handler in list(self.request_handlers)
+            if handler.BLOCKING and not handler.paused
+        ]
         for handler in polled:
             self.post(handler, handler.poll)
         if polled:

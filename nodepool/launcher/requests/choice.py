@@ -25,8 +25,8 @@ class PoolView:
     refuses: Reason | None = None
     #: The request that blocks a paused pool.
     blocker: str = ""
-    #: Requests with a smaller key (precedence and relative priority) may overtake all that wait in the pool;
-    #: None: one of those already holds nodes.
+    #: Requests with a smaller key (precedence and relative priority) may overtake all that wait in
+    #: the pool; None: one of those already holds nodes.
     overtakable: SortKey | None = None
 
 
@@ -57,13 +57,18 @@ def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[Regis
 
 
 def choose(
-    cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView], version: int, insist: bool = False
+    cls: RequestClass,
+    pools: list[RegisteredPool],
+    views: Mapping[str, PoolView],
+    version: int,
+    insist: bool = False,
 ) -> Decision:
     """Decide about the head of the class from a snapshot, without effects.
 
     :param views: our own pools by launcher id; at least those that are eligible.
     :param version: the moment at which reasons to decline may have changed last.
-    :param insist: other launchers have had time to accept the request; it is no longer left to them.
+    :param insist: other launchers have had time to accept the request; it is no longer left to
+        them.
     """
     eligible = eligible_pools(cls, pools)
     if not eligible:
@@ -125,7 +130,9 @@ def choose(
     return Decision(reasons=tuple(reasons), left_to_others=bool(waitable))
 
 
-def _nobody(cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView]) -> Decision:
+def _nobody(
+    cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView]
+) -> Decision:
     """Decide about a request that no remaining pool can serve."""
     if not views.keys() <= {p.id for p in pools}:
         return Decision(reasons=(because(Code.REGISTERING),))
@@ -133,5 +140,7 @@ def _nobody(cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, 
     if ours:
         return Decision(decline_by=ours)
     if views and pools and all(p.id in cls.key.declined for p in pools):
-        return Decision(decline_by=(next(iter(views)),))  # the last candidate was deleted: re-evaluate
+        return Decision(
+            decline_by=(next(iter(views)),)
+        )  # the last candidate was deleted: re-evaluate
     return Decision(reasons=(because(Code.OTHERS_DECLINE),))

@@ -18,14 +18,16 @@ from nodepool.zk.records import NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Reasons that are published at a time: a server records the end of a session, with all it owns, in one message.
+#: Reasons that are published at a time: a server records the end of a session, with all it owns, in
+#: one message.
 MOST = 2000
 
 
 class Declines:
     """Writes reasons and deletes those of deleted requests, without blocking or failing.
 
-    ZooKeeper preserves the order of one session: a client that sees a decline finds its reason, which was sent before.
+    ZooKeeper preserves the order of one session: a client that sees a decline finds its reason,
+    which was sent before.
     """
 
     log = logging.getLogger("nodepool.Declines")
@@ -40,14 +42,18 @@ class Declines:
         #: Label -> pool -> why it last declined to launch nodes for min-ready.
         self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
 
-    def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
+    def note(
+        self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]
+    ) -> None:
         """Publish the reasons; call it before the decline is written.
 
         Requests for ``min-ready`` are omitted: no user waits for them.
         """
         request_id = request.id or ""
         if request.requestor == MIN_READY:
-            if telling := tuple(reason for reason in reasons if reason.code is not Declined.NOT_OFFERED):
+            if telling := tuple(
+                reason for reason in reasons if reason.code is not Declined.NOT_OFFERED
+            ):
                 for label in request.node_types:
                     self.min_ready.setdefault(label, {})[pool] = telling
             return
@@ -55,7 +61,9 @@ class Declines:
             self._statsd.incr(metrics.REQUESTS_DECLINED(hostnames.short(), word))
         path = declines.path(request_id, launcher_id)
         with self._lock:
-            self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {render(reasons)}")
+            self._noted.setdefault(request_id, {})[launcher_id] = one_line(
+                f"{pool}: {render(reasons)}"
+            )
             publish = len(self._published) < MOST
             if publish:
                 self._published.add(path)
@@ -73,18 +81,24 @@ class Declines:
         """Return the reasons of our pools in one line for the log."""
         with self._lock:
             noted = dict(self._noted.get(request.id or "", {}))
-        return "; ".join(noted.get(one) or f"{declines.pool_of(one)}: declined" for one in request.declined_by)
+        return "; ".join(
+            noted.get(one) or f"{declines.pool_of(one)}: declined" for one in request.declined_by
+        )
 
     # -- the end of a request
 
-    def request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
+    def request_changed(
+        self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None
+    ) -> None:
         """Listen to the mirror; on the connection thread."""
         if new is None and request_id in self._noted:
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         with self._lock:
-            paths = {declines.path(request_id, one) for one in self._noted.pop(request_id, {})} & self._published
+            paths = {
+                declines.path(request_id, one) for one in self._noted.pop(request_id, {})
+            } & self._published
             self._published -= paths
         for path in paths:
             try:
@@ -92,9 +106,13 @@ class Declines:
                 txn.delete(path)
                 self._zk().writer.submit(txn, self._written)
             except Exception as error:  # it ends with the session
-                self.log.debug("Cannot delete the decline reasons of request %s now: %r", request_id, error)
+                self.log.debug(
+                    "Cannot delete the decline reasons of request %s now: %r", request_id, error
+                )
 
     def _written(self, _results: object, error: BaseException | None) -> None:
         cause = error.cause if isinstance(error, TransactionFailed) else error
-        if cause is not None and not isinstance(cause, (NodeExistsError, NoNodeError)):  # it was written, or deleted
+        if cause is not None and not isinstance(
+            cause, (NodeExistsError, NoNodeError)
+        ):  # it was written, or deleted
             self.log.debug("Cannot write a decline reason: %r", cause)

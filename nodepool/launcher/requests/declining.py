@@ -18,10 +18,16 @@ from nodepool.zk.writer import TransactionFailed
 log = logging.getLogger("nodepool.Assignment")
 
 
-def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[str, ...], release: Callable[..., None]) -> None:
+def decline_for_all(
+    state: LauncherState,
+    request_id: str,
+    launcher_ids: tuple[str, ...],
+    release: Callable[..., None],
+) -> None:
     """Write that our pools decline the request; it fails if no registered pool is left.
 
-    :param release: called with the result; with ``retry_after`` if the request has to be considered again.
+    :param release: called with the result; with ``retry_after`` if the request has to be considered
+        again.
     """
     zk = state.zk
     seen = zk.request_tree.get(request_id)
@@ -35,9 +41,13 @@ def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[s
             request.declined_by.append(launcher_id)
             worker, pool = workers.get(launcher_id), registered.get(launcher_id)
             if worker is not None and pool is not None:
-                missing = because(Declined.NOT_OFFERED, labels=joined(set(request.node_types) - pool.labels))
+                missing = because(
+                    Declined.NOT_OFFERED, labels=joined(set(request.node_types) - pool.labels)
+                )
                 state.declines.note(request, launcher_id, worker.label, [missing])
-    request.state = FAILED if registered.keys() | workers.keys() <= set(request.declined_by) else REQUESTED
+    request.state = (
+        FAILED if registered.keys() | workers.keys() <= set(request.declined_by) else REQUESTED
+    )
 
     def written(error: BaseException | None) -> None:
         if error is not None:
@@ -46,7 +56,9 @@ def decline_for_all(state: LauncherState, request_id: str, launcher_ids: tuple[s
             release(request_id, retry_after=0.1)
             return
         if request.state == FAILED:
-            reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or state.declines.known(request)
+            reason = why_not_offered(
+                request.node_types, zk.getRegisteredPools()
+            ) or state.declines.known(request)
             # Labels are chosen by clients.
             log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
         release(request_id)

@@ -1,7 +1,7 @@
 """Keeping min-ready nodes of each label (LAU-14).
 
-Several launchers together keep exactly the number: before one of them adds requests it creates a short-lived mark under
-the elections path, so that each sees the latest requests of the others.
+Several launchers together keep exactly the number: before one of them adds requests it creates a
+short-lived mark under the elections path, so that each sees the latest requests of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ RETRY = Backoff(1.0, 30.0)
 RESYNC = 30.0
 #: Seconds until a label that no pool can serve, or whose check failed, is checked again.
 LOOK_AGAIN = 5.0
-#: Requests at a time, of all labels: a server records the end of a session, with all it owns, in one message.
+#: Requests at a time, of all labels: a server records the end of a session, with all it owns, in
+#: one message.
 MOST = 2000
 
 
@@ -48,7 +49,8 @@ class MinReady(threading.Thread):
         self._event = threading.Event()
         self._stopping = False
         self._failed = KeyedBackoff(RETRY)
-        #: Clouds are asked whether they can create a label on separate threads, one for each provider.
+        #: Clouds are asked whether they can create a label on separate threads, one for each
+        #: provider.
         self._lanes: dict[str, Executor] = {}
         #: The questions by label, provider and pool, until the answer has been used.
         self._asked: dict[tuple[str, str, ConfigPool], Future[bool]] = {}
@@ -100,9 +102,13 @@ class MinReady(threading.Thread):
             except (KazooException, TimeoutError):
                 raise  # the connection: it affects all
             except Exception as error:
-                self._log_once(label.name, f"Cannot keep min-ready nodes of label {label.name}:", error)
+                self._log_once(
+                    label.name, f"Cannot keep min-ready nodes of label {label.name}:", error
+                )
                 seconds = min(seconds, LOOK_AGAIN)
-        self._asked = {key: question for key, question in self._asked.items() if not question.done()}  # others are outdated
+        self._asked = {
+            key: question for key, question in self._asked.items() if not question.done()
+        }  # others are outdated
         return seconds
 
     def _keep(self, label: Label) -> float:
@@ -126,20 +132,30 @@ class MinReady(threading.Thread):
         zk = self.state.zk
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore does not count as ready.
-            wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
-        missing = int(label.min_ready) - int(zk.node_tree.counted.free[label.name]) - int(wanted) - self._arriving(label)
+            wanted = (
+                zk.request_tree.min_ready_open[label.name]
+                + zk.request_tree.min_ready_done[label.name]
+            )
+        missing = (
+            int(label.min_ready)
+            - int(zk.node_tree.counted.free[label.name])
+            - int(wanted)
+            - self._arriving(label)
+        )
         return min(missing, max(1, MOST // len(self.state.config.labels)) - int(wanted))
 
     def _arriving(self, label: Label) -> int:
         """Return the number of nodes of min-ready requests that are about to become free.
 
-        A launcher frees the node and deletes its request in one transaction: we see the deletion immediately, the free
-        node only once it has been read. After the death of a launcher, its requests are deleted before their nodes are
-        freed.
+        A launcher frees the node and deletes its request in one transaction: we see the deletion
+        immediately, the free node only once it has been read. After the death of a launcher, its
+        requests are deleted before their nodes are freed.
         """
         zk = self.state.zk
         tree = zk.node_tree
-        providers = {pool.provider_name for pool in zk.getRegisteredPools()}  # nobody frees nodes of others
+        providers = {
+            pool.provider_name for pool in zk.getRegisteredPools()
+        }  # nobody frees nodes of others
         with tree.lock:
             found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
             return sum(
@@ -147,7 +163,9 @@ class MinReady(threading.Thread):
                 for node in found
                 if label.name in node.type
                 and zk.request_tree.get(node.allocated_to) is None
-                and ((node.state == READY and node.provider in providers) or tree.is_locked(node.id))
+                and (
+                    (node.state == READY and node.provider in providers) or tree.is_locked(node.id)
+                )
             )
 
     def _servable(self, label: Label) -> bool:
@@ -162,11 +180,19 @@ class MinReady(threading.Thread):
             except KazooException:
                 raise
             except FOREIGN as error:  # another pool may serve it
-                self._log_once(key, f"Cannot check whether provider {name} can serve label {label.name}:", error)
+                self._log_once(
+                    key,
+                    f"Cannot check whether provider {name} can serve label {label.name}:",
+                    error,
+                )
         return False
 
-    def _pool_can_serve(self, label: Label, pool: ConfigPool, provider: ProviderConfig | None) -> bool:
-        manager = self.state.config.provider_managers.get(provider.name) if provider is not None else None
+    def _pool_can_serve(
+        self, label: Label, pool: ConfigPool, provider: ProviderConfig | None
+    ) -> bool:
+        manager = (
+            self.state.config.provider_managers.get(provider.name) if provider is not None else None
+        )
         if provider is None or manager is None:
             return False
         if not provider.manage_images:
@@ -174,11 +200,16 @@ class MinReady(threading.Thread):
         pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
         image = disk_image(pool_label)
         if image is not None:
-            return self.state.zk.getMostRecentImageUpload(image.name or "", provider.name, cached=True) is not None
+            return (
+                self.state.zk.getMostRecentImageUpload(image.name or "", provider.name, cached=True)
+                is not None
+            )
         key = label.name, provider.name, pool
         question = self._asked.get(key)
         if question is None:
-            lane = self._lanes.setdefault(provider.name, threads.shared().lane(f"PoolWorker-min-ready-{provider.name}", 1))
+            lane = self._lanes.setdefault(
+                provider.name, threads.shared().lane(f"PoolWorker-min-ready-{provider.name}", 1)
+            )
             question = self._asked[key] = lane.submit(manager.labelReady, pool_label or label.name)
             question.add_done_callback(lambda _question: self._event.set())
         if not question.done():
@@ -234,7 +265,10 @@ class MinReady(threading.Thread):
             elif request.state == FAILED:
                 self._failed.failed(label)
                 self.log.info(
-                    "Min-ready request %s for %s failed; next attempt in %.0f s", request.id, label, self._failed.wait(label)
+                    "Min-ready request %s for %s failed; next attempt in %.0f s",
+                    request.id,
+                    label,
+                    self._failed.wait(label),
                 )
                 zk.deleteNodeRequest(request)
 
@@ -248,7 +282,13 @@ class MinReady(threading.Thread):
             node = seen.copy()
             node.allocated_to = None
             add_unlocked_check(txn, paths.node_lock(node_id), node_id in zk.node_tree.lock_dirs)
-            txn.set(paths.node(node_id), node.serialize(), seen.version, tree=zk.node_tree, record=node.copy())
+            txn.set(
+                paths.node(node_id),
+                node.serialize(),
+                seen.version,
+                tree=zk.node_tree,
+                record=node.copy(),
+            )
         txn.delete(paths.request(request.id or ""))
         try:
             zk.writer.run(txn)

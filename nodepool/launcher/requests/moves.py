@@ -45,7 +45,12 @@ class Moves:
     :param leave_to_others: leaves it to them now.
     """
 
-    def __init__(self, state: LauncherState, times_left: Callable[[str], int], leave_to_others: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        state: LauncherState,
+        times_left: Callable[[str], int],
+        leave_to_others: Callable[[str], None],
+    ) -> None:
         self._state = state
         self._times_left = times_left
         self._leave_to_others = leave_to_others
@@ -65,7 +70,9 @@ class Moves:
             if handler.accepted and not handler.done:
                 self._look_at(handler, pools, workers)
 
-    def _look_at(self, handler: RequestHandler, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
+    def _look_at(
+        self, handler: RequestHandler, pools: list[RegisteredPool], workers: Mapping[str, Pool]
+    ) -> None:
         request, own_id = handler.request, handler.launcher_id
         labels, declined = tuple(request.node_types), frozenset(request.declined_by)
         cls = RequestClass(ClassKey(labels, request.provider, request.tenant_name, declined))
@@ -76,7 +83,9 @@ class Moves:
         able: list[Pool] = []
         for pool in eligible:
             worker = workers.get(pool.id)
-            if pool is mine or (not _is_open(worker, cls) if worker is not None else not pool.is_open_to(cls.labels)):
+            if pool is mine or (
+                not _is_open(worker, cls) if worker is not None else not pool.is_open_to(cls.labels)
+            ):
                 continue
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:
@@ -96,10 +105,15 @@ class Moves:
 
     def _ask(self, workers: list[Pool], handler: RequestHandler) -> None:
         """Ask the first pool without a pending question; a pool that refuses asks the next one."""
-        now, question = self._state.clock.monotonic(), self.questions.setdefault(handler, Question())
+        now, question = (
+            self._state.clock.monotonic(),
+            self.questions.setdefault(handler, Question()),
+        )
         if now >= question.again_at:
             question.again_at = now + ASK_AGAIN
-            workers = [worker for worker in workers if worker.launcher_id not in question.unanswered]
+            workers = [
+                worker for worker in workers if worker.launcher_id not in question.unanswered
+            ]
             if workers:
                 workers[0].ask(handler, question.unanswered, workers[1:])
         self.due = min(self.due, question.again_at)
@@ -113,11 +127,13 @@ def _is_open(worker: Pool, cls: RequestClass) -> bool:
 def end_standstill(state: LauncherState, worker: RequestHost) -> None:
     """Release the nodes of the last paused request of a provider after a long standstill.
 
-    An earlier request has waited for them for long; otherwise each could hold what the other needs, forever. Nodes of
-    the same pool are kept for the earlier request; those of another pool are deleted, because they occupy the quota of
-    the provider.
+    An earlier request has waited for them for long; otherwise each could hold what the other needs,
+    forever. Nodes of the same pool are kept for the earlier request; those of another pool are
+    deleted, because they occupy the quota of the provider.
     """
-    waiting = [h for w in state.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
+    waiting = [
+        h for w in state.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)
+    ]
     worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
     if (
         worst is None
@@ -129,13 +145,17 @@ def end_standstill(state: LauncherState, worker: RequestHost) -> None:
     better = [
         h
         for h in waiting
-        if h.request.priority < worst.request.priority and state.clock.monotonic() - h.paused_since >= STANDSTILL
+        if h.request.priority < worst.request.priority
+        and state.clock.monotonic() - h.paused_since >= STANDSTILL
     ]
-    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(state, worker, worst)
+    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(
+        state, worker, worst
+    )
     there = [h.request.id for h in better if h.wants_more_of_provider]
     if here or there:
         worst.log.info(
-            "Releasing request and nodes: request %s, which comes first, waits for capacity of the same provider",
+            "Releasing request and nodes: request %s, which comes first, waits for capacity of the "
+            "same provider",
             (here or there)[0],
         )
         worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)

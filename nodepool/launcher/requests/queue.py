@@ -256,7 +256,8 @@ class RequestQueue:
         found = [
             cls
             for cls in self._classes.values()
-            if cls.queue and any(each.includes(what) for each in (*cls.reasons, *cls.refused.values()))
+            if cls.queue
+            and any(each.includes(what) for each in (*cls.reasons, *cls.refused.values()))
         ]
         for cls in found:
             cls.look_again(what)
@@ -333,7 +334,9 @@ class RequestQueue:
     def rows(self) -> list[tuple[SortKey, str, tuple[str, ...], tuple[Reason, ...]]]:
         """Return (urgency, request, labels, reasons) of all requests that wait."""
         found, unknown = self._waiting.items(), (because(Code.NOT_LOOKED_AT),)
-        return [(key, name, cls.key.node_types, cls.reasons or unknown) for name, (cls, key) in found]
+        return [
+            (key, name, cls.key.node_types, cls.reasons or unknown) for name, (cls, key) in found
+        ]
 
     def is_wanted(self, label: str) -> bool:
         """Return whether a request that waits needs such a node."""

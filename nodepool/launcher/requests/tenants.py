@@ -37,7 +37,12 @@ def tenant_shortage(
             limit = limits.get(name, math.inf)
             if limit != math.inf and exact(limit - used.get(name, 0) - need) < 0:
                 return because(
-                    Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0), needed=need
+                    Code.TENANT_LIMIT,
+                    tenant=request.tenant_name,
+                    limit=limit,
+                    resource=name,
+                    used=used.get(name, 0),
+                    needed=need,
                 )
         state.zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed)
     return None
@@ -48,7 +53,8 @@ def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
     if tenant is None:
         return {}
     tree = state.zk.node_tree
-    # Read first, because a promise is released after its node is in the mirror: counting twice is safe, missing it is not.
+    # Read first, because a promise is released after its node is in the mirror: counting twice is
+    # safe, missing it is not.
     promised = state.zk.reservations.tenant(tenant)
     with tree.lock:
         used: dict[str, float] = dict(tree.measured.tenants.get(tenant, ()))
@@ -61,12 +67,15 @@ def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
     return used
 
 
-def _estimate(state: LauncherState, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
+def _estimate(
+    state: LauncherState, provider: str | None, pool_name: str | None, label: str
+) -> Mapping[str, float]:
     config = state.config.providers.get(provider or "")
     manager = state.config.provider_managers.get(provider or "")
     pool = config.pools.get(pool_name or "") if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
-        # Launchers without this provider cannot know more, and all launchers have to compute the same number.
+        # Launchers without this provider cannot know more, and all launchers have to compute the
+        # same number.
         return {"instances": 1}
     try:
         return manager.quotaNeededByLabel(label, pool).get_resources()
@@ -74,6 +83,10 @@ def _estimate(state: LauncherState, provider: str | None, pool_name: str | None,
         raise  # known in a moment
     except Exception as error:  # perhaps of another provider: no reason to fail this request
         log.warning(
-            "Provider %s does not report the resources of label %s; its nodes count as instances only: %r", provider, label, error
+            "Provider %s does not report the resources of label %s; its nodes count as instances "
+            "only: %r",
+            provider,
+            label,
+            error,
         )
         return {"instances": 1}

@@ -1,6 +1,7 @@
 """Connections of the API: one thread does all I/O, others serve full requests (C.5).
 
-No peer gets a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for the limits of each.
+No peer gets a thread for being slow, for waiting, or for having many connections; see :mod:`shares`
+for the limits of each.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from nodepool.nodemanager.api.forward import FORWARD_HEADER
 from nodepool.nodemanager.api.handshakes import Handshakes
 from nodepool.nodemanager.api.listener import Listener, Peer
 from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked, Program
-from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Share
+from nodepool.nodemanager.api.shares import (
+    ALL_SAVED,
+    ALL_TIME,
+    CONCURRENCY,
+    MAX_PER_CALLER,
+    PLACES,
+    Share,
+)
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import IN, OUT, SILENCE, EventLoop, Waiter, Workers
 
@@ -37,7 +45,14 @@ log = logging.getLogger("nodepool.nodemanager.server")
 
 PIECE = 65536
 
-READING, WAITING, ANSWERING, PARKED, SENDING, LINGERING = "reading", "waiting", "answering", "parked", "sending", "lingering"
+READING, WAITING, ANSWERING, PARKED, SENDING, LINGERING = (
+    "reading",
+    "waiting",
+    "answering",
+    "parked",
+    "sending",
+    "lingering",
+)
 _WANTED = {READING: IN, LINGERING: IN, SENDING: OUT, WAITING: 0, PARKED: 0}
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -55,7 +70,8 @@ class Connection(Waiter):
         self.rank = 2 if peer.kind == OTHER else 1
         self.state = READING
         self.request = Request(peer.kind != OTHER)
-        #: The caller it speaks for, of several behind one user id; and whether it is that one's turn.
+        #: The caller it speaks for, of several behind one user id; and whether it is that one's
+        #: turn.
         self.speaker = ""
         self.speaking = False
         self.caller = Caller(OTHER)
@@ -84,7 +100,10 @@ class Connections:
     """
 
     def __init__(
-        self, desk: Desk, who: Callable[[ssl.SSLSocket], Peer | None], run: Callable[[socket.socket, Program], None]
+        self,
+        desk: Desk,
+        who: Callable[[ssl.SSLSocket], Peer | None],
+        run: Callable[[socket.socket, Program], None],
     ) -> None:
         self._desk = desk
         self._run = run
@@ -113,7 +132,9 @@ class Connections:
         deadline = time.monotonic() + timeout
         ended = self._loop.stop(timeout)
         with self._lock:
-            found = [connection for share in self._shares.values() for connection in share.connections]
+            found = [
+                connection for share in self._shares.values() for connection in share.connections
+            ]
         for connection in found:
             _shut(connection)
         answered = self._workers.stop(deadline - time.monotonic())
@@ -126,7 +147,9 @@ class Connections:
 
     def add(self, listener: Listener) -> None:
         """Accept connections of the listener."""
-        self._loop.post(lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge))
+        self._loop.post(
+            lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge)
+        )
 
     def remove(self, listener: Listener) -> None:
         """Remove the listener and close it."""
@@ -170,7 +193,10 @@ class Connections:
             full = self._open[share.kind] >= PLACES[share.kind]
             if full and share.kind == OTHER:
                 # The peer with most connections loses one to a peer with fewer.
-                most = max(self._shares.values(), key=lambda other: len(other.connections) if other.kind == OTHER else 0)
+                most = max(
+                    self._shares.values(),
+                    key=lambda other: len(other.connections) if other.kind == OTHER else 0,
+                )
                 if len(most.connections) > have + 1:
                     oldest = next((c for c in most.connections if c.state != ANSWERING), None)
                     full = oldest is None
@@ -194,7 +220,8 @@ class Connections:
             self._close(connection)
             raise
         if peer.kind != OTHER or isinstance(stream, ssl.SSLSocket):
-            # Data may have arrived already; data received with the last message of a handshake causes no event.
+            # Data may have arrived already; data received with the last message of a handshake
+            # causes no event.
             self.event(connection)
 
     def _share(self, peer: Peer) -> Share:
@@ -375,16 +402,22 @@ class Connections:
             return None
         try:
             if connection.request.is_image:
-                connection.stream.settimeout(PIECE_TIMEOUT)  # for each piece: a large image may take long
+                connection.stream.settimeout(
+                    PIECE_TIMEOUT
+                )  # for each piece: a large image may take long
                 try:
-                    return self._desk.image(connection.stream, connection.request, connection.caller)
+                    return self._desk.image(
+                        connection.stream, connection.request, connection.caller
+                    )
                 finally:
                     connection.stream.setblocking(False)
             return self._desk.call(connection.request, connection.caller)
         except Refused as refused:
             return refusal(refused)
 
-    def _done(self, connection: Connection, answer: bytes | Parked | Program | None, used: float) -> None:
+    def _done(
+        self, connection: Connection, answer: bytes | Parked | Program | None, used: float
+    ) -> None:
         share = connection.share
         assert share is not None, "closed while a thread answered it"
         self._busy[share.kind] -= 1

@@ -1,8 +1,9 @@
 """Delegates: accounts that may only make API calls, over SSH (NM-A.4, NM-A.9, NM-C.5).
 
-By default no account is added to passwd: all of them log in as one account, whose keys this module prints for sshd, each with
-the forwarding program as forced command.  With ``delegate-accounts: unix`` each has its own account with that
-program as login shell, by which passwd identifies our accounts.
+By default no account is added to passwd: all of them log in as one account, whose keys this module
+prints for sshd, each with the forwarding program as forced command.  With
+``delegate-accounts: unix`` each has its own account with that program as login shell, by which
+passwd identifies our accounts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class AccountError(Exception):
 def forward_program() -> str:
     """Return the path of ``nodepool-nm-forward``: next to this Python, or in PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "nodepool-nm-forward")
-    return beside if os.path.exists(beside) else shutil.which("nodepool-nm-forward") or "/usr/bin/nodepool-nm-forward"
+    return (
+        beside
+        if os.path.exists(beside)
+        else shutil.which("nodepool-nm-forward") or "/usr/bin/nodepool-nm-forward"
+    )
 
 
 def authorized_keys(found: Mapping[str, Mapping[str, Any]], program: str) -> Iterable[str]:
@@ -76,7 +81,8 @@ def update(config: NodeManagerConfig, found: Mapping[str, Mapping[str, Any]]) ->
 class UnixAccounts:
     """Accounts of the host whose login shell is the forwarding program.
 
-    :param shell: that program; it is added to /etc/shells, as sshd and others refuse shells that are not listed.
+    :param shell: that program; it is added to /etc/shells, as sshd and others refuse shells that
+        are not listed.
     """
 
     def __init__(self, shell: str, shells: str = SHELLS) -> None:
@@ -116,7 +122,9 @@ class UnixAccounts:
             except KeyError:
                 pass
             else:
-                raise AccountError(f"the host has another account of this name, with the shell {other.pw_shell}")
+                raise AccountError(
+                    f"the host has another account of this name, with the shell {other.pw_shell}"
+                )
             self._list_shell()
             # No password fits "*"; a locked account ("!") could not log in with a key either.
             self._run(
@@ -163,7 +171,12 @@ class UnixAccounts:
             raise AccountError(f"{program} is not installed (Debian package passwd)")
         log.debug("Running %s %s", path, arguments)
         try:
-            result = subprocess.run([path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT)
+            result = subprocess.run(
+                [path, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AccountError(f"{program}: {error}") from error
         # userdel: 12 when only the mail spool could not be removed.
@@ -189,7 +202,9 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
         try:
             directory = os.open(".ssh", flags, dir_fd=home)
         except OSError as error:
-            raise AccountError(f"{account.pw_dir}/.ssh is not a directory owned by the account: {error.strerror}") from error
+            raise AccountError(
+                f"{account.pw_dir}/.ssh is not a directory owned by the account: {error.strerror}"
+            ) from error
     finally:
         os.close(home)
     try:
@@ -198,7 +213,12 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
         temporary = ".authorized_keys.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        handle = os.open(
+            temporary,
+            os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+            dir_fd=directory,
+        )
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(keys + "\n" if keys else "")
             os.fchown(stream.fileno(), account.pw_uid, account.pw_gid)

@@ -1,6 +1,7 @@
 """One request and its answer: XML-RPC by POST; images by PUT, GET, DELETE (NM-A.8, C.5).
 
-Deliberately small: HTTP/1.0 semantics, one request per connection, limits on size and time everywhere.
+Deliberately small: HTTP/1.0 semantics, one request per connection, limits on size and time
+everywhere.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SMALL_BODY = SMALL_REQUEST
 REQUEST_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
 PIECE = 1 << 20
-#: Bytes that are still read from a refused client, and for how many seconds: closing immediately would destroy the answer
-#: before the client has read it.
+#: Bytes that are still read from a refused client, and for how many seconds: closing immediately
+#: would destroy the answer before the client has read it.
 LINGER_BYTES = 8 << 20
 LINGER_TIME = 2.0
 _REASONS = {
@@ -101,7 +102,8 @@ class Request:
         self.path = ""
         self.query = ""
         self.headers: dict[str, str] = {}
-        #: The head until it is complete, then the body; for an image, the data received with the head.
+        #: The head until it is complete, then the body; for an image, the data received with the
+        #: head.
         self.data = bytearray()
 
     @property
@@ -119,7 +121,9 @@ class Request:
         """
         self.data += piece
         if self._length < 0:
-            place = [found for mark in (b"\r\n\r\n", b"\n\n") if (found := self.data.find(mark)) >= 0]
+            place = [
+                found for mark in (b"\r\n\r\n", b"\n\n") if (found := self.data.find(mark)) >= 0
+            ]
             if not place:
                 if len(self.data) > MAX_HEAD:
                     raise Refused(431, f"the head of the request has more than {MAX_HEAD} bytes")
@@ -206,7 +210,9 @@ class Desk:
             return xml_answer(xml_rpc.response(result))
         except (TypeError, OverflowError) as error:
             log.error("The answer to %s cannot be encoded: %s", caller, error)
-            return xml_answer(xml_rpc.fault(INTERNAL, "internal error; see the log of the node manager"))
+            return xml_answer(
+                xml_rpc.fault(INTERNAL, "internal error; see the log of the node manager")
+            )
 
     def _speaker(self, request: Request, caller: Caller) -> Caller:
         name = request.headers.get(FORWARD_HEADER)
@@ -242,8 +248,14 @@ class Desk:
                 connection.sendall(piece)
         return None
 
-    def _image(self, connection: socket.socket, request: Request) -> tuple[int, str, bytes | BinaryIO]:
-        verb, name, query = request.verb, unquote(request.path[len("/images/") :]), parse_qs(request.query)
+    def _image(
+        self, connection: socket.socket, request: Request
+    ) -> tuple[int, str, bytes | BinaryIO]:
+        verb, name, query = (
+            request.verb,
+            unquote(request.path[len("/images/") :]),
+            parse_qs(request.query),
+        )
         try:
             if verb == "GET" and not name:
                 return 200, "application/json", json.dumps(self._images.names()).encode()
@@ -254,7 +266,9 @@ class Desk:
             if verb == "PUT" and name:
                 length = request.length()
                 body: BinaryIO = _Body(bytes(request.data), connection)  # type: ignore[assignment]
-                found = self._images.put(name, body, length, next(iter(query.get("sha256", [])), None))
+                found = self._images.put(
+                    name, body, length, next(iter(query.get("sha256", [])), None)
+                )
                 return 201, "text/plain", f"{found}\n".encode()
             if verb == "DELETE" and name:
                 if not self._images.delete(name):

@@ -1,6 +1,7 @@
 """``nodepool-nm-forward``: login shell of delegates and forced command of their account.
 
-SSH has established the identity; this passes one request on to the node manager's socket (NM-A.9, NM-C.5).
+SSH has established the identity; this passes one request on to the node manager's socket (NM-A.9,
+NM-C.5).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ MAX_HEAD = 64 * 1024
 #: Seconds for the whole exchange.
 TIME_LIMIT = 120
 SOCKET = "/run/nodepool/nodemanager.api"
-#: Header in which the shell of the shared account names its delegate; the server accepts it from that account only. Empty: a
-#: delegate with its own account, which may send larger requests than others.
+#: Header in which the shell of the shared account names its delegate; the server accepts it from
+#: that account only. Empty: a delegate with its own account, which may send larger requests than
+#: others.
 FORWARD_HEADER = "x-nodepool-delegate"
 
 
@@ -63,8 +65,15 @@ def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _exchange(path: str, delegate: str | None, request: bytes) -> None:
-    header = f"{FORWARD_HEADER}: {delegate or ''}\r\n" if delegate or len(request) > SMALL_REQUEST else ""
-    head = f"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: {len(request)}\r\n{header}\r\n".encode("ascii")
+    header = (
+        f"{FORWARD_HEADER}: {delegate or ''}\r\n"
+        if delegate or len(request) > SMALL_REQUEST
+        else ""
+    )
+    head = (
+        "POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: "
+        f"{len(request)}\r\n{header}\r\n"
+    ).encode("ascii")
     step = "connect"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -79,7 +88,10 @@ def _exchange(path: str, delegate: str | None, request: bytes) -> None:
             step = "write"
             status = lines.split(b"\r\n", 1)[0].split()
             if len(status) < 2 or status[1] != b"200":
-                raise _Failed(f"recv: the node manager refused: {(body or lines)[:200].decode(errors='replace').strip()}")
+                raise _Failed(
+                    "recv: the node manager refused: "
+                    f"{(body or lines)[:200].decode(errors='replace').strip()}"
+                )
             while body:
                 sys.stdout.buffer.write(body)
                 try:
@@ -98,7 +110,8 @@ def _out_of_time(*_: object) -> None:
 def _options(arguments: list[str]) -> tuple[str | None, str]:
     """Return delegate and socket.
 
-    A login shell gets ``-c`` and the client's command, which is ignored; only a forced command names a delegate.
+    A login shell gets ``-c`` and the client's command, which is ignored; only a forced command
+    names a delegate.
     """
     delegate, path = None, SOCKET
     while len(arguments) >= 2 and arguments[0] in ("--as", "--socket"):
@@ -116,7 +129,11 @@ def main() -> int:
     signal.alarm(TIME_LIMIT)
     try:
         delegate, path = _options(sys.argv[1:])
-        _exchange(os.environ.get("NODEPOOL_NM_SOCKET", path) if os.geteuid() == 0 else path, delegate, _read_request())
+        _exchange(
+            os.environ.get("NODEPOOL_NM_SOCKET", path) if os.geteuid() == 0 else path,
+            delegate,
+            _read_request(),
+        )
     except (_Failed, ValueError) as error:
         return _fault(str(error))
     return 0

@@ -51,12 +51,16 @@ class Handshakes(Generic[P]):
 
     A new connection without a free slot replaces the oldest one of the peer with most connections.
 
-    :param who: returns what is known of the owner of a certificate; None: nothing, and the connection ends.
+    :param who: returns what is known of the owner of a certificate; None: nothing, and the
+        connection ends.
     :param done: called by the loop's thread.
     """
 
     def __init__(
-        self, loop: EventLoop, who: Callable[[ssl.SSLSocket], P | None], done: Callable[[ssl.SSLSocket, P], None]
+        self,
+        loop: EventLoop,
+        who: Callable[[ssl.SSLSocket], P | None],
+        done: Callable[[ssl.SSLSocket, P], None],
     ) -> None:
         self._loop = loop
         self._who = who
@@ -91,7 +95,11 @@ class Handshakes(Generic[P]):
         oldest = next((other for other in self._open if other.address == crowded), None)
         if oldest is not None:
             self.give_up(oldest)
-        handshake = _Handshake(context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False), address, self)
+        handshake = _Handshake(
+            context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False),
+            address,
+            self,
+        )
         with self._lock:
             self._open[handshake] = None
         self._loop.at(handshake, time.monotonic() + HANDSHAKE_TIMEOUT)

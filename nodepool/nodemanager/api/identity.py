@@ -9,13 +9,24 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.api.methods import (
+    CERTIFICATE,
+    CONTROLLER,
+    DELEGATE,
+    OTHER,
+    ROOT,
+    SLIVER,
+    Caller,
+)
 from nodepool.nodemanager.client.texts import clean
 
 #: The shared account of delegates without their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 #: Hint for root or a launcher on a connection of another type.
-UNTRUSTED = "this connection does not grant rights of root or of a launcher; use the Unix socket of the host"
+UNTRUSTED = (
+    "this connection does not grant rights of root or of a launcher; use the Unix socket "
+    "of the host"
+)
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
 _HEADER = struct.Struct("=IHHII")
@@ -23,7 +34,8 @@ _HEADER = struct.Struct("=IHHII")
 _DIAG_REQUEST = struct.Struct("=BBBxI")
 _ADDRESSES = struct.Struct(">HH4s12s4s12s")
 _TCP = 6
-#: TCP states of a socket that still has its process and can send no more than before: established, FIN sent.
+#: TCP states of a socket that still has its process and can send no more than before: established,
+#: FIN sent.
 _LIVING = (1, 4, 5)
 #: For our own end: established, or the other end has finished sending.
 _CONNECTED = (1, 8)
@@ -79,7 +91,8 @@ class Identity:
             account = pwd.getpwuid(uid)
         except KeyError:
             return Caller(OTHER, f"uid {uid}", advice=advice)
-        # By the shell: another account may have a delegate's name, and that delegate then gets no account.
+        # By the shell: another account may have a delegate's name, and that delegate then gets no
+        # account.
         if self._delegate_shell is not None and account.pw_shell == self._delegate_shell:
             delegate = self.forwarded(account.pw_name)
             if delegate is not None:
@@ -90,8 +103,13 @@ class Identity:
     def tcp_uid(connection: socket.socket) -> int | None:
         """Return the owner of the socket at the other end, on this host; None: none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
-        # The other end may be closed and its port reused by another process: then ours is not connected any more either.
-        return uid if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _CONNECTED else None
+        # The other end may be closed and its port reused by another process: then ours is not
+        # connected any more either.
+        return (
+            uid
+            if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _CONNECTED
+            else None
+        )
 
     def may_forward(self, caller: Caller) -> bool:
         """Return whether a caller may speak for delegates: the shell of the shared account."""
@@ -103,7 +121,9 @@ class Identity:
         return None if methods is None else Caller(DELEGATE, name, frozenset(methods))
 
     @staticmethod
-    def of_certificate(certificate: Mapping[str, Any] | None, controllers: Collection[str]) -> Caller | None:
+    def of_certificate(
+        certificate: Mapping[str, Any] | None, controllers: Collection[str]
+    ) -> Caller | None:
         """Return the caller by the names in a certificate; only listed ones are controllers."""
         names: list[str] = []
         subject = (certificate or {}).get("subject", ())
@@ -116,13 +136,16 @@ class Identity:
         if not names:
             return None
         known = next((name for name in names if name in controllers), None)
-        return Caller(CONTROLLER, known) if known is not None else Caller(CERTIFICATE, clean(names[0]))
+        return (
+            Caller(CONTROLLER, known) if known is not None else Caller(CERTIFICATE, clean(names[0]))
+        )
 
 
 def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     """Return the owner of the IPv4 TCP socket ``local`` -> ``remote`` while a process has it.
 
-    Only this network namespace is searched. Both ends are compared: a socket created later from the same port does not match.
+    Only this network namespace is searched. Both ends are compared: a socket created later from the
+    same port does not match.
     """
     try:
         found = _diagnose(local, remote)
@@ -143,13 +166,20 @@ def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int
     cookie = struct.pack("=II", 0xFFFFFFFF, 0xFFFFFFFF)
     question = (
         _DIAG_REQUEST.pack(socket.AF_INET, _TCP, 0, 0xFFFFFFFF)
-        + _ADDRESSES.pack(local[1], remote[1], socket.inet_aton(local[0]), b"", socket.inet_aton(remote[0]), b"")
+        + _ADDRESSES.pack(
+            local[1], remote[1], socket.inet_aton(local[0]), b"", socket.inet_aton(remote[0]), b""
+        )
         + struct.pack("=I", 0)
         + cookie
     )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+    ) as kernel:
         kernel.settimeout(2)
-        kernel.send(_HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + question)
+        kernel.send(
+            _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+            + question
+        )
         answer = kernel.recv(8192)
     _, kind, _, _, _ = _HEADER.unpack_from(answer)
     body = answer[_HEADER.size :]
@@ -158,7 +188,8 @@ def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int
         if code == -2:  # ENOENT: no such socket
             return None
         raise OSError(-code, os.strerror(-code))
-    # inet_diag_msg: family, state, timer, retransmissions; ports and addresses (48); expires, rqueue, wqueue, uid, inode.
+    # inet_diag_msg: family, state, timer, retransmissions; ports and addresses (48); expires,
+    # rqueue, wqueue, uid, inode.
     uid, inode = struct.unpack_from("=II", body, 4 + 48 + 12)
     # The kernel may answer with a listener of that address.
     if _ADDRESSES.unpack_from(body, 4)[:2] != (local[1], remote[1]):
@@ -177,6 +208,10 @@ def _from_table(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
         next(table)
         for line in table:
             fields = line.split()
-            if (fields[1], fields[2]) == wanted and int(fields[3], 16) in _LIVING and fields[9] != "0":
+            if (
+                (fields[1], fields[2]) == wanted
+                and int(fields[3], 16) in _LIVING
+                and fields[9] != "0"
+            ):
                 return int(fields[7])
     return None

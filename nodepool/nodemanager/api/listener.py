@@ -30,10 +30,11 @@ class Peer:
 class Listener(Acceptor):
     """Accepts connections; used by the loop's thread only.
 
-    :param identify: returns None when the peer is not known (any more); not used with a context, where the certificate
-        identifies it.
+    :param identify: returns None when the peer is not known (any more); not used with a context,
+        where the certificate identifies it.
     :param slivers: only slivers connect here: it waits when they have used up their time.
-    :param whose: key of the only caller that can connect here; it waits when that one has used up its time.
+    :param whose: key of the only caller that can connect here; it waits when that one has used up
+        its time.
     """
 
     what = "API connections"

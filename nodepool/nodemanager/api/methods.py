@@ -18,14 +18,22 @@ from nodepool.nodemanager.records import loans, records, rspec
 log = logging.getLogger("nodepool.nodemanager.api")
 
 UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104, 108
-#: Changes per second of one sliver by a caller other than root and controllers, and how many may be saved up.
+#: Changes per second of one sliver by a caller other than root and controllers, and how many may be
+#: saved up.
 CHANGES, CHANGES_SAVED = 0.5, 20
 #: Maximum characters of an argument of a program, as in Linux.
 MAX_WORD = 128 * 1024 - 1
 #: Maximum timeout of WaitSliver in seconds.
 MAX_WAIT = 300.0
 
-ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = "root", "sliver", "delegate", "controller", "certificate", "other"
+ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = (
+    "root",
+    "sliver",
+    "delegate",
+    "controller",
+    "certificate",
+    "other",
+)
 
 
 class Fault(Exception):
@@ -46,8 +54,8 @@ class NodeError(Exception):
 class Caller:
     """A caller, as identified by the transport.
 
-    ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); another owner of a certificate; or
-    another account of the host.
+    ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); another
+    owner of a certificate; or another account of the host.
     """
 
     kind: str
@@ -88,8 +96,8 @@ class Method:
     name: str
     arguments: tuple[str, ...]
     purpose: str
-    #: anyone, root, controller (or root), or target: the sliver that is the first argument, root, a controller, or
-    #: whom the sliver's record names.
+    #: anyone, root, controller (or root), or target: the sliver that is the first argument, root, a
+    #: controller, or whom the sliver's record names.
     who: str
     #: The call is logged, and causes work on this host.
     changes: bool = False
@@ -111,8 +119,11 @@ def _loans(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
 def _put(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     try:
         given = arguments[0]
-        # Created immediately for a launcher; others may still ask for one that only CreateSliver creates.
-        record = records.parse_record({"plc_instantiated": True, **given} if isinstance(given, dict) else given)
+        # Created immediately for a launcher; others may still ask for one that only CreateSliver
+        # creates.
+        record = records.parse_record(
+            {"plc_instantiated": True, **given} if isinstance(given, dict) else given
+        )
     except records.RecordError as error:
         raise Fault(BAD_ARGUMENT, str(error)) from None
     if record.get("account_type") != records.SLIVER:
@@ -133,7 +144,9 @@ def _wait(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     return name, state, min(MAX_WAIT, _seconds(timeout, "timeout"))
 
 
-def wait(reached: Callable[[str, str], dict[str, Any] | None], name: str, state: str, timeout: float) -> dict[str, Any] | Parked:
+def wait(
+    reached: Callable[[str, str], dict[str, Any] | None], name: str, state: str, timeout: float
+) -> dict[str, Any] | Parked:
     """Return the answer to WaitSliver.
 
     :param reached: returns the sliver when it is in the state, or can no longer reach it.
@@ -174,9 +187,19 @@ def _exec(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     name, argv, options = arguments
     if not isinstance(argv, list) or not argv:
         raise Fault(BAD_ARGUMENT, "argv must be a list with the program and its arguments")
-    if not isinstance(options, dict) or options.keys() - {"user", "env"} or not isinstance(options.get("env", {}), dict):
-        raise Fault(BAD_ARGUMENT, "options must be a dictionary with user (a text) and env (a dictionary), both optional")
-    env = {_word(key, "env"): _word(value, f"env: {str(key)[:40]}") for key, value in options.get("env", {}).items()}
+    if (
+        not isinstance(options, dict)
+        or options.keys() - {"user", "env"}
+        or not isinstance(options.get("env", {}), dict)
+    ):
+        raise Fault(
+            BAD_ARGUMENT,
+            "options must be a dictionary with user (a text) and env (a dictionary), both optional",
+        )
+    env = {
+        _word(key, "env"): _word(value, f"env: {str(key)[:40]}")
+        for key, value in options.get("env", {}).items()
+    }
     if any(not key or "=" in key for key in env):
         raise Fault(BAD_ARGUMENT, "env: a name must not be empty or contain '='")
     return name, [_word(word, "argv") for word in argv], env, _word(options.get("user", ""), "user")
@@ -187,14 +210,34 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("Help", (), "this text", "anyone"),
         Method("DumpDatabase", (), "everything that is known, as JSON text", "root"),
-        Method("CreateSliver", ("sliver",), "create a sliver that is not kept by its authority", "target", changes=True),
-        Method("DeleteSliver", ("sliver",), "remove a sliver that is not kept by its authority", "target", changes=True),
+        Method(
+            "CreateSliver",
+            ("sliver",),
+            "create a sliver that is not kept by its authority",
+            "target",
+            changes=True,
+        ),
+        Method(
+            "DeleteSliver",
+            ("sliver",),
+            "remove a sliver that is not kept by its authority",
+            "target",
+            changes=True,
+        ),
         Method("Start", ("sliver",), "run the start scripts of a sliver", "target", changes=True),
         Method("Stop", ("sliver",), "end all processes of a sliver", "target", changes=True),
-        Method("ReCreate", ("sliver",), "stop a sliver, make sure that it exists, start it", "target", changes=True),
+        Method(
+            "ReCreate",
+            ("sliver",),
+            "stop a sliver, make sure that it exists, start it",
+            "target",
+            changes=True,
+        ),
         Method("GetRSpec", ("sliver",), "resources granted to a sliver, without loans", "target"),
         Method("GetEffectiveRSpec", ("sliver",), "resources of a sliver with loans", "target"),
-        Method("GetLoans", ("sliver",), "loans of a sliver: [recipient, resource, amount]", "target"),
+        Method(
+            "GetLoans", ("sliver",), "loans of a sliver: [recipient, resource, amount]", "target"
+        ),
         Method(
             "SetLoans",
             ("sliver", "loans"),
@@ -217,20 +260,40 @@ METHODS: dict[str, Method] = {
         Method(
             "Exec",
             ("sliver", "argv", "options"),
-            "run a program in a sliver; the connection then carries its streams. Options: user (default: the login user), env",
+            "run a program in a sliver; the connection then carries its streams. Options: user "
+            "(default: the login user), env",
             "controller",
             check=_exec,
         ),
-        Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", check=_renew),
-        Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", check=_put),
+        Method(
+            "RenewSliver",
+            ("sliver", "expiry"),
+            "let a sliver live until this UNIX time",
+            "controller",
+            check=_renew,
+        ),
+        Method(
+            "PutRecord",
+            ("record",),
+            "add or change a sliver by its record",
+            "controller",
+            check=_put,
+        ),
         Method("ListSlivers", (), "all slivers of this node", "controller"),
         Method("GetCapacity", (), "what this node has, and what is assigned", "anyone"),
         Method("GetXIDs", (), "first user id of each sliver", "anyone"),
         Method("GetSSHKeys", (), "keys of each sliver", "anyone"),
-        Method("Ticket", ("signed",), "add the slivers of a signed ticket", "anyone", check=_ticket),
+        Method(
+            "Ticket", ("signed",), "add the slivers of a signed ticket", "anyone", check=_ticket
+        ),
     )
 }
-SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "ReCreate", "AdminTicket": "Ticket"}
+SYNONYMS = {
+    "Create": "CreateSliver",
+    "Destroy": "DeleteSliver",
+    "Recreate": "ReCreate",
+    "AdminTicket": "Ticket",
+}
 
 
 def canonical(name: str) -> str:
@@ -246,7 +309,8 @@ def help_text() -> str:
 class Api:
     """Checks and executes calls; raises faults only.
 
-    :param calls: name of each method -> the function that answers it; raises NodeError for the caller.
+    :param calls: name of each method -> the function that answers it; raises NodeError for the
+        caller.
     :param sliver_record: returns the record of a sliver, or None.
     :param is_delegate: returns whether a delegate has this name.
     """
@@ -272,7 +336,9 @@ class Api:
         method = METHODS.get(canonical(name))
         if method is None:
             valid = ", ".join(sorted(METHODS))
-            raise Fault(UNKNOWN_METHOD, f"Invalid API method {name[:60]!r}.  Valid choices are {valid}")
+            raise Fault(
+                UNKNOWN_METHOD, f"Invalid API method {name[:60]!r}.  Valid choices are {valid}"
+            )
         arguments = list(arguments)
         if method.name == "SetLoans" and len(arguments) == 1 and caller.kind == SLIVER:
             arguments.insert(0, caller.name)
@@ -304,13 +370,19 @@ class Api:
             return
         with self._lock:
             if len(self._changes) > 1000:
-                self._changes = {key: bucket for key, bucket in self._changes.items() if not bucket.full}
+                self._changes = {
+                    key: bucket for key, bucket in self._changes.items() if not bucket.full
+                }
             bucket = self._changes.setdefault((str(caller), sliver), Bucket(CHANGES, CHANGES_SAVED))
             wait = bucket.wait()
             if not wait:
                 bucket.use(1)
         if wait:
-            raise Fault(INTERNAL, f"too many changes of {sliver} by {caller}: {method.name} is possible in {wait + 0.05:.1f} s")
+            raise Fault(
+                INTERNAL,
+                f"too many changes of {sliver} by {caller}: {method.name} is possible in "
+                f"{wait + 0.05:.1f} s",
+            )
 
     def _target(self, method: Method, arguments: Sequence[Any]) -> dict[str, Any] | None:
         if not method.arguments or method.arguments[0] != "sliver":
@@ -318,16 +390,26 @@ class Api:
         try:
             name = rspec.check_name(arguments[0])
         except ValueError as error:
-            raise Fault(BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: {error}") from None
+            raise Fault(
+                BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: {error}"
+            ) from None
         record = self._sliver_record(name)
         # A wait for a deleted sliver has succeeded already.
         if record is None and method.name != "WaitSliver":
             raise Fault(
-                BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: there is no sliver {name} here"
+                BAD_ARGUMENT,
+                "Invalid argument: the first argument must be a sliver name: there is no sliver "
+                f"{name} here",
             )
         return record
 
-    def _permit(self, caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
+    def _permit(
+        self,
+        caller: Caller,
+        method: Method,
+        arguments: Sequence[Any],
+        record: dict[str, Any] | None,
+    ) -> None:
         if method.who == "anyone" or caller.kind == ROOT:
             return
         if caller.kind == CONTROLLER and method.who != "root":
@@ -335,7 +417,9 @@ class Api:
         if method.who == "target":
             if caller.kind == SLIVER and caller.name == arguments[0]:
                 return
-            if caller.kind == DELEGATE and method.name in {canonical(name) for name in caller.methods}:
+            if caller.kind == DELEGATE and method.name in {
+                canonical(name) for name in caller.methods
+            }:
                 return
             if self._delegated(caller, method, record or {}):
                 return
@@ -349,10 +433,13 @@ class Api:
     def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
         """Return whether the record names this caller for this method.
 
-        A name is first looked up as a delegate, then as a sliver, else as a name in a certificate.  Accounts of
-        the host do not count: others chose their names for other reasons.
+        A name is first looked up as a delegate, then as a sliver, else as a name in a certificate.
+        Accounts of the host do not count: others chose their names for other reasons.
         """
-        if not any(name == caller.name and canonical(allowed) == method.name for name, allowed in record.get("delegations", [])):
+        if not any(
+            name == caller.name and canonical(allowed) == method.name
+            for name, allowed in record.get("delegations", [])
+        ):
             return False
         if caller.kind == DELEGATE:
             return True

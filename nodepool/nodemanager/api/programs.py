@@ -1,7 +1,8 @@
 """Programs in slivers whose streams the connection of a call carries: ``Exec`` (NM-C.5).
 
-One thread moves the bytes of all programs and never blocks. It holds at most one piece per direction of a program: a program
-that writes faster than its caller reads waits, and so does a caller that sends faster than the program reads.
+One thread moves the bytes of all programs and never blocks. It holds at most one piece per
+direction of a program: a program that writes faster than its caller reads waits, and so does a
+caller that sends faster than the program reads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ log = logging.getLogger("nodepool.nodemanager.programs")
 KILL_AFTER = 5.0
 #: Seconds for the helper to report the exit status of an ended program.
 STATUS_TIMEOUT = 2.0
-STREAM_HEAD = f"HTTP/1.0 200 OK\r\nContent-Type: {frames.CONTENT_TYPE}\r\nConnection: close\r\n\r\n".encode("ascii")
+STREAM_HEAD = (
+    f"HTTP/1.0 200 OK\r\nContent-Type: {frames.CONTENT_TYPE}\r\nConnection: close\r\n\r\n".encode(
+        "ascii"
+    )
+)
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -47,7 +52,13 @@ class _Session:
     :param over: called when nothing of it is left.
     """
 
-    def __init__(self, loop: EventLoop, stream: socket.socket, program: Program, over: Callable[[_Session], None]) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        stream: socket.socket,
+        program: Program,
+        over: Callable[[_Session], None],
+    ) -> None:
         self.sliver = program.sliver
         self._loop = loop
         self._stream = stream
@@ -60,7 +71,8 @@ class _Session:
         self._event: Watched | None = None
         #: By type of frame. Of the outputs, the first is read next.
         self._pipes: dict[int, Watched] = {}
-        #: Type of frame -> bytes that its pipe still had at the end of the program. Its children may continue to write.
+        #: Type of frame -> bytes that its pipe still had at the end of the program. Its children
+        #: may continue to write.
         self._left: dict[int, int] = {}
         #: From the caller: what is not a whole frame yet, and what the program has not read yet.
         self._arrived, self._inward = bytearray(), memoryview(b"")
@@ -83,13 +95,21 @@ class _Session:
         except (BackendError, OSError) as error:
             self.refuse(str(error))
         else:
-            self._expect(self._starting.fileno(), self._started, self._started, self._starting.deadline)
+            self._expect(
+                self._starting.fileno(), self._started, self._started, self._starting.deadline
+            )
         finally:
             for descriptor in given:
                 os.close(descriptor)
         self._move()
 
-    def _expect(self, descriptor: int, ready: Callable[[], None], late: Callable[[], None], when: float | None = None) -> None:
+    def _expect(
+        self,
+        descriptor: int,
+        ready: Callable[[], None],
+        late: Callable[[], None],
+        when: float | None = None,
+    ) -> None:
         """Wait for the next event in the life of the program."""
         self._event = Watched(descriptor, ready, late)
         self._loop.watch(self._event, IN)
@@ -124,7 +144,9 @@ class _Session:
     def _died(self) -> None:
         assert self._process is not None
         self._drop(self._event)
-        self._expect(self._process.fileno(), self._ended, self._ended, time.monotonic() + STATUS_TIMEOUT)
+        self._expect(
+            self._process.fileno(), self._ended, self._ended, time.monotonic() + STATUS_TIMEOUT
+        )
 
     def _ended(self) -> None:
         assert self._process is not None
@@ -132,10 +154,14 @@ class _Session:
         process, self._process = self._process, None
         found = process.wait(0)
         process.close()
-        self._last = frames.pack(frames.EXIT, b"" if found is None or found.status is None else b"%d" % found.status)
+        self._last = frames.pack(
+            frames.EXIT, b"" if found is None or found.status is None else b"%d" % found.status
+        )
         for kind, pipe in self._pipes.items():
             if kind != frames.STDIN:
-                (self._left[kind],) = struct.unpack("i", fcntl.ioctl(pipe.number, termios.FIONREAD, bytes(4)))
+                (self._left[kind],) = struct.unpack(
+                    "i", fcntl.ioctl(pipe.number, termios.FIONREAD, bytes(4))
+                )
         self._move()
         self._check()
 
@@ -157,7 +183,8 @@ class _Session:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        # Before its input ends: a program must not mistake the end of the connection for the end of the data.
+        # Before its input ends: a program must not mistake the end of the connection for the end of
+        # the data.
         self._signal(signal.SIGHUP)
         if self._process is not None and self._event is not None:
             self._loop.at(self._event, time.monotonic() + KILL_AFTER)
@@ -214,9 +241,12 @@ class _Session:
             log.debug("Connection of a program in %s: %s", self.sliver, error)
             self._leave()
             return
-        self._loop.watch(self._caller, _GONE | (0 if self._inward else IN) | (OUT if self._outward else 0))
+        self._loop.watch(
+            self._caller, _GONE | (0 if self._inward else IN) | (OUT if self._outward else 0)
+        )
         for kind, pipe in self._pipes.items():
-            # A pipe whose other end is closed is always ready: each is watched only while there is a use for it.
+            # A pipe whose other end is closed is always ready: each is watched only while there is
+            # a use for it.
             if kind == frames.STDIN:
                 self._loop.watch(pipe, OUT if self._inward else None)
             else:
@@ -237,11 +267,15 @@ class _Session:
             self._give_input()
 
     def _give_input(self) -> None:
-        """Give the program what has arrived. Raises BlockingIOError: it does not read at present."""
+        """Give the program what has arrived. Raises BlockingIOError: it does not read at
+        present.
+        """
         while True:
             if self._inward:
                 try:
-                    self._inward = self._inward[os.write(self._pipes[frames.STDIN].number, self._inward) :]
+                    self._inward = self._inward[
+                        os.write(self._pipes[frames.STDIN].number, self._inward) :
+                    ]
                 except BrokenPipeError:  # nobody will read it
                     self._close(frames.STDIN)
                 continue
@@ -266,14 +300,17 @@ class _Session:
             except _LATER:
                 return
             if self._last == b"" and not self._outward:
-                # Everything is sent. Closing now could destroy what the caller has not received yet.
+                # Everything is sent. Closing now could destroy what the caller has not received
+                # yet.
                 self._last = None
                 socket.socket.shutdown(self._stream, socket.SHUT_WR)
                 self._loop.at(caller, time.monotonic() + LINGER_TIME)
 
     def _fill(self) -> None:
         """Get the next piece for the caller, if there is one."""
-        for kind in [kind for kind in self._pipes if kind != frames.STDIN] if self._starting is None else ():
+        for kind in (
+            [kind for kind in self._pipes if kind != frames.STDIN] if self._starting is None else ()
+        ):
             pipe = self._pipes.pop(kind)
             self._pipes[kind] = pipe  # the other one is next
             data = b""
@@ -301,7 +338,8 @@ class Programs:
         self._limit = limit
         self._loop = EventLoop("Thread-nm-programs", self._pace)
         self._sessions: dict[str, set[_Session]] = {}
-        #: Processor time of the thread: a sliver that floods its caller must not delay the rest of the daemon.
+        #: Processor time of the thread: a sliver that floods its caller must not delay the rest of
+        #: the daemon.
         self._time, self._used = Bucket(ALL_TIME, ALL_SAVED), 0.0
 
     def start(self) -> None:
@@ -310,7 +348,9 @@ class Programs:
     def stop(self, timeout: float) -> None:
         """Kill the programs: nobody else would notice that their callers disconnect."""
         if self._loop.stop(timeout):
-            for session in [session for sessions in list(self._sessions.values()) for session in sessions]:
+            for session in [
+                session for sessions in list(self._sessions.values()) for session in sessions
+            ]:
                 session.kill()
             self._loop.close()
 
@@ -333,7 +373,10 @@ class Programs:
         full = len(sessions) >= self._limit
         sessions.add(session)
         if full:
-            session.refuse(f"sliver {program.sliver} has {self._limit} programs of callers already (ssh.connections)")
+            session.refuse(
+                f"sliver {program.sliver} has {self._limit} programs of callers already "
+                "(ssh.connections)"
+            )
         else:
             session.begin(program)
 

@@ -57,7 +57,9 @@ class Servers:
             sliver_of_uid,
             self._delegate_methods,
             controllers=config.api.controller_uids,
-            delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None,
+            delegate_shell=delegates.forward_program()
+            if config.delegate_accounts == "unix"
+            else None,
         )
         self.programs = Programs(config.ssh.connections)
         desk = Desk(api, images, self.identity)
@@ -117,7 +119,9 @@ class Servers:
         self.connections.stop(STOP_TIMEOUT)
         self.programs.stop(STOP_TIMEOUT)
         with self._lock:
-            places = self._listeners + [listener for listener, _ in (*self._slivers.values(), *self._own.values())]
+            places = self._listeners + [
+                listener for listener, _ in (*self._slivers.values(), *self._own.values())
+            ]
             self._listeners, self._slivers, self._own = [], {}, {}
         for place in places:
             place.socket.close()
@@ -158,7 +162,9 @@ class Servers:
 
     def _of_certificate(self, connection: ssl.SSLSocket) -> Peer | None:
         assert self._config.api.tls is not None
-        caller = self.identity.of_certificate(connection.getpeercert(), self._config.api.tls.controllers)
+        caller = self.identity.of_certificate(
+            connection.getpeercert(), self._config.api.tls.controllers
+        )
         kind = CONTROLLER if caller is not None and caller.kind == CONTROLLER else OTHER
         return None if caller is None else Peer(str(caller), kind, lambda: caller)
 
@@ -197,7 +203,9 @@ class Servers:
             return listen(address, port)
         except OSError as error:
             advice = "; choose another port, or false for none" if option == "api.tcp" else ""
-            raise ConfigurationError(f"{option}: cannot listen on {address} port {port}: {error.strerror}{advice}") from error
+            raise ConfigurationError(
+                f"{option}: cannot listen on {address} port {port}: {error.strerror}{advice}"
+            ) from error
 
     def _context(self) -> ssl.SSLContext:
         tls = self._config.api.tls
@@ -208,7 +216,9 @@ class Servers:
             context.load_cert_chain(tls.cert, tls.key)
             context.load_verify_locations(tls.ca)
         except OSError as error:
-            raise ConfigurationError(f"api.tls: cannot use {tls.cert}, {tls.key} and {tls.ca}: {error}") from error
+            raise ConfigurationError(
+                f"api.tls: cannot use {tls.cert}, {tls.key} and {tls.ca}: {error}"
+            ) from error
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -217,8 +227,8 @@ class Servers:
     def open_socket(self, name: str, index: int) -> str | None:
         """Return the directory with the sliver's own socket, creating it if needed.
 
-        With its own socket no sliver can fill another's queue. It is created before the sliver, where it is mounted, and
-        deleted after it.
+        With its own socket no sliver can fill another's queue. It is created before the sliver,
+        where it is mounted, and deleted after it.
         """
         if self._config.sliver_sockets is None:
             return None
@@ -237,9 +247,16 @@ class Servers:
             unix_socket.bind(stream, path)
         except OSError as error:
             stream.close()
-            log.warning("Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error)
+            log.warning(
+                "Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error
+            )
             return directory if os.path.isdir(directory) else None
-        listener = Listener(stream, functools.partial(self._of_unix, trust=False), slivers=True, whose=(SLIVER, index))
+        listener = Listener(
+            stream,
+            functools.partial(self._of_unix, trust=False),
+            slivers=True,
+            whose=(SLIVER, index),
+        )
         with self._lock:
             self._own[name] = listener, directory
         self.connections.add(listener)

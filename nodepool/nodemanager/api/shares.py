@@ -1,7 +1,8 @@
 """Limits per caller of the API: connections, concurrent requests, processor time (NM-C.5).
 
-Root and controllers are trusted.  Everybody else, slivers above all, is hostile: the daemon's processor time is not billed to
-them, and they share one interpreter with the launchers that use this host.
+Root and controllers are trusted.  Everybody else, slivers above all, is hostile: the daemon's
+processor time is not billed to them, and they share one interpreter with the launchers that use
+this host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ PLACES = {ROOT: 256, CONTROLLER: 1024, OTHER: 512}
 MAX_PER_CALLER = 32
 #: Concurrent requests by type of caller; one for each caller that is neither root nor controller.
 CONCURRENCY = {ROOT: 32, CONTROLLER: 96, OTHER: 64}
-#: Processor seconds of the daemon per second, and how many may be saved up: per untrusted caller, and for all of them.
+#: Processor seconds of the daemon per second, and how many may be saved up: per untrusted caller,
+#: and for all of them.
 CALLER_TIME, CALLER_SAVED = 0.05, 0.5
 ALL_TIME, ALL_SAVED = 0.25, 1.0
 
@@ -44,7 +46,8 @@ class Share(Waiter):
         self.requests: deque[Any] = deque()
         #: Connections that are not read until there is processor time again.
         self.held: list[Any] = []
-        #: Speakers whose requests are being answered: delegates share an account, but do not block each other.
+        #: Speakers whose requests are being answered: delegates share an account, but do not block
+        #: each other.
         self.speaking: set[str] = set()
         #: It is in the queue of shares with requests.
         self.queued = False
@@ -52,7 +55,11 @@ class Share(Waiter):
         self.told = float("-inf")
 
     def __str__(self) -> str:
-        return " ".join(str(part) for part in self.key) if isinstance(self.key, tuple) else str(self.key)
+        return (
+            " ".join(str(part) for part in self.key)
+            if isinstance(self.key, tuple)
+            else str(self.key)
+        )
 
     def late(self) -> None:
         self._again(self)

@@ -36,5 +36,7 @@ def load(name: str) -> type[Backend]:
     except (ImportError, AttributeError) as error:
         raise BackendError(f"backend {name!r} cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise BackendError(f"backend {name!r}: its entry point is not a subclass of {Backend.__module__}.Backend")
+        raise BackendError(
+            f"backend {name!r}: its entry point is not a subclass of {Backend.__module__}.Backend"
+        )
     return found

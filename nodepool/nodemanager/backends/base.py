@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # of the services, a backend without root uses the helper onl
     from nodepool.nodemanager.network.veth import Network
 
 Handle = dict[str, Any]
-"""JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
-address, template, host_key, privileges. Without pid it is stopped."""
+"""JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth
+(dict: veth, address, gateway), address, template, host_key, privileges. Without pid it is stopped.
+"""
 
 DEFAULT_ID_BASE = 2_000_000
 IDS_PER_SLIVER = 65536
@@ -34,7 +35,13 @@ def missing_ssh_server() -> list[Problem]:
     """Return how to enable logins to slivers of image ``host``, which use this host's sshd."""
     if os.path.exists(SSHD_ARGV[0]):
         return []
-    return [Problem("sshd", False, "install openssh-server; without it, logins to slivers of image host are impossible")]
+    return [
+        Problem(
+            "sshd",
+            False,
+            "install openssh-server; without it, logins to slivers of image host are impossible",
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -44,19 +51,25 @@ class SliverSpec:
     name: str
     index: int
     image: str
-    """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar), "oci:<reference>" (podman)."""
+    """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar),
+    "oci:<reference>" (podman).
+    """
     rspec: Mapping[str, Any]
     """After defaults and loans."""
     ssh_keys: str | None = ""
-    """Newline-joined public keys for `username` and root. None: keep the existing keys and the size of the disk."""
+    """Newline-joined public keys for `username` and root. None: keep the existing keys and the
+    size of the disk.
+    """
     initscript: bytes | None = None
     network: str = "none"
     """"none", "nat" or "bridge:<interface>"."""
     username: str = "root"
     hostname: str = ""
     api_socket: str | None = None
-    """Path on the host. A directory is mounted at /run/nodepool inside: the socket of the next daemon is then visible
-    immediately. A socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
+    """Path on the host. A directory is mounted at /run/nodepool inside: the socket of the next
+    daemon is then visible immediately. A socket is mounted at /run/nodepool/nodemanager.api and
+    goes stale when it is replaced.
+    """
     privileges: tuple[str, ...] = ()
     """Names, see :mod:`nodepool.nodemanager.client.privileges`."""
 
@@ -83,7 +96,9 @@ class Backend(ABC):
     default_username: str = "root"
     """Login user of records without one."""
     shares_socket: bool = True
-    """Whether the kernel can distinguish callers inside from the daemon's own user: required for sharing its Unix socket."""
+    """Whether the kernel can distinguish callers inside from the daemon's own user: required for
+    sharing its Unix socket.
+    """
 
     #: Privileges that a label may ask for here.
     privileges: frozenset[str] = frozenset(PRIVILEGES) - {"systemd"}
@@ -132,7 +147,9 @@ class Backend(ABC):
 
     @abstractmethod
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        """Return cpu_usec, memory_bytes, memory_peak, pids, disk_bytes and net_*_bytes, if known."""
+        """Return cpu_usec, memory_bytes, memory_peak, pids, disk_bytes and net_*_bytes, if
+        known.
+        """
 
     @abstractmethod
     def spawn(
@@ -147,16 +164,17 @@ class Backend(ABC):
     ) -> Pending:
         """Start a process inside all namespaces and the cgroup, as the leader of a session.
 
-        Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.
-        Raises BackendError.
+        Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may
+        be open inside. Raises BackendError.
         """
 
     @abstractmethod
     def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Pending:
         """Start a process as :meth:`spawn` does, with a connection as stdin and stdout (sshd -i).
 
-        The connection itself must not be open inside, since root inside could reconnect it in the host's network: its
-        bytes are relayed. The caller may close it immediately. Raises BackendError.
+        The connection itself must not be open inside, since root inside could reconnect it in the
+        host's network: its bytes are relayed. The caller may close it immediately. Raises
+        BackendError.
         """
 
     @abstractmethod

@@ -20,7 +20,8 @@ class MountedTreeBackend(NativeBackend):
         super().__init__(state_dir, services)
         #: Of this node manager's containers: several may share a host.
         self.label = hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]
-        #: Here, because the sliver's root, which sets up the container, has no access to our directories.
+        #: Here, because the sliver's root, which sets up the container, has no access to our
+        #: directories.
         self.trees = Path(f"/run/nodepool-nm-{self.label}")
 
     def _mount(self, spec: SliverSpec, layers: Mapping[str, list[str]]) -> Path:
@@ -54,7 +55,9 @@ class MountedTreeBackend(NativeBackend):
                 {
                     **self._identity(handle),
                     "hostname": spec.hostname or spec.name,
-                    "directories": ["/run/sshd"],  # missing in systemd's own /run until its unit has run
+                    "directories": [
+                        "/run/sshd"
+                    ],  # missing in systemd's own /run until its unit has run
                     **request,
                 },
                 timeout=MAKE_TIMEOUT,

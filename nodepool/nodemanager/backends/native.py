@@ -55,18 +55,26 @@ class NativeBackend(Backend):
     def freezes(self) -> bool:
         return self.services.cgroups is not None
 
-    # --- what the host can do ----------------------------------------------------------------------------------------
+    # --- what the host can do
+    # ----------------------------------------------------------------------------------------
 
     def check(self) -> list[Problem]:
         problems = []
         if os.geteuid() != 0:
-            return [Problem("root", True, "run nodepool-nodemanager as root, or use the backend rootless")]
-        if not any(line.split()[4] == "/" for line in Path("/proc/self/mountinfo").read_text().splitlines()):
+            return [
+                Problem(
+                    "root", True, "run nodepool-nodemanager as root, or use the backend rootless"
+                )
+            ]
+        if not any(
+            line.split()[4] == "/" for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ):
             return [
                 Problem(
                     "root directory",
                     True,
-                    "this process runs in a chroot, where slivers cannot change their root; run it where / is a mount point",
+                    "this process runs in a chroot, where slivers cannot change their root; run it "
+                    "where / is a mount point",
                 )
             ]
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
@@ -75,7 +83,8 @@ class NativeBackend(Backend):
                 Problem(
                     f"kernel {KERNEL[0]}.{KERNEL[1]}",
                     True,
-                    f"this is {os.uname().release}; overlays cannot be id-mapped before {KERNEL[0]}.{KERNEL[1]}",
+                    f"this is {os.uname().release}; overlays cannot be id-mapped before "
+                    f"{KERNEL[0]}.{KERNEL[1]}",
                 )
             )
         elif (failure := self._probe()) is not None:
@@ -84,12 +93,19 @@ class NativeBackend(Backend):
                     "sliver root tree",
                     True,
                     f"{failure}; slivers need namespaces, id-mapped "
-                    "overlays and the capabilities of root (a container may lack them: start it privileged), or "
+                    "overlays and the capabilities of root (a container may lack them: start it "
+                    "privileged), or "
                     "use the backend rootless as an ordinary user",
                 )
             )
         if self.services.cgroups is None:
-            problems.append(Problem("cgroups", False, "mount the cgroup controllers; without them slivers have no limits"))
+            problems.append(
+                Problem(
+                    "cgroups",
+                    False,
+                    "mount the cgroup controllers; without them slivers have no limits",
+                )
+            )
         return problems + missing_ssh_server()
 
     def _probe(self) -> str | None:
@@ -112,7 +128,8 @@ class NativeBackend(Backend):
         for directory in (self.state_dir, self.state_dir / "slivers", self.state_dir / "stage"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    # --- paths and numbers -------------------------------------------------------------------------------------------
+    # --- paths and numbers
+    # -------------------------------------------------------------------------------------------
 
     def base(self, index: int) -> int:
         """Return first id of a sliver on the host."""
@@ -130,7 +147,8 @@ class NativeBackend(Backend):
     def _writable(self, name: str) -> Path:
         return self.directory(name) / "mnt"
 
-    # --- making ------------------------------------------------------------------------------------------------------
+    # --- making
+    # ----------------------------------------------------------------------------------------------
 
     def create(self, spec: SliverSpec) -> Handle:
         self._prepare()
@@ -138,7 +156,8 @@ class NativeBackend(Backend):
         directory = self.directory(spec.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._claim(spec.name, spec.index)
-        # A sliver without a record of it was created by a daemon that was killed before it stored the record.
+        # A sliver without a record of it was created by a daemon that was killed before it stored
+        # the record.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
         tree = self._tree(spec)
@@ -165,7 +184,9 @@ class NativeBackend(Backend):
         with self._claims:
             for other in (self.state_dir / "slivers").iterdir():
                 if other.name != name and self.number(other.name) == index:
-                    raise BackendError(f"number {index} is still in use by sliver {other.name}", retry=True)
+                    raise BackendError(
+                        f"number {index} is still in use by sliver {other.name}", retry=True
+                    )
             replace_file(str(self.directory(name) / "index"), f"{index}\n", sync=False)
 
     def number(self, name: str) -> int | None:
@@ -212,23 +233,36 @@ class NativeBackend(Backend):
             *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
-        # The namespaces are created while the disk is prepared, then the tree while the cgroups are created.
+        # The namespaces are created while the disk is prepared, then the tree while the cgroups are
+        # created.
         begun = self.services.zygote.begin(self.operation, request, timeout=MAKE_TIMEOUT)
         try:
             self._ensure_disk(spec)
-            begun.go_on(descriptor=syscalls.open_tree(str(self._writable(spec.name))) if self.operation == "make" else None)
+            begun.go_on(
+                descriptor=syscalls.open_tree(str(self._writable(spec.name)))
+                if self.operation == "make"
+                else None
+            )
             handle = self._limit(spec, handle)
             begun.go_on({"procs": self._procs(spec.name)})
         except BaseException as error:
             begun.close()
             if isinstance(error, OSError):
-                raise BackendError(f"disk of sliver {spec.name}: {error.strerror}", retry=True) from error
+                raise BackendError(
+                    f"disk of sliver {spec.name}: {error.strerror}", retry=True
+                ) from error
             raise
         answer, descriptors, connection = begun.answer()
         connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": boot_id(), "host_key": public}
+        handle = {
+            **handle,
+            "pid": answer["pid"],
+            "start_time": answer["start_time"],
+            "boot_id": boot_id(),
+            "host_key": public,
+        }
         try:
             self._begin_work(spec, handle)
         except BaseException:
@@ -237,7 +271,9 @@ class NativeBackend(Backend):
         return handle
 
     def _begin_work(self, spec: SliverSpec, handle: Handle) -> None:
-        """Set up network and init script after process 1 was started, reserving disk space first."""
+        """Set up network and init script after process 1 was started, reserving disk space
+        first.
+        """
         if spec.initscript is not None:
             with contextlib.suppress(OSError):
                 self._console_path(spec.name).touch(mode=0o600)
@@ -262,7 +298,12 @@ class NativeBackend(Backend):
         return private, text
 
     def _furnishing(self, spec: SliverSpec) -> dict[str, Any]:
-        request: dict[str, Any] = {"username": spec.username, "ssh_keys": spec.ssh_keys, "files": [], "remove": []}
+        request: dict[str, Any] = {
+            "username": spec.username,
+            "ssh_keys": spec.ssh_keys,
+            "files": [],
+            "remove": [],
+        }
         if spec.initscript is None:
             request["remove"].append(INITSCRIPT_PATH)
         else:
@@ -273,7 +314,9 @@ class NativeBackend(Backend):
         return self.services.cgroups.procs_files(name) if self.services.cgroups is not None else []
 
     def _network_files(self, spec: SliverSpec) -> list[dict[str, Any]]:
-        content = self.services.net.resolv_conf(spec.network) if self.services.net is not None else None
+        content = (
+            self.services.net.resolv_conf(spec.network) if self.services.net is not None else None
+        )
         return [file_entry("/etc/resolv.conf", content, 0o644)] if content is not None else []
 
     def _network(self, spec: SliverSpec, handle: Handle) -> None:
@@ -281,21 +324,29 @@ class NativeBackend(Backend):
             return
         if self.services.net is None:
             raise BackendError(f"network {spec.network!r}: this host offers only network none")
-        info = self.services.net.create(spec.name, spec.index, handle["pid"], spec.network, spec.rspec)
+        info = self.services.net.create(
+            spec.name, spec.index, handle["pid"], spec.network, spec.rspec
+        )
         handle["veth"] = {"veth": info.veth, "address": info.address, "gateway": info.gateway}
         handle["address"] = info.address
 
     def _initscript(self, spec: SliverSpec, handle: Handle) -> None:
         if spec.initscript is None:
             return
-        argv = [INITSCRIPT_PATH] if spec.initscript.startswith(b"#!") else ["/bin/sh", INITSCRIPT_PATH]
+        argv = (
+            [INITSCRIPT_PATH] if spec.initscript.startswith(b"#!") else ["/bin/sh", INITSCRIPT_PATH]
+        )
         path = self._console_path(spec.name)
         try:
-            self.services.zygote.begin("spawn", self._program(handle, argv) | {"console": str(path)}).process().close()
+            self.services.zygote.begin(
+                "spawn", self._program(handle, argv) | {"console": str(path)}
+            ).process().close()
         except BackendError as error:
             # Errors of the owner's script are left to the owner; the sliver runs without it.
             with contextlib.suppress(OSError):  # its disk may be full
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+                descriptor = os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+                )
                 with os.fdopen(descriptor, "ab") as console:
                     console.write(f"init script: {error}\n".encode())
 
@@ -307,7 +358,8 @@ class NativeBackend(Backend):
         """Return the path of the ballast, which nothing inside can reach (like the console)."""
         return self._writable(name) / "ballast"
 
-    # --- while it lives ----------------------------------------------------------------------------------------------
+    # --- while it lives
+    # ----------------------------------------------------------------------------------------------
 
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
         if self.services.disks is not None:
@@ -316,20 +368,35 @@ class NativeBackend(Backend):
             self.services.cgroups.apply(spec.name, spec.rspec)
         if self.services.net is not None and handle.get("veth"):
             self.services.net.apply(spec.name, spec.rspec)
-        handle = {**handle, "privileges": list(spec.privileges)}  # of programs from now on; process 1 keeps its own
+        handle = {
+            **handle,
+            "privileges": list(spec.privileges),
+        }  # of programs from now on; process 1 keeps its own
         if self._alive(handle):
-            self.services.zygote.call("furnish", {**self._identity(handle), **self._furnishing(spec)}, timeout=MAKE_TIMEOUT)
+            self.services.zygote.call(
+                "furnish",
+                {**self._identity(handle), **self._furnishing(spec)},
+                timeout=MAKE_TIMEOUT,
+            )
         return handle
 
     def _identity(self, handle: Handle) -> dict[str, Any]:
         if not handle.get("pid"):
             raise BackendError("the sliver does not run")
-        return {"pid": handle["pid"], "start_time": handle["start_time"], "procs": self._procs(handle["name"])}
+        return {
+            "pid": handle["pid"],
+            "start_time": handle["start_time"],
+            "procs": self._procs(handle["name"]),
+        }
 
     def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
         self._kill(spec.name, spec.index, handle)
         self._drop_network(spec.name)
-        return {key: value for key, value in handle.items() if key not in ("pid", "start_time", "boot_id", "veth", "address")}
+        return {
+            key: value
+            for key, value in handle.items()
+            if key not in ("pid", "start_time", "boot_id", "veth", "address")
+        }
 
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
         if self._alive(handle):
@@ -338,15 +405,22 @@ class NativeBackend(Backend):
         self._kill(spec.name, spec.index, handle)
         self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)
         tree = self._tree(spec)
-        return self._run_on_disk(spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree)
+        return self._run_on_disk(
+            spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree
+        )
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
         if self.services.cgroups is None:
-            raise BackendError("a sliver cannot be frozen on a host without cgroups; stop it instead")
+            raise BackendError(
+                "a sliver cannot be frozen on a host without cgroups; stop it instead"
+            )
         self.services.cgroups.freeze(spec.name, frozen)
 
     def adopt(self, spec: SliverSpec, handle: Handle) -> bool:
-        return self._alive(handle) and syscalls.uid_range(handle["pid"]) == (self.base(spec.index), self.ids)
+        return self._alive(handle) and syscalls.uid_range(handle["pid"]) == (
+            self.base(spec.index),
+            self.ids,
+        )
 
     def _alive(self, handle: Handle) -> bool:
         pid = handle.get("pid")
@@ -374,8 +448,12 @@ class NativeBackend(Backend):
         env: Mapping[str, str] | None = None,
         user: str = "root",
     ) -> Pending:
-        pipes = list(dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None))
-        streams = [None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)]
+        pipes = list(
+            dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None)
+        )
+        streams = [
+            None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)
+        ]
         request = self._program(handle, argv, env, user) | {"streams": streams}
         return self.services.zygote.begin("spawn", request, pipes)
 
@@ -383,7 +461,11 @@ class NativeBackend(Backend):
         return self.services.zygote.begin("serve", self._program(handle, argv), [connection])
 
     def _program(
-        self, handle: Handle, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "root"
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        user: str = "root",
     ) -> dict[str, Any]:
         return {
             **self._identity(handle),
@@ -395,7 +477,9 @@ class NativeBackend(Backend):
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
         """Return a listening socket in the sliver's network namespace. Raises BackendError."""
-        _answer, descriptors = self.services.zygote.call("listen", {**self._identity(handle), "address": address, "port": port})
+        _answer, descriptors = self.services.zygote.call(
+            "listen", {**self._identity(handle), "address": address, "port": port}
+        )
         return descriptors[0]
 
     def console(self, spec: SliverSpec) -> bytes:
@@ -406,7 +490,8 @@ class NativeBackend(Backend):
         except FileNotFoundError:
             return b""
 
-    # --- ending ------------------------------------------------------------------------------------------------------
+    # --- ending
+    # ----------------------------------------------------------------------------------------------
 
     def _gone(self, name: str, index: int) -> bool:
         if self.services.cgroups is not None:
@@ -416,7 +501,11 @@ class NativeBackend(Backend):
     def _members(self, index: int) -> list[int]:
         """Return the processes in the sliver's user namespace; for hosts without cgroups."""
         wanted = (self.base(index), IDS_PER_SLIVER)
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and syscalls.uid_range(int(entry)) == wanted]
+        return [
+            int(entry)
+            for entry in os.listdir("/proc")
+            if entry.isdigit() and syscalls.uid_range(int(entry)) == wanted
+        ]
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:
         """End all processes, or raise BackendError."""
@@ -452,7 +541,9 @@ class NativeBackend(Backend):
         cgroups = self.services.cgroups
         if cgroups is not None:
             with contextlib.suppress(BackendError, OSError):
-                cgroups.freeze(handle["name"], False)  # frozen by the old freezer it could not even die
+                cgroups.freeze(
+                    handle["name"], False
+                )  # frozen by the old freezer it could not even die
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(int(handle["pid"]))
             try:
@@ -468,7 +559,8 @@ class NativeBackend(Backend):
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         directory = self.directory(name)
-        # The number stored at the creation is right; the caller may have had to assign one for the deletion.
+        # The number stored at the creation is right; the caller may have had to assign one for the
+        # deletion.
         self._kill(name, self.number(name) or index, handle)
         self._drop_network(name)
         if self.services.cgroups is not None:

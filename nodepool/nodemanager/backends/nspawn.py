@@ -1,10 +1,12 @@
 """Slivers with systemd inside, by systemd-nspawn under systemd of the host (NM-C.2).
 
-The results of `check` and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd
-and cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py creates them in a virtual machine (tools/vm).
+The results of `check` and the command lines are tested everywhere. Slivers themselves need a host
+whose process 1 is systemd and cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py
+creates them in a virtual machine (tools/vm).
 
-Root trees, disk quota and networks are those of backend `native`. The cgroup belongs to systemd: limits are properties of the
-sliver's unit. Programs inside are started through the namespaces of its process 1 and moved into its unit's cgroup.
+Root trees, disk quota and networks are those of backend `native`. The cgroup belongs to systemd:
+limits are properties of the sliver's unit. Programs inside are started through the namespaces of
+its process 1 and moved into its unit's cgroup.
 """
 
 from __future__ import annotations
@@ -34,16 +36,24 @@ def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
     """Return the limits of a systemd unit (NM-C.3), from per mille of the whole host."""
     guaranteed = int(rspec.get("nm_cpu_guaranteed_share", 0))
     weight = guaranteed or int(rspec.get("nm_cpu_share", 32))
-    found = [f"CPUWeight={max(1, min(10000, weight))}", f"TasksMax={int(rspec.get('nm_pids_max', 1024))}"]
+    found = [
+        f"CPUWeight={max(1, min(10000, weight))}",
+        f"TasksMax={int(rspec.get('nm_pids_max', 1024))}",
+    ]
     limit = int(rspec.get("nm_cpu_limit", 0))
     found.append(f"CPUQuota={max(1, limit * cores // 10)}%" if limit else "CPUQuota=")
     memory = int(rspec.get("nm_mem_limit", 0))
     found.append(f"MemoryMax={memory}M" if memory else "MemoryMax=infinity")
-    found += [f"MemorySwapMax={0 if memory else 'infinity'}", f"MemoryMin={int(rspec.get('nm_mem_guaranteed', 0))}M"]
+    found += [
+        f"MemorySwapMax={0 if memory else 'infinity'}",
+        f"MemoryMin={int(rspec.get('nm_mem_guaranteed', 0))}M",
+    ]
     return found
 
 
-def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, cores: int) -> list[str]:
+def run_argv(
+    machine: str, spec: SliverSpec, root: str, base: int, count: int, cores: int
+) -> list[str]:
     """Return the command that starts a sliver as its own unit, which outlives the daemon."""
     argv = [
         "systemd-run",
@@ -77,7 +87,9 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
         "--console=passive",
     ]
     if spec.api_socket:
-        target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
+        target = (
+            "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
+        )
         argv.append(f"--bind-ro={spec.api_socket}:{target}")
     # The image's own /etc/hostname would override --hostname.
     return [*argv, f"systemd.hostname={spec.hostname or spec.name}"]
@@ -85,7 +97,13 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
 
 def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]:
     """Return the command that changes limits immediately."""
-    return ["systemctl", "set-property", "--runtime", f"{machine}.service", *properties(rspec, cores)]
+    return [
+        "systemctl",
+        "set-property",
+        "--runtime",
+        f"{machine}.service",
+        *properties(rspec, cores),
+    ]
 
 
 class NspawnBackend(MountedTreeBackend):
@@ -102,14 +120,24 @@ class NspawnBackend(MountedTreeBackend):
     def check(self) -> list[Problem]:
         problems = [problem for problem in super().check() if problem.feature != "cgroups"]
         if not os.path.isdir("/run/systemd/system"):
-            problems.append(Problem("systemd", True, "process 1 of this host is not systemd; use the backend native"))
+            problems.append(
+                Problem(
+                    "systemd", True, "process 1 of this host is not systemd; use the backend native"
+                )
+            )
         problems += [
             Problem(program, True, "install systemd-container, or use the backend native")
             for program in ("systemd-nspawn", "systemd-run", "machinectl")
             if shutil.which(program) is None
         ]
         if not (CGROUP / "cgroup.controllers").exists():
-            problems.append(Problem("cgroup v2", True, "boot with systemd.unified_cgroup_hierarchy=1, or use the backend native"))
+            problems.append(
+                Problem(
+                    "cgroup v2",
+                    True,
+                    "boot with systemd.unified_cgroup_hierarchy=1, or use the backend native",
+                )
+            )
         return problems
 
     @property
@@ -117,7 +145,8 @@ class NspawnBackend(MountedTreeBackend):
         return True
 
     def _machine(self, name: str) -> str:
-        # Machine names have no "_"; the hash distinguishes a_b from a-b, and limits the length to 64.
+        # Machine names have no "_"; the hash distinguishes a_b from a-b, and limits the length to
+        # 64.
         short = hashlib.sha256(name.encode()).hexdigest()[:8]
         return f"nm-{self.label[:6]}-{name.replace('_', '-')[:30].rstrip('-')}-{short}"
 
@@ -130,7 +159,10 @@ class NspawnBackend(MountedTreeBackend):
 
     def _tree(self, spec: SliverSpec) -> RootTree:
         if spec.image == "host":
-            raise BackendError("image host: backend nspawn has none of this; use tar:, dir: or an uploaded image with systemd")
+            raise BackendError(
+                "image host: backend nspawn has none of this; use tar:, dir: or an uploaded image "
+                "with systemd"
+            )
         return super()._tree(spec)
 
     def _procs(self, name: str) -> list[str]:
@@ -146,11 +178,18 @@ class NspawnBackend(MountedTreeBackend):
         machine = self._machine(spec.name)
         private, public = self._host_key(spec.name)
         root = self._mount(spec, layers)
-        self._run_command(run_argv(machine, spec, str(root), self.base(spec.index), self.ids, self._cores), START_TIMEOUT + 10)
-        shown = self._run_command(["machinectl", "show", "--property=Leader", "--value", machine]).strip()
+        self._run_command(
+            run_argv(machine, spec, str(root), self.base(spec.index), self.ids, self._cores),
+            START_TIMEOUT + 10,
+        )
+        shown = self._run_command(
+            ["machinectl", "show", "--property=Leader", "--value", machine]
+        ).strip()
         started = syscalls.start_time(int(shown)) if shown.isdigit() else None
         if started is None:
-            raise BackendError(f"machine {machine} ended immediately; check that {spec.image} contains systemd")
+            raise BackendError(
+                f"machine {machine} ended immediately; check that {spec.image} contains systemd"
+            )
         handle = {
             **handle,
             "pid": int(shown),
@@ -168,7 +207,9 @@ class NspawnBackend(MountedTreeBackend):
         return handle
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
-        self._run_command(["systemctl", "freeze" if frozen else "thaw", f"{self._machine(spec.name)}.service"])
+        self._run_command(
+            ["systemctl", "freeze" if frozen else "thaw", f"{self._machine(spec.name)}.service"]
+        )
 
     def _forget(self, name: str) -> None:
         if shutil.which("systemctl") is not None:

@@ -1,8 +1,9 @@
 """Slivers as containers of podman, also from OCI images (NM-C.2).
 
-Podman creates the namespaces and process 1, and shows the slivers to its users (`podman ps`, `podman exec`). Root trees with
-disk quota, limits, networks and programs inside are those of backend `native`: the container is created without podman's own
-cgroups and network, and its process 1 is treated as that of any sliver.
+Podman creates the namespaces and process 1, and shows the slivers to its users (`podman ps`,
+`podman exec`). Root trees with disk quota, limits, networks and programs inside are those of
+backend `native`: the container is created without podman's own cgroups and network, and its process
+1 is treated as that of any sliver.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from nodepool.nodemanager.setup.native import MASKED
 COMMAND_TIMEOUT = 60.0
 #: Seconds to get an image from a registry.
 PULL_TIMEOUT = 600.0
-#: Ended children of programs go to process 1, which must not keep them: the kernel reaps when their signal is ignored.
+#: Ended children of programs go to process 1, which must not keep them: the kernel reaps when their
+#: signal is ignored.
 INIT = "mkdir -p -m 755 /run/sshd /run/lock /run/nodepool; trap '' CHLD; exec sleep infinity"
 LABEL = "nodepool-nm"
 MAX_LIMIT = 32768
@@ -41,7 +43,16 @@ def command(unified: str = UNIFIED) -> list[str]:
         hybrid = False
     if not hybrid:
         return ["podman"]
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'umount {unified} && exec podman "$@"', "podman"]
+    return [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        f'umount {unified} && exec podman "$@"',
+        "podman",
+    ]
 
 
 def _ulimits() -> list[str]:
@@ -53,7 +64,9 @@ def _ulimits() -> list[str]:
     return found
 
 
-def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, count: int) -> list[str]:
+def run_argv(
+    name: str, label: str, spec: SliverSpec, root: str, base: int, count: int
+) -> list[str]:
     """Return the arguments for podman that start a sliver's container."""
     memory = int(spec.rspec.get("nm_mem_limit", 0))
     size = f",size={max(1, memory // 5)}m" if memory else ""
@@ -84,7 +97,9 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
     ]
     argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")
     if spec.api_socket:
-        target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
+        target = (
+            "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
+        )
         argv.append(f"--volume={spec.api_socket}:{target}:ro")
     return [*argv, "--rootfs", root, "/bin/sh", "-c", INIT]
 
@@ -99,16 +114,24 @@ class PodmanBackend(MountedTreeBackend):
         if any(problem.fatal for problem in problems):
             return problems
         if shutil.which("podman") is None:
-            return [*problems, Problem("podman", True, "install podman and crun, or use the backend native")]
+            return [
+                *problems,
+                Problem("podman", True, "install podman and crun, or use the backend native"),
+            ]
         try:
-            runtime = json.loads(self._podman("info", "--format", "json"))["host"]["ociRuntime"]["name"]
+            runtime = json.loads(self._podman("info", "--format", "json"))["host"]["ociRuntime"][
+                "name"
+            ]
         except (BackendError, KeyError, ValueError) as error:
             return [*problems, Problem("podman", True, f"podman does not work: {error}")]
         if runtime != "crun":
-            problems.append(Problem("podman without cgroups", True, f"the runtime is {runtime}; install crun"))
+            problems.append(
+                Problem("podman without cgroups", True, f"the runtime is {runtime}; install crun")
+            )
         return problems
 
-    # --- podman ------------------------------------------------------------------------------------------------------
+    # --- podman
+    # ----------------------------------------------------------------------------------------------
 
     def _podman(self, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> str:
         """Run podman and return its output. Raises BackendError with its messages."""
@@ -117,11 +140,15 @@ class PodmanBackend(MountedTreeBackend):
     def _container(self, name: str) -> str:
         return f"{LABEL}-{self.label}-{name}"
 
-    # --- root trees --------------------------------------------------------------------------------------------------
+    # --- root trees
+    # ----------------------------------------------------------------------------------------------
 
     def _tree(self, spec: SliverSpec) -> RootTree:
         if spec.image == "host":
-            raise BackendError("image host: backend podman has none of this; use oci:, tar:, dir: or an uploaded image")
+            raise BackendError(
+                "image host: backend podman has none of this; use oci:, tar:, dir: or an uploaded "
+                "image"
+            )
         kind, _, reference = spec.image.partition(":")
         return self._oci(reference, spec.name) if kind == "oci" else super()._tree(spec)
 
@@ -138,7 +165,13 @@ class PodmanBackend(MountedTreeBackend):
         def build(target: Path) -> None:
             archive = target / "export.tar"
             container = self._podman(
-                "create", "--pull=never", "--network=none", "--label", f"{LABEL}={self.label}", identity, "/bin/sh"
+                "create",
+                "--pull=never",
+                "--network=none",
+                "--label",
+                f"{LABEL}={self.label}",
+                identity,
+                "/bin/sh",
             ).strip()
             try:
                 self._podman("export", "--output", str(archive), container, timeout=PULL_TIMEOUT)
@@ -152,7 +185,8 @@ class PodmanBackend(MountedTreeBackend):
 
         return self.roots.made(f"oci-{identity[:32]}", build, sliver, f"image oci:{reference}")
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- life
+    # ----------------------------------------------------------------------------------------------
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         self._ensure_disk(spec)
@@ -161,12 +195,26 @@ class PodmanBackend(MountedTreeBackend):
         container = self._container(spec.name)
         self._podman("rm", "--force", "--time", "0", "--ignore", container)
         root = self._mount(spec, layers)
-        self._podman(*run_argv(container, self.label, spec, str(root), self.base(spec.index), self.ids))
-        pid = int(self._podman("container", "inspect", "--format", "{{.State.Pid}}", container).strip())
+        self._podman(
+            *run_argv(container, self.label, spec, str(root), self.base(spec.index), self.ids)
+        )
+        pid = int(
+            self._podman("container", "inspect", "--format", "{{.State.Pid}}", container).strip()
+        )
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
-            raise BackendError(f"the first process of container {container} ended immediately; no /bin/sh in {spec.image}?")
-        handle = {**handle, "pid": pid, "start_time": started, "boot_id": boot_id(), "host_key": public, "container": container}
+            raise BackendError(
+                f"the first process of container {container} ended immediately; no /bin/sh in "
+                f"{spec.image}?"
+            )
+        handle = {
+            **handle,
+            "pid": pid,
+            "start_time": started,
+            "boot_id": boot_id(),
+            "host_key": public,
+            "container": container,
+        }
         return self._furnish(spec, handle, private, public)
 
     def _confine(self, spec: SliverSpec, handle: Handle) -> None:
@@ -176,7 +224,9 @@ class PodmanBackend(MountedTreeBackend):
                 with open(path, "w", encoding="ascii") as file:
                     file.write(str(handle["pid"]))
         except OSError as error:
-            raise BackendError(f"cannot limit container {handle['container']}: {error.strerror}", retry=True) from error
+            raise BackendError(
+                f"cannot limit container {handle['container']}: {error.strerror}", retry=True
+            ) from error
 
     def _gone(self, name: str, index: int) -> bool:
         # A crash may have happened between the start of process 1 and its move to our cgroups.

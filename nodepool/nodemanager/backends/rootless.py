@@ -9,13 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec, missing_ssh_server
+from nodepool.nodemanager.backends.base import (
+    BackendError,
+    Handle,
+    Problem,
+    SliverSpec,
+    missing_ssh_server,
+)
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.operations import ALL_NAMESPACES
 from nodepool.nodemanager.kernel import removal
 from nodepool.nodemanager.setup.rootless import MARK
 
-_RLIMITS = (("nm_pids_max", "NPROC", 1), ("nm_mem_limit", "DATA", 1 << 20), ("nm_disk_quota", "FSIZE", 1024))
+_RLIMITS = (
+    ("nm_pids_max", "NPROC", 1),
+    ("nm_mem_limit", "DATA", 1 << 20),
+    ("nm_disk_quota", "FSIZE", 1024),
+)
 """Resource, limit, factor; of each process, but for the number of processes."""
 
 
@@ -24,8 +34,8 @@ class RootlessBackend(NativeBackend):
 
     name = "rootless"
     default_username = "zuul"
-    # From outside, processes inside run as the daemon's own user, who may do everything. With api.tcp they use port 812
-    # inside.
+    # From outside, processes inside run as the daemon's own user, who may do everything. With
+    # api.tcp they use port 812 inside.
     shares_socket = False
     operation = "make_rootless"
     ids = 1
@@ -33,8 +43,15 @@ class RootlessBackend(NativeBackend):
 
     def check(self) -> list[Problem]:
         problems = [
-            Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); run as root for more"),
-            Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more"),
+            Problem(
+                "limits",
+                False,
+                "rlimits only (processes, memory of each process, size of a file); run as root for "
+                "more",
+            ),
+            Problem(
+                "root inside", False, "one user without sudo, /usr read-only; run as root for more"
+            ),
             *missing_ssh_server(),
         ]
         self._prepare()
@@ -59,13 +76,23 @@ class RootlessBackend(NativeBackend):
 
     def create(self, spec: SliverSpec) -> Handle:
         if spec.username == "root":
-            raise BackendError("slivers of an ordinary user have no root inside: set a username in the label or image")
+            raise BackendError(
+                "slivers of an ordinary user have no root inside: set a username in the label or "
+                "image"
+            )
         if spec.network != "none":
-            raise BackendError(f"network {spec.network!r}: slivers of an ordinary user have only network none")
+            raise BackendError(
+                f"network {spec.network!r}: slivers of an ordinary user have only network none"
+            )
         return super().create(spec)
 
     def _extra(self, spec: SliverSpec) -> dict[str, Any]:
-        return {"api": None, "mark": self._mark(spec.name), "limits": self._limits(spec.rspec), "owner": 1000}
+        return {
+            "api": None,
+            "mark": self._mark(spec.name),
+            "limits": self._limits(spec.rspec),
+            "owner": 1000,
+        }
 
     def _mark(self, name: str) -> str:
         return f"{self.state_dir.resolve()}/{name}"
@@ -82,7 +109,12 @@ class RootlessBackend(NativeBackend):
         return {**super()._furnishing(spec), "owner": 1000}
 
     def _identity(self, handle: Handle) -> dict[str, Any]:
-        return {**super()._identity(handle), "rootless": True, "namespaces": ALL_NAMESPACES, "limits": handle.get("limits", {})}
+        return {
+            **super()._identity(handle),
+            "rootless": True,
+            "namespaces": ALL_NAMESPACES,
+            "limits": handle.get("limits", {}),
+        }
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         return super()._run(spec, {**handle, "limits": self._limits(spec.rspec)}, layers)

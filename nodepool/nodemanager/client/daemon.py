@@ -15,7 +15,8 @@ def require(user: str) -> None:
     """
     if importlib.util.find_spec("nodepool.nodemanager.config") is None:
         raise ConfigurationError(
-            f"{user} needs the node manager, which is not installed here; install the wheel nodepool-nodemanager of this release"
+            f"{user} needs the node manager, which is not installed here; install the wheel "
+            "nodepool-nodemanager of this release"
         )
 
 

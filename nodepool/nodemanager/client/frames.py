@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import struct
 
-#: From the caller: input, of which empty data is the end. To the caller: output, and finally the exit status as decimal text
-#: (minus the number of the signal that ended the program; empty: not known).
+#: From the caller: input, of which empty data is the end. To the caller: output, and finally the
+#: exit status as decimal text (minus the number of the signal that ended the program; empty: not
+#: known).
 STDIN, STDOUT, STDERR, EXIT = range(4)
 CONTENT_TYPE = "application/x-nodepool-frames"
 #: Maximum bytes of data in a frame.

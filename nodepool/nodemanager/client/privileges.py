@@ -6,9 +6,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID = 0, 1, 3, 4, 5, 6, 7
-SETPCAP, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = 8, 10, 12, 13, 18, 19, 21, 31
+SETPCAP, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = (
+    8,
+    10,
+    12,
+    13,
+    18,
+    19,
+    21,
+    31,
+)
 #: Capabilities of root in every sliver, for file owners, user changes (sudo, sshd) and low ports.
-LEAST = frozenset((CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT))
+LEAST = frozenset(
+    (CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT)
+)
 
 
 @dataclass(frozen=True)
@@ -21,36 +32,49 @@ class Privilege:
 
 
 PRIVILEGES: dict[str, Privilege] = {
-    "apt": Privilege("packages whose files carry capabilities can be installed (CAP_SETFCAP)", frozenset((SETFCAP,))),
+    "apt": Privilege(
+        "packages whose files carry capabilities can be installed (CAP_SETFCAP)",
+        frozenset((SETFCAP,)),
+    ),
     "ping": Privilege("ping for all users, by ICMP datagram sockets; no capability"),
     "tcpdump": Privilege(
-        "raw and packet sockets, and filters on sockets: the packets of the sliver's own network are seen and forged "
+        "raw and packet sockets, and filters on sockets: the packets of the sliver's own network "
+        "are seen and forged "
         "(CAP_NET_RAW)",
         frozenset((NET_RAW,)),
     ),
     "network-admin": Privilege(
-        "interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code of the "
+        "interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code "
+        "of the "
         "kernel that has had holes",
         frozenset((NET_ADMIN,)),
     ),
     "mount": Privilege(
-        "mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN in the sliver); "
+        "mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN "
+        "in the sliver); "
         "much code of the kernel that has had holes",
         frozenset((SYS_ADMIN,)),
     ),
-    "debug": Privilege("debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)", frozenset((SYS_PTRACE,))),
+    "debug": Privilege(
+        "debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)",
+        frozenset((SYS_PTRACE,)),
+    ),
     "docker": Privilege(
-        "containers inside, without cgroups of their own: a complete /proc and /sys in addition to the masked ones, sysctls "
+        "containers inside, without cgroups of their own: a complete /proc and /sys in addition to "
+        "the masked ones, sysctls "
         "of the sliver's own network (CAP_SETPCAP), and what it includes",
         frozenset((SETPCAP,)),
         includes=("apt", "mount", "network-admin", "seccomp", "tcpdump"),
     ),
     "seccomp": Privilege(
-        "programs install system call filters of their own, for which the kernel has one area (net.core.bpf_jit_limit) for all "
+        "programs install system call filters of their own, for which the kernel has one area "
+        "(net.core.bpf_jit_limit) for all "
         "slivers and the host; no capability"
     ),
     "systemd": Privilege(
-        "systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only", includes=("mount",)
+        "systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn "
+        "only",
+        includes=("mount",),
     ),
 }
 

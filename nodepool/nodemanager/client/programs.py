@@ -24,8 +24,11 @@ STDOUT, STDERR = frames.STDOUT, frames.STDERR
 COPY_TIMEOUT = 3600.0
 #: Maximum bytes of the message of a program that copies.
 MAX_MESSAGE = 4096
-#: Two steps: whatever happens to the daemon or this process during the first one, an incomplete file never gets the name.
-_WRITE = 'umask 077; [ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }; exec cat > "$1.part"'
+#: Two steps: whatever happens to the daemon or this process during the first one, an incomplete
+#: file never gets the name.
+_WRITE = (
+    'umask 077; [ ! -d "$1" ] || { echo "$1 is a directory" >&2; exit 1; }; exec cat > "$1.part"'
+)
 _RENAME = 'chmod "$2" "$1.part" && exec mv -f "$1.part" "$1"'
 
 T = TypeVar("T")
@@ -68,9 +71,13 @@ class Running:
             while not self._ended:
                 found = frames.take(self._arrived)
                 if found is None:
-                    data = self._when(select.POLLIN, lambda: self._stream.recv(frames.PIECE), deadline)
+                    data = self._when(
+                        select.POLLIN, lambda: self._stream.recv(frames.PIECE), deadline
+                    )
                     if not data:
-                        raise RpcError(f"{self._where}: the connection ended before the program did")
+                        raise RpcError(
+                            f"{self._where}: the connection ended before the program did"
+                        )
                     self._arrived += data
                 elif found[0] in (STDOUT, STDERR):
                     return found
@@ -89,7 +96,9 @@ class Running:
         :raises TimeoutError: the program did not read for ``timeout`` seconds.
         :raises RpcError: the connection broke, because the program has ended, or was closed.
         """
-        pieces = [data[start : start + frames.PIECE] for start in range(0, len(data), frames.PIECE)] or [b""]
+        pieces = [
+            data[start : start + frames.PIECE] for start in range(0, len(data), frames.PIECE)
+        ] or [b""]
         for piece in pieces:
             left = memoryview(frames.pack(frames.STDIN, piece))
             while left:
@@ -149,7 +158,9 @@ def start(
     :raises RpcError: no usable answer within ``timeout`` seconds.
     """
     options = {"env": {key: os.fsencode(value) for key, value in (env or {}).items()}, "user": user}
-    connection = client.begin("Exec", sliver, [os.fsencode(word) for word in argv], options, timeout=timeout)
+    connection = client.begin(
+        "Exec", sliver, [os.fsencode(word) for word in argv], options, timeout=timeout
+    )
     return Running(client, connection, f"{client.url}: {sliver}")
 
 
@@ -166,10 +177,12 @@ def run(
 ) -> int | None:
     """Run a program in a sliver to its end; return its status as in :attr:`Running.status`.
 
-    :param stdin: is read on a separate thread; default: empty. For interactive input it must not be buffered.
+    :param stdin: is read on a separate thread; default: empty. For interactive input it must not be
+        buffered.
     :raises RpcFault: refused; the text says why.
     :raises RpcError: the connection broke.
-    :raises TimeoutError: the program, which is killed now, has not ended within ``timeout`` seconds.
+    :raises TimeoutError: the program, which is killed now, has not ended within ``timeout``
+        seconds.
     """
     deadline = time.monotonic() + timeout
     with start(client, sliver, argv, env, user, min(timeout, CALL_TIMEOUT)) as running:
@@ -191,7 +204,9 @@ def run(
             try:
                 return running.read(deadline - time.monotonic())
             except TimeoutError:
-                raise TimeoutError(f"{client.url}: {sliver}: the program has not ended within {timeout:g} s") from None
+                raise TimeoutError(
+                    f"{client.url}: {sliver}: the program has not ended within {timeout:g} s"
+                ) from None
 
         for kind, data in iter(output, None):
             sink = stdout if kind == STDOUT else stderr
@@ -201,7 +216,13 @@ def run(
 
 
 def put(
-    client: Client, sliver: str, source: BinaryIO, path: str, mode: int = 0o644, user: str = "", timeout: float = COPY_TIMEOUT
+    client: Client,
+    sliver: str,
+    source: BinaryIO,
+    path: str,
+    mode: int = 0o644,
+    user: str = "",
+    timeout: float = COPY_TIMEOUT,
 ) -> None:
     """Copy a stream to a file in a sliver, with the rights of an account there.
 
@@ -218,7 +239,14 @@ def put(
     _copy(client, sliver, ["/bin/sh", "-c", _RENAME, *names], None, None, user, timeout)
 
 
-def get(client: Client, sliver: str, path: str, target: BinaryIO, user: str = "", timeout: float = COPY_TIMEOUT) -> None:
+def get(
+    client: Client,
+    sliver: str,
+    path: str,
+    target: BinaryIO,
+    user: str = "",
+    timeout: float = COPY_TIMEOUT,
+) -> None:
     """Copy a file in a sliver to a stream; the rest as in :func:`put`."""
     _copy(client, sliver, ["cat", _path(path)], None, target.write, user, timeout)
 
@@ -228,7 +256,13 @@ def _path(path: str) -> str:
 
 
 def _copy(
-    client: Client, sliver: str, argv: list[str], source: BinaryIO | None, target: Sink | None, user: str, timeout: float
+    client: Client,
+    sliver: str,
+    argv: list[str],
+    source: BinaryIO | None,
+    target: Sink | None,
+    user: str,
+    timeout: float,
 ) -> None:
     # The last pieces: a hostile sliver may send any number of them.
     message: deque[bytes] = deque(maxlen=4)

@@ -59,7 +59,8 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Connect within CONNECT_TIMEOUT, whatever the timeout of the call."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A non-blocking connect would be refused while others wait to be accepted; this one waits its turn.
+        # A non-blocking connect would be refused while others wait to be accepted; this one waits
+        # its turn.
         seconds = int(CONNECT_TIMEOUT)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
         try:
@@ -87,7 +88,10 @@ class _TlsConnection(http.client.HTTPSConnection):
             super().connect()
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
             self.close()
-            raise OSError("the server closed the connection during the TLS handshake; too many connections there?") from error
+            raise OSError(
+                "the server closed the connection during the TLS handshake; too many connections "
+                "there?"
+            ) from error
         self.timeout = timeout
         self.sock.settimeout(timeout)
 
@@ -120,7 +124,10 @@ class Client:
             return
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not an address of a node manager; use unix:/path, http://... or https://...")
+            raise ValueError(
+                f"{url!r} is not an address of a node manager; use unix:/path, http://... or "
+                "https://..."
+            )
         host, port = parts.hostname, parts.port
         if parts.scheme == "http":
             self._connection = lambda timeout: _TcpConnection(host, port or 812, timeout=timeout)
@@ -132,8 +139,12 @@ class Client:
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_cert_chain(tls.cert, tls.key)
         except OSError as error:
-            raise ValueError(f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}") from error
-        self._connection = lambda timeout: _TlsConnection(host, port or 8120, timeout=timeout, context=context)
+            raise ValueError(
+                f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}"
+            ) from error
+        self._connection = lambda timeout: _TlsConnection(
+            host, port or 8120, timeout=timeout, context=context
+        )
 
     def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:
         """Call a method and return its result.
@@ -144,7 +155,9 @@ class Client:
         body = xml_rpc.call(method, arguments)
         return self._result(method, *self._request("POST", "/", body, _XML, timeout))
 
-    def begin(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> http.client.HTTPConnection:
+    def begin(
+        self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT
+    ) -> http.client.HTTPConnection:
         """Call a method that continues on its connection; return that.
 
         Its socket does not block. The connection must be given to :meth:`end`.
@@ -157,10 +170,16 @@ class Client:
             connection.request("POST", "/", xml_rpc.call(method, arguments), _XML)
             with _Unbuffered(connection.sock, method="POST") as response:
                 response.begin()
-                if response.status == 200 and response.headers["Content-Type"] == frames.CONTENT_TYPE:
+                if (
+                    response.status == 200
+                    and response.headers["Content-Type"] == frames.CONTENT_TYPE
+                ):
                     connection.sock.setblocking(False)
-                    # Closed, also by the end of this process, it is reset: an ordinary end would wait behind unread input.
-                    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    # Closed, also by the end of this process, it is reset: an ordinary end would
+                    # wait behind unread input.
+                    connection.sock.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
                     return connection
                 self._result(method, response.status, response.read(MAX_ANSWER))
                 raise RpcError(f"{self.url}: {method}: not a program's answer")
@@ -202,7 +221,8 @@ class Client:
             except (BrokenPipeError, ConnectionResetError):
                 if connection.sock is None:
                     raise
-                # The server may have refused before it has read everything: the answer has the reason.
+                # The server may have refused before it has read everything: the answer has the
+                # reason.
             response = connection.getresponse()
             if stream is not None and response.status == 200:
                 self._copy(response, stream)
@@ -252,7 +272,9 @@ class Client:
 
     # -- images
 
-    def put_image(self, name: str, stream: BinaryIO, sha256: str | None = None, timeout: float = 3600) -> None:
+    def put_image(
+        self, name: str, stream: BinaryIO, sha256: str | None = None, timeout: float = 3600
+    ) -> None:
         """Upload a tar file.
 
         :raises RpcFault: refused.
@@ -261,7 +283,11 @@ class Client:
         size = os.fstat(stream.fileno()).st_size
         path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
         status, answer = self._request(
-            "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout
+            "PUT",
+            path,
+            stream,
+            {"Content-Type": "application/x-tar", "Content-Length": str(size)},
+            timeout,
         )
         self._check(status, answer)
 
@@ -272,7 +298,9 @@ class Client:
         :raises RpcFault: refused, or the image does not exist.
         :raises RpcError: the download is incomplete.
         """
-        status, answer = self._request("GET", f"/images/{quote(name, safe='')}", None, {}, timeout, stream)
+        status, answer = self._request(
+            "GET", f"/images/{quote(name, safe='')}", None, {}, timeout, stream
+        )
         self._check(status, answer)
 
     def images(self, timeout: float = CALL_TIMEOUT) -> list[str]:
@@ -290,11 +318,15 @@ class Client:
 
     def delete_image(self, name: str, timeout: float = CALL_TIMEOUT) -> None:
         """Delete an image; one that is not there is fine."""
-        status, answer = self._request("DELETE", f"/images/{quote(name, safe='')}", None, {}, timeout)
+        status, answer = self._request(
+            "DELETE", f"/images/{quote(name, safe='')}", None, {}, timeout
+        )
         if status != 404:
             self._check(status, answer)
 
     @staticmethod
     def _check(status: int, answer: bytes) -> None:
         if not 200 <= status < 300:
-            raise RpcFault(status, answer[:500].decode(errors="replace").strip() or f"HTTP status {status}")
+            raise RpcFault(
+                status, answer[:500].decode(errors="replace").strip() or f"HTTP status {status}"
+            )

@@ -1,7 +1,7 @@
 """XML-RPC with 64-bit integers for rates and sizes; the standard has only 32 (NM-C.5).
 
-Characters that XML does not support (control characters, as consoles print them) are replaced; None inside of values is
-``<nil/>``.
+Characters that XML does not support (control characters, as consoles print them) are replaced; None
+inside of values is ``<nil/>``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class _Unmarshaller(xmlrpc.client.Unmarshaller):
         if tag in ("array", "struct"):
             self._levels -= 1
         super().end(tag, *rest)
-        # It would be given to each of the elements around it, too: a text in a thousand of them, a thousand copies.
+        # It would be given to each of the elements around it, too: a text in a thousand of them, a
+        # thousand copies.
         self._data: list[str] = []
 
 
@@ -83,28 +84,38 @@ def call(method: str, arguments: Sequence[Any]) -> bytes:
     :raises TypeError: an argument cannot be represented in XML-RPC.
     :raises OverflowError: a number is too large.
     """
-    text = f"<methodCall>\n<methodName>{_escape(method)}</methodName>\n{_values(arguments)}</methodCall>\n"
+    text = (
+        f"<methodCall>\n<methodName>{_escape(method)}</methodName>\n{_values(arguments)}</"
+        "methodCall>\n"
+    )
     return f"<?xml version='1.0'?>\n{text}".encode("utf-8", "replace")
 
 
 def response(result: object) -> bytes:
     """Return the text of an answer; raises as :func:`call`."""
-    return f"<?xml version='1.0'?>\n<methodResponse>\n{_values((result,))}</methodResponse>\n".encode("utf-8", "replace")
+    return (
+        f"<?xml version='1.0'?>\n<methodResponse>\n{_values((result,))}</methodResponse>\n".encode(
+            "utf-8", "replace"
+        )
+    )
 
 
 def fault(code: int, text: str) -> bytes:
     """Return the text of a refusal."""
     return (
-        f"<?xml version='1.0'?>\n<methodResponse>\n<fault>\n<value><struct>\n<member><name>faultCode</name>\n"
+        "<?xml version='1.0'?>\n<methodResponse>\n<fault>\n<value><struct>\n<member><name>"
+        "faultCode</name>\n"
         f"<value><int>{code}</int></value></member>\n<member><name>faultString</name>\n"
-        f"<value><string>{_escape(text)}</string></value></member>\n</struct></value>\n</fault>\n</methodResponse>\n"
+        f"<value><string>{_escape(text)}</string></value></member>\n</struct></value>\n</fault>\n</"
+        "methodResponse>\n"
     ).encode("utf-8", "replace")
 
 
 def parse_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
     """Return method and arguments.
 
-    :raises ValueError: not a call, has a document type (required for entities), or has too many elements.
+    :raises ValueError: not a call, has a document type (required for entities), or has too many
+        elements.
     """
     target = _Unmarshaller(MIN_ELEMENTS + len(body) // BYTES_PER_ELEMENT)
     target.xml("", None)  # expat has decoded it

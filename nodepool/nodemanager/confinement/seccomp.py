@@ -1,10 +1,12 @@
 """System call filter of slivers: an allow-list, compiled here to BPF (NM-C.2, isolation).
 
-The calls and reasons are in :mod:`system_calls`; additional calls that a label may ask for, in :mod:`privileges`.  Some calls
-are allowed with certain arguments only: new namespaces only with the privilege (user namespaces never: they would restore the
-capabilities that the sliver has lost), sockets only of the families and protocols that jobs use, since every other one is
-kernel code that a hostile program could attack.  Filter programs, on sockets and of system calls, only with a privilege: the
-kernel compiles all of them into one area (net.core.bpf_jit_limit) that no limit of a sliver covers and that logins need.
+The calls and reasons are in :mod:`system_calls`; additional calls that a label may ask for, in
+:mod:`privileges`.  Some calls are allowed with certain arguments only: new namespaces only with the
+    privilege (user namespaces never: they would restore the
+capabilities that the sliver has lost), sockets only of the families and protocols that jobs use,
+since every other one is kernel code that a hostile program could attack.  Filter programs, on
+sockets and of system calls, only with a privilege: the kernel compiles all of them into one area
+(net.core.bpf_jit_limit) that no limit of a sliver covers and that logins need.
 """
 
 from __future__ import annotations
@@ -41,18 +43,22 @@ _NAMESPACES = (
 #: Only unshare knows it; the same bit belongs to the signal in the flags of clone.
 _CLONE_NEWTIME = 0x80
 _UNIX, _INET, _INET6, _NETLINK, _PACKET = 1, 2, 10, 16, 17
-#: Of Internet sockets: any (0), ICMP, TCP, UDP, ICMPv6, MPTCP. Not SCTP, DCCP, UDP-Lite and the rest.
+#: Of Internet sockets: any (0), ICMP, TCP, UDP, ICMPv6, MPTCP. Not SCTP, DCCP, UDP-Lite and the
+#: rest.
 _PROTOCOLS = (0, 1, 6, 17, 58, 262)
 _RAW = 3
-#: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's library).
+#: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's
+#: library).
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)
 #: Additional families for network administration: IPsec, packet filters, generic families.
 _NETLINK_ADMINISTRATION = (6, 12, 16)
 #: TIOCSTI and TIOCLINUX type into a terminal of the host; TIOCSETD loads line disciplines.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
-#: PER_LINUX, PER_LINUX32, both with UNAME26, and the query. Not READ_IMPLIES_EXEC or old memory layouts.
+#: PER_LINUX, PER_LINUX32, both with UNAME26, and the query. Not READ_IMPLIES_EXEC or old memory
+#: layouts.
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
-#: Options of sockets that attach programs, all at one level: SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF.
+#: Options of sockets that attach programs, all at one level: SO_ATTACH_FILTER, _BPF,
+#: _REUSEPORT_CBPF, _REUSEPORT_EBPF.
 _SOL_SOCKET, _ATTACH = 1, (26, 50, 51, 52)
 _PR_SET_SECCOMP, _SECCOMP_SET_MODE_FILTER = 22, 1
 #: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of other processes, which no job needs.
@@ -78,12 +84,18 @@ def _argument(number: int) -> bytes:
 
 def _one_of(values: Iterable[int]) -> list[bytes]:
     """Return code that allows if the loaded value is one of these, and continues otherwise."""
-    return [part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))]
+    return [
+        part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))
+    ]
 
 
 def _refuse_these(values: Iterable[int], *refusal: bytes) -> list[bytes]:
     """Return code that refuses these loaded values and allows others; without `refusal`, all."""
-    refused = [part for value in values for part in (_jump(_JEQ, value, 0, 1), *refusal)] if refusal else []
+    refused = (
+        [part for value in values for part in (_jump(_JEQ, value, 0, 1), *refusal)]
+        if refusal
+        else []
+    )
     return [*refused, _statement(_RETURN, _ALLOW)]
 
 
@@ -126,7 +138,10 @@ def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
     spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
     return {
         "clone": [_argument(0), *_none_of(spaces, eperm)],
-        "unshare": [_argument(0), *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm)],
+        "unshare": [
+            _argument(0),
+            *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm),
+        ],
         "socket": _sockets(given),
         "socketpair": [_argument(0), *_one_of((_UNIX,)), _refuse(errno.EAFNOSUPPORT)],
         "setsockopt": [
@@ -169,7 +184,9 @@ def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 def allowed(given: Collection[str]) -> system_calls.Calls:
     """Return the calls of slivers with these privileges, whatever their arguments."""
     given = privileges.expand(given)
-    found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+    found = {
+        name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()
+    }
     for privilege, calls in (
         ("mount", system_calls.NAMESPACES),
         ("docker", system_calls.CONTAINERS),
@@ -201,7 +218,11 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
         program += [_jump(_JEQ, number, 0, len(rules)), *rules]
     # Container runtimes work without keys on kernels that have none.
     unknown = {"add_key", "keyctl", "request_key"} if "docker" in given else set()
-    forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through.keys() | unknown}
+    forbidden = {
+        name: numbers
+        for name, numbers in system_calls.FORBIDDEN.items()
+        if name not in let_through.keys() | unknown
+    }
     for table, answer in (
         (let_through, _statement(_RETURN, _ALLOW)),
         (forbidden, _refuse(errno.EPERM)),

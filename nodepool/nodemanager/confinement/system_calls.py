@@ -165,7 +165,8 @@ ALLOWED: dict[str, Calls] = {
         "socket": (41, 198),
         "socketpair": (53, 199),
     },
-    # Processes; new namespaces are checked below. ptrace and the like reach processes of the same user inside.
+    # Processes; new namespaces are checked below. ptrace and the like reach processes of the same
+    # user inside.
     "processes": {
         "clone": (56, 220),
         "fork": (57, None),
@@ -334,11 +335,18 @@ ALLOWED: dict[str, Calls] = {
         "setdomainname": (171, 162),
     },
 }
-#: Answered with success without effect: it would write out all file systems of the host, and wait (use syncfs).
+#: Answered with success without effect: it would write out all file systems of the host, and wait
+#: (use syncfs).
 WITHOUT_EFFECT: Calls = {"sync": (162, 81)}
 #: Needed for namespaces and mounts inside; with CAP_SYS_ADMIN in the sliver only.
-NAMESPACES: Calls = {"mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "setns": (308, 268)}
-#: Mounts by descriptor, without which runtimes of containers do not work; others fall back to mount(2).
+NAMESPACES: Calls = {
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "setns": (308, 268),
+}
+#: Mounts by descriptor, without which runtimes of containers do not work; others fall back to
+#: mount(2).
 CONTAINERS: Calls = {
     "open_tree": (428, 428),
     "move_mount": (429, 429),
@@ -350,8 +358,9 @@ CONTAINERS: Calls = {
 }
 #: For debuggers that inspect processes of other users.
 DEBUG: Calls = {"kcmp": (312, 272), "pidfd_getfd": (438, 438)}
-#: Refused with EPERM, as by a kernel that finds a permission missing; all others with ENOSYS, as by a kernel without them,
-#: so that programs fall back to what is allowed (fsopen, clone3, io_uring, asynchronous I/O, memory policies, ...).
+#: Refused with EPERM, as by a kernel that finds a permission missing; all others with ENOSYS, as by
+#: a kernel without them, so that programs fall back to what is allowed (fsopen, clone3, io_uring,
+#: asynchronous I/O, memory policies, ...).
 FORBIDDEN: Calls = {
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),

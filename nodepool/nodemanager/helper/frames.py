@@ -13,11 +13,17 @@ MAX_MESSAGE = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 16
 
 
-def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+def send_frame(
+    connection: socket.socket, value: Mapping[str, Any], descriptors: Sequence[int] = ()
+) -> None:
     """Send a JSON object with its length; descriptors are sent with the first byte."""
     body = json.dumps(value).encode()
     data = struct.pack("=I", len(body)) + body
-    sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
+    sent = (
+        socket.send_fds(connection, [data], list(descriptors))
+        if descriptors
+        else connection.send(data)
+    )
     if sent < len(data):  # an empty send also fails if the other end has answered and closed
         connection.sendall(data[sent:])
 

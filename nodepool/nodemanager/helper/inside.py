@@ -1,8 +1,8 @@
 """Operations with a sliver's identity in its own tree: files, accounts, identity, exec.
 
-It runs in workers of the helper that have entered the sliver (or in its process 1 before exec), so a link planted by the
-sliver leads nowhere but into the sliver; links are refused all the same, because accounts inside must not be able to fool
-the sliver's root either.
+It runs in workers of the helper that have entered the sliver (or in its process 1 before exec), so
+a link planted by the sliver leads nowhere but into the sliver; links are refused all the same,
+because accounts inside must not be able to fool the sliver's root either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 MAX_TABLE = 4 * 1024 * 1024
 """Bytes of /etc/passwd and the like that are read."""
 
-#: Open files of a process: what systemd gives its services. Programs that use select() break above the first.
+#: Open files of a process: what systemd gives its services. Programs that use select() break above
+#: the first.
 SOFT_FILES, MAX_FILES = 1024, 524288
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -75,7 +76,14 @@ def accounts() -> dict[str, Account]:
         fields = line.split(":")
         if len(fields) >= 7 and fields[2].isdigit() and fields[3].isdigit():
             found.setdefault(
-                fields[0], Account(fields[0], int(fields[2]), int(fields[3]), fields[5] or "/", fields[6] or "/bin/sh")
+                fields[0],
+                Account(
+                    fields[0],
+                    int(fields[2]),
+                    int(fields[3]),
+                    fields[5] or "/",
+                    fields[6] or "/bin/sh",
+                ),
             )
     return found
 
@@ -90,7 +98,9 @@ def groups_of(name: str) -> list[int]:
     return found[:64]
 
 
-def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, make: bool = True) -> int:
+def open_directory(
+    path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, make: bool = True
+) -> int:
     """Open a directory, following no links and creating missing ones for the owner. OSError."""
     current = _root()
     for part in [p for p in posixpath.normpath(path).split("/") if p]:
@@ -107,14 +117,18 @@ def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, mak
         except OSError as error:
             if error.errno in syscalls.SHORTAGE:
                 raise
-            raise OSError(error.errno, f"{path}: {part!r} is not a plain directory (a link or a file)") from error
+            raise OSError(
+                error.errno, f"{path}: {part!r} is not a plain directory (a link or a file)"
+            ) from error
         finally:
             os.close(current)
         current = following
     return current
 
 
-def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0, directory_mode: int = 0o755) -> None:
+def write_file(
+    path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0, directory_mode: int = 0o755
+) -> None:
     """Write a new file and rename it into place, following no links. Raises OSError."""
     parent, name = posixpath.split(posixpath.normpath(path))
     directory = open_directory(parent, uid, gid, directory_mode)
@@ -122,7 +136,9 @@ def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0,
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory
+        )
         try:
             view = memoryview(content)
             while view:
@@ -143,14 +159,17 @@ def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0,
 def ensure_account(name: str, owner: int = 0) -> Account:
     """Return the account; create it with sudo rights and without password if it is missing.
 
-    `owner` is the owner of system files; without root inside it is the only id, also of the account. Raises OSError.
+    `owner` is the owner of system files; without root inside it is the only id, also of the
+    account. Raises OSError.
     """
     known = accounts()
     if name in known:
         return known[name]
     used = {account.uid for account in known.values()} | {account.gid for account in known.values()}
     uid = owner or next(number for number in range(1000, 60000) if number not in used)
-    account = Account(name, uid, uid, f"/home/{name}", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")
+    account = Account(
+        name, uid, uid, f"/home/{name}", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+    )
     # "*" matches no password; "!" means locked, and sshd then refuses keys, too.
     for path, line, mode in (
         ("/etc/passwd", f"{name}:x:{uid}:{uid}::{account.home}:{account.shell}", 0o644),
@@ -159,11 +178,21 @@ def ensure_account(name: str, owner: int = 0) -> Account:
     ):
         text = read_file(path)
         if not any(existing.startswith(f"{name}:") for existing in text.splitlines()):
-            write_file(path, (text.rstrip("\n") + "\n" + line + "\n").lstrip("\n").encode(), mode, owner, owner)
+            write_file(
+                path,
+                (text.rstrip("\n") + "\n" + line + "\n").lstrip("\n").encode(),
+                mode,
+                owner,
+                owner,
+            )
     os.close(open_directory("/home", owner, owner))
     os.close(open_directory(account.home, uid, uid))
     if os.path.isdir("/etc/sudoers.d") and not owner:
-        write_file(f"/etc/sudoers.d/90-nodepool-{name}", f"{name} ALL=(ALL:ALL) NOPASSWD: ALL\n".encode(), 0o440)
+        write_file(
+            f"/etc/sudoers.d/90-nodepool-{name}",
+            f"{name} ALL=(ALL:ALL) NOPASSWD: ALL\n".encode(),
+            0o440,
+        )
     return account
 
 
@@ -182,7 +211,13 @@ def write_keys(username: str, keys: str, owner: int = 0) -> None:
             os.fchmod(descriptor, 0o700)
         finally:
             os.close(descriptor)
-        write_file(posixpath.join(directory, "authorized_keys"), text.encode(), 0o600, account.uid, account.gid)
+        write_file(
+            posixpath.join(directory, "authorized_keys"),
+            text.encode(),
+            0o600,
+            account.uid,
+            account.gid,
+        )
 
 
 def furnish(request: Mapping[str, Any]) -> None:
@@ -213,9 +248,13 @@ def furnish(request: Mapping[str, Any]) -> None:
 
 def add_host(hostname: str, owner: int = 0) -> None:
     """Add the sliver's name to its /etc/hosts, for sudo. Raises OSError."""
-    text = read_file("/etc/hosts") or "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    text = (
+        read_file("/etc/hosts") or "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    )
     if hostname not in text.split():
-        write_file("/etc/hosts", f"{text.rstrip()}\n127.0.1.1 {hostname}\n".encode(), 0o644, owner, owner)
+        write_file(
+            "/etc/hosts", f"{text.rstrip()}\n127.0.1.1 {hostname}\n".encode(), 0o644, owner, owner
+        )
 
 
 def limit(limits: Mapping[str, int]) -> None:
@@ -230,8 +269,9 @@ def limit(limits: Mapping[str, int]) -> None:
 def ordinary_limits(core: bool = False) -> None:
     """Set the limits that programs expect, independent of the daemon's own.
 
-    :param core: whether core dumps may be written. The host's pattern for them may name a program, which then runs
-        outside as root and reads data of the sliver; with a limit of 1 the kernel does not start it.
+    :param core: whether core dumps may be written. The host's pattern for them may name a program,
+        which then runs outside as root and reads data of the sliver; with a limit of 1 the kernel
+        does not start it.
     """
     limit({} if core else {"CORE": 1})
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -246,14 +286,19 @@ def confine(given: Collection[str]) -> None:
     """
     given = privileges.expand(given)
     ordinary_limits(core="debug" in given)
-    syscalls.keep_capabilities(privileges.capabilities(given), lambda: seccomp.install(seccomp.build(syscalls.machine(), given)))
+    syscalls.keep_capabilities(
+        privileges.capabilities(given),
+        lambda: seccomp.install(seccomp.build(syscalls.machine(), given)),
+    )
 
 
 def open_null() -> int:
     """Open the sliver's /dev/null, or a file in memory if it is not the device. OSError."""
     root = _root()
     try:
-        descriptor = syscalls.openat2(root, "dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY, _SAFE)
+        descriptor = syscalls.openat2(
+            root, "dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY, _SAFE
+        )
         if os.fstat(descriptor).st_rdev == os.makedev(1, 3):
             os.set_blocking(descriptor, True)
             return descriptor
@@ -267,7 +312,15 @@ def open_null() -> int:
 
 def reset_signals(ignore_children: bool = False) -> None:
     """Reset signal dispositions; with `ignore_children` the kernel reaps children."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignore_children else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -307,7 +360,9 @@ def environment(account: Account, extra: Mapping[str, str] | None) -> dict[str, 
 
 def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Replace this process; names without a slash are searched in PATH. Raises OSError."""
-    candidates = [argv[0]] if "/" in argv[0] else [posixpath.join(d, argv[0]) for d in PATH.split(":")]
+    candidates = (
+        [argv[0]] if "/" in argv[0] else [posixpath.join(d, argv[0]) for d in PATH.split(":")]
+    )
     last: OSError = FileNotFoundError(errno.ENOENT, f"{argv[0]}: no such program in the sliver")
     for candidate in candidates:
         try:

@@ -13,8 +13,8 @@ Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int
 class StepError(Exception):
     """A step of a worker failed; the text is for humans.
 
-    :param retry: the failure may be temporary, because of a shortage on the host or in the sliver; the OSError that this is
-        raised from also counts.
+    :param retry: the failure may be temporary, because of a shortage on the host or in the sliver;
+        the OSError that this is raised from also counts.
     """
 
     def __init__(self, message: str, retry: bool = False) -> None:

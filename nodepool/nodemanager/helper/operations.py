@@ -50,8 +50,8 @@ def join_cgroups(opened: Mapping[str, int], pid: int = 0) -> None:
 def join_all_but_cpu(files: Sequence[str]) -> dict[str, int]:
     """Join all cgroups but the last, which has the controller cpu; return that one open.
 
-    Work before the program runs inside must not run at the sliver's pace: a busy sliver would delay the release of what
-    the worker holds meanwhile, including kernel locks. Raises StepError.
+    Work before the program runs inside must not run at the sliver's pace: a busy sliver would delay
+    the release of what the worker holds meanwhile, including kernel locks. Raises StepError.
     """
     opened = open_cgroups(files)
     last = dict([opened.popitem()]) if opened else {}
@@ -97,13 +97,17 @@ def run_child(work: Callable[[int], None], outcome: int) -> NoReturn:
     except BaseException as error:
         text = str(error) or "no memory left" * isinstance(error, MemoryError)
         if isinstance(error, OSError):
-            text = f"{error.strerror or error}" + (f" ({os.fsdecode(error.filename)})" if error.filename else "")
+            text = f"{error.strerror or error}" + (
+                f" ({os.fsdecode(error.filename)})" if error.filename else ""
+            )
         if not isinstance(error, StepError):
             # Not with the module traceback, which reads source files: here these are the sliver's.
             last = error.__traceback__
             while last is not None and last.tb_next is not None:
                 last = last.tb_next
-            text += f" [{type(error).__name__}" + (f" in {last.tb_frame.f_code.co_name}]" if last is not None else "]")
+            text += f" [{type(error).__name__}" + (
+                f" in {last.tb_frame.f_code.co_name}]" if last is not None else "]"
+            )
         try:
             os.write(outcome, (_RETRY if is_shortage(error) else b"-") + text.encode()[:4000])
         finally:
@@ -121,7 +125,9 @@ def finish(outcome: int, pid: int, failure: str) -> None:
     os.close(outcome)
     if text:
         os.waitpid(pid, 0)
-        raise StepError(f"{failure}: {text[1:].decode(errors='replace')}", retry=text.startswith(_RETRY))
+        raise StepError(
+            f"{failure}: {text[1:].decode(errors='replace')}", retry=text.startswith(_RETRY)
+        )
 
 
 def enter(request: dict[str, Any], sliver: int) -> None:
@@ -132,11 +138,14 @@ def enter(request: dict[str, Any], sliver: int) -> None:
         raise StepError(f"cannot enter the sliver: {error.strerror}") from error
 
 
-def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callable[[], Sequence[int | None]]) -> tuple[int, int]:
+def run_inside(
+    request: dict[str, Any], cpu: Mapping[str, int], streams: Callable[[], Sequence[int | None]]
+) -> tuple[int, int]:
     """Run the program of a request in the current namespaces; return (pid, pidfd).
 
     :param cpu: the cgroup that has the controller cpu.
-    :param streams: called as root of the sliver: stdin, stdout and stderr; None is the sliver's own /dev/null.
+    :param streams: called as root of the sliver: stdin, stdout and stderr; None is the sliver's own
+        /dev/null.
     """
 
     def work(outcome: int) -> None:
@@ -175,24 +184,37 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
     return child(0, work, "cannot run the program")
 
 
-def _fork_relay(request: dict[str, Any], cpu: Mapping[str, int], keep: Sequence[int], work: Callable[[], None]) -> None:
+def _fork_relay(
+    request: dict[str, Any], cpu: Mapping[str, int], keep: Sequence[int], work: Callable[[], None]
+) -> None:
     """Relay bytes as the host's id of the sliver's last user; as ourselves if we are not root."""
     ids = syscalls.uid_range(int(request["pid"]))
-    relay.start(work, keep, -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1, lambda: join_cgroups(cpu))
+    relay.start(
+        work,
+        keep,
+        -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1,
+        lambda: join_cgroups(cpu),
+    )
 
 
 def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Start a process inside: namespaces, cgroup, filter, user.
 
-    Descriptors: pipes; `streams` of the request says which of them is stdin, stdout and stderr (None: /dev/null).  With
-    `console` instead, what the program prints is added to that file.
+    Descriptors: pipes; `streams` of the request says which of them is stdin, stdout and stderr
+    (None: /dev/null).  With `console` instead, what the program prints is added to that file.
     """
     relay.only_pipes(descriptors)
     sliver = open_sliver(request)
     cpu = join_all_but_cpu(request.get("procs", []))
-    streams: list[int | None] = [None if place is None else descriptors[place] for place in request.get("streams", ())]
+    streams: list[int | None] = [
+        None if place is None else descriptors[place] for place in request.get("streams", ())
+    ]
     if "console" in request:
-        file = os.open(request["console"], os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(
+            request["console"],
+            os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
         reading, writing = os.pipe2(os.O_CLOEXEC)
         _fork_relay(request, cpu, (reading, file), lambda: relay.keep_output(reading, file))
         os.close(reading)
@@ -213,7 +235,12 @@ def serve(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
     connection = socket.socket(fileno=descriptors[0])
     relay.prepare(connection)
     control, control_inside = socket.socketpair()
-    _fork_relay(request, cpu, (connection.fileno(), control.fileno()), lambda: relay.carry(connection, control))
+    _fork_relay(
+        request,
+        cpu,
+        (connection.fileno(), control.fileno()),
+        lambda: relay.carry(connection, control),
+    )
     connection.close()
     control.close()
     enter(request, sliver)
@@ -254,7 +281,9 @@ def listen(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, A
         try:
             listener.bind((request["address"], request["port"]))
         except OSError as error:
-            raise StepError(f"cannot listen on {request['address']}:{request['port']} inside: {error.strerror}") from error
+            raise StepError(
+                f"cannot listen on {request['address']}:{request['port']} inside: {error.strerror}"
+            ) from error
         listener.listen(request.get("backlog", 16))
         return {}, [os.dup(listener.fileno())]
 
@@ -264,4 +293,10 @@ def ping(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     return {"pid": os.getppid()}, []
 
 
-OPERATIONS: dict[str, Operation] = {"spawn": spawn, "serve": serve, "furnish": furnish, "listen": listen, "ping": ping}
+OPERATIONS: dict[str, Operation] = {
+    "spawn": spawn,
+    "serve": serve,
+    "furnish": furnish,
+    "listen": listen,
+    "ping": ping,
+}

@@ -1,11 +1,12 @@
 """Relay of bytes into and out of a sliver, by a small process outside (NM-C.2, NM-C.4).
 
-Nothing that belongs to the host is ever open inside, since root inside may use any descriptor of its sessions for other
-purposes: a socket of the host's network, above all, can be reconnected, in the host's network and in the name of its owner.
-A program inside therefore gets one end of a socket pair that it has created itself, in its own namespaces, and this process
-relays the bytes between the other end and the host's descriptor. It is outside the sliver's namespaces, where nothing inside
-can name it, has no rights of root, and is in the sliver's cgroup, which is charged for it. It is forked by a worker of the
-helper: it outlives the daemon, and ends when either end is closed.
+Nothing that belongs to the host is ever open inside, since root inside may use any descriptor of
+its sessions for other purposes: a socket of the host's network, above all, can be reconnected, in
+the host's network and in the name of its owner. A program inside therefore gets one end of a socket
+pair that it has created itself, in its own namespaces, and this process relays the bytes between
+the other end and the host's descriptor. It is outside the sliver's namespaces, where nothing inside
+can name it, has no rights of root, and is in the sliver's cgroup, which is charged for it. It is
+forked by a worker of the helper: it outlives the daemon, and ends when either end is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ PIECE = 128 * 1024
 LAST_WORDS = 30.0
 #: Bytes of output that are kept on disk; then the file is overwritten.
 MAX_OUTPUT = 1 << 20
-#: TCP keepalive: idle seconds before the first probe, seconds between probes, and unanswered probes until the end.
+#: TCP keepalive: idle seconds before the first probe, seconds between probes, and unanswered probes
+#: until the end.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 30), (socket.TCP_KEEPCNT, 5))
 
 
@@ -97,7 +99,8 @@ class _Direction:
             except BlockingIOError:
                 return
             if self.source.family != socket.AF_UNIX:
-                # Linux soon resets it. A client without TCP_NODELAY that sends two small packets would wait 40 ms.
+                # Linux soon resets it. A client without TCP_NODELAY that sends two small packets
+                # would wait 40 ms.
                 self.source.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             if not data:
                 self.open = False
@@ -153,4 +156,6 @@ def only_pipes(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         kind = os.fstat(descriptor).st_mode
         if not stat.S_ISFIFO(kind):
-            raise StepError(f"only pipes can be passed into a sliver, not type {stat.S_IFMT(kind):o}")
+            raise StepError(
+                f"only pipes can be passed into a sliver, not type {stat.S_IFMT(kind):o}"
+            )

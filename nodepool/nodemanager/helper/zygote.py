@@ -90,14 +90,18 @@ class Pending:
         """Wait for the answer; the caller owns its descriptors and the connection. BackendError."""
         try:
             if not readable([self.fileno()], self.deadline - time.monotonic()):
-                raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
+                raise BackendError(
+                    f"{self._operation}: the helper gave no answer within {self._timeout:g} s",
+                    retry=True,
+                )
             self._connection.settimeout(5.0)
             frame = None
             with contextlib.suppress(ConnectionResetError):  # it has not even been read
                 frame = receive_frame(self._connection)
             if frame is None:
                 raise BackendError(
-                    f"{self._operation}: the worker was killed before it finished, or never ran (no memory left in the sliver, "
+                    f"{self._operation}: the worker was killed before it finished, or never ran "
+                    "(no memory left in the sliver, "
                     f"no descriptors left for the helper, or over {self._timeout:g} s)",
                     retry=True,
                 )
@@ -108,7 +112,9 @@ class Pending:
                 raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
         except (OSError, ValueError) as error:
             self.close()
-            raise BackendError(f"{self._operation}: the helper closed the connection: {error}", retry=True) from error
+            raise BackendError(
+                f"{self._operation}: the helper closed the connection: {error}", retry=True
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -163,7 +169,12 @@ class Zygote:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "nodepool.nodemanager.helper_program", str(theirs.fileno())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "nodepool.nodemanager.helper_program",
+                        str(theirs.fileno()),
+                    ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     close_fds=True,
@@ -173,7 +184,9 @@ class Zygote:
             except OSError as error:
                 ours.close()
                 self._socket = None
-                raise BackendError(f"the helper that starts slivers cannot be run: {error}", retry=True) from error
+                raise BackendError(
+                    f"the helper that starts slivers cannot be run: {error}", retry=True
+                ) from error
         self._socket = ours
         return ours
 
@@ -202,13 +215,19 @@ class Zygote:
                     return
                 except OSError as error:
                     if attempt == 2:
-                        raise BackendError(f"the helper that starts slivers does not answer: {error}", retry=True) from error
+                        raise BackendError(
+                            f"the helper that starts slivers does not answer: {error}", retry=True
+                        ) from error
                     if self._process is not None:
                         self._process.kill()
                         self._process.wait(5.0)
 
     def begin(
-        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        timeout: float = 30.0,
     ) -> Pending:
         """Start an operation without waiting for it. Raises BackendError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -217,19 +236,29 @@ class Zygote:
                 self._submit(theirs)
             ours.settimeout(timeout + 2.0)
             with contextlib.suppress(BrokenPipeError):  # refused already: the answer has the reason
-                send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
+                send_frame(
+                    ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors
+                )
         except OSError as error:
             ours.close()
-            raise BackendError(f"{operation}: the helper closed the connection: {error}", retry=True) from error
+            raise BackendError(
+                f"{operation}: the helper closed the connection: {error}", retry=True
+            ) from error
         except BaseException:
             ours.close()
             raise
         return Pending(ours, operation, timeout)
 
     def call(
-        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        descriptors: Sequence[int] = (),
+        timeout: float = 30.0,
     ) -> tuple[dict[str, Any], list[int]]:
         """Run an operation; return the answer and its descriptors, which the caller closes."""
-        answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
+        answer, received, connection = self.begin(
+            operation, arguments, descriptors, timeout
+        ).answer()
         connection.close()
         return answer, received

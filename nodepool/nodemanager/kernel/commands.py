@@ -45,14 +45,27 @@ def run(
     log.debug("Run: %s", shlex.join(argv))
     try:
         done = subprocess.run(
-            argv, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False, env=env, cwd="/"
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            env=env,
+            cwd="/",
         )
     except subprocess.TimeoutExpired:
         raise error(f"{what} did not end within {timeout:g} s", retry=True) from None
     except OSError as problem:
-        raise error(f"{what} cannot be run: {problem.strerror}", retry=problem.errno in SHORTAGE) from problem
+        raise error(
+            f"{what} cannot be run: {problem.strerror}", retry=problem.errno in SHORTAGE
+        ) from problem
     if done.returncode != 0:
-        raise error(f"{what}: {_shorten(done.stderr or done.stdout) or f'exit status {done.returncode}'}", retry=retry)
+        raise error(
+            f"{what}: {_shorten(done.stderr or done.stdout) or f'exit status {done.returncode}'}",
+            retry=retry,
+        )
     return done.stdout
 
 

@@ -28,8 +28,8 @@ def raise_limit() -> None:
 def raise_terminals() -> None:
     """Allow as many terminals on the host as the kernel supports.
 
-    A sliver that mounts a devpts of its own is limited there only by its memory and descriptors: with the default of 4096 per
-    host, one sliver could use up the terminals of all others.
+    A sliver that mounts a devpts of its own is limited there only by its memory and descriptors:
+    with the default of 4096 per host, one sliver could use up the terminals of all others.
     """
     try:
         with open(_TERMINALS, "r+") as file:
@@ -37,7 +37,11 @@ def raise_terminals() -> None:
                 file.seek(0)
                 file.write(str(MOST_TERMINALS))
     except (OSError, ValueError) as error:
-        log.warning("A sliver with the privilege mount can use up the host's terminals; raise %s: %s", _TERMINALS, error)
+        log.warning(
+            "A sliver with the privilege mount can use up the host's terminals; raise %s: %s",
+            _TERMINALS,
+            error,
+        )
 
 
 def readable(descriptors: Iterable[int], timeout: float) -> set[int]:

@@ -21,8 +21,9 @@ _LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 _LOOP_CONFIG_SIZE = 304
 _LOOP_INFO_SIZE = 232
-#: Number and size (KiB) of the requests that one device may have in flight: a busy writer delays others only briefly. More
-#: requests are no faster; requests of 1.25 MiB are faster by a tenth, but make others wait half as long again.
+#: Number and size (KiB) of the requests that one device may have in flight: a busy writer delays
+#: others only briefly. More requests are no faster; requests of 1.25 MiB are faster by a tenth, but
+#: make others wait half as long again.
 REQUESTS, REQUEST_KIB = 8, 128
 _lock = threading.Lock()
 
@@ -46,8 +47,8 @@ class Loop:
     def configure(self, backing: int) -> None:
         """Attach the open file. Raises OSError; EBUSY: another process took the device.
 
-        Bypass the host's page cache if the file system can: otherwise one sliver's writes would queue there before those of
-        others.
+        Bypass the host's page cache if the file system can: otherwise one sliver's writes would
+        queue there before those of others.
         """
         config = bytearray(_LOOP_CONFIG_SIZE)
         struct.pack_into("=II", config, 0, backing, BLOCK)
@@ -92,7 +93,8 @@ def over(path: Path) -> list[str]:
     for place in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # just freed
             if place.read_text() == f"{path}\n":
-                # Another container may have a file of the same name. Read-only: after a writer, udev would probe the device.
+                # Another container may have a file of the same name. Read-only: after a writer,
+                # udev would probe the device.
                 with Loop.open(int(place.parts[3].removeprefix("loop")), os.O_RDONLY) as device:
                     if device.inode() == inode:
                         found.append(device.path)

@@ -12,8 +12,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove_tree(path: str | os.PathLike[str]) -> None:
     """Remove a directory with everything in it, at any depth.
 
-    Directories inside are moved up to the top before they are emptied: this needs neither recursion nor
-    a growing path, and a crash in between does no harm. Links are not
+    Directories inside are moved up to the top before they are emptied: this needs neither recursion
+    nor a growing path, and a crash in between does no harm. Links are not
     followed, and other file systems are not entered. A failure does not stop the rest.
     Without root, directories that their owner may not enter or change are opened up first.
 

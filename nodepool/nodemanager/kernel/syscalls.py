@@ -1,6 +1,7 @@
 """System calls that the standard library lacks, such as mounts, namespaces and openat2.
 
-All raise OSError with the name of the call. Functions that fork are for processes with a single thread only.
+All raise OSError with the name of the call. Functions that fork are for processes with a single
+thread only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_PIDFD = 0x00001000
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MS_SLAVE = 1 << 19
 MNT_DETACH = 2
 
@@ -44,7 +54,13 @@ AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 
-RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = (
+    1,
+    2,
+    4,
+    8,
+    16,
+)
 
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -55,19 +71,32 @@ _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 15, 22, 24, 28
+(
+    PR_SET_PDEATHSIG,
+    PR_SET_DUMPABLE,
+    PR_SET_NAME,
+    PR_SET_SECCOMP,
+    PR_CAPBSET_DROP,
+    PR_SET_SECUREBITS,
+) = 1, 4, 15, 22, 24, 28
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECBIT_NO_SETUID_FIXUP = 4
 
-#: Errors of calls that may succeed later, when processes, memory, a device, descriptors or disk space are free.
-SHORTAGE = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, errno.EMFILE, errno.ENOSPC))
+#: Errors of calls that may succeed later, when processes, memory, a device, descriptors or disk
+#: space are free.
+SHORTAGE = frozenset(
+    (errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, errno.EMFILE, errno.ENOSPC)
+)
 
 
 def machine() -> str:
     """Return the machine's name in the tables of numbers. OSError(ENOSYS): it has none."""
     name = platform.machine()
     if name not in _CLONE:
-        raise OSError(errno.ENOSYS, f"slivers are not supported on {name} (only on {', '.join(sorted(_CLONE))})")
+        raise OSError(
+            errno.ENOSYS,
+            f"slivers are not supported on {name} (only on {', '.join(sorted(_CLONE))})",
+        )
     return name
 
 
@@ -92,14 +121,21 @@ def write(path: str | os.PathLike[str], value: object, directory: int | None = N
         os.close(descriptor)
 
 
-# --- mounts ----------------------------------------------------------------------------------------------------------
+# --- mounts
+# --------------------------------------------------------------------------------------------------
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """mount(2)."""
     _checked(
         f"mount {kind or 'flags'} on {target}",
-        _libc.mount(source.encode(), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None),
+        _libc.mount(
+            source.encode(),
+            os.fsencode(target),
+            kind.encode() or None,
+            ctypes.c_ulong(flags),
+            data.encode() or None,
+        ),
     )
 
 
@@ -111,36 +147,86 @@ def umount(target: str, flags: int = MNT_DETACH) -> None:
 def open_tree(path: str, directory: int = AT_FDCWD, flags: int = OPEN_TREE_CLONE) -> int:
     """Return a detached copy of the mount at `path`; empty path: the descriptor itself."""
     extra = 0 if path else AT_EMPTY_PATH
-    return _call(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags | extra | os.O_CLOEXEC)
+    return _call(
+        f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags | extra | os.O_CLOEXEC
+    )
 
 
-def mount_setattr(mount_fd: int, attributes: int, userns: int | None = None, recursive: bool = False, clear: int = 0) -> None:
+def mount_setattr(
+    mount_fd: int,
+    attributes: int,
+    userns: int | None = None,
+    recursive: bool = False,
+    clear: int = 0,
+) -> None:
     """Set attributes of a mount; with `userns` the mount is id-mapped by that user namespace."""
     if userns is not None:
         attributes |= MOUNT_ATTR_IDMAP
     value = struct.pack("=QQQQ", attributes, clear, 0, userns or 0)
-    _call("mount_setattr", _MOUNT_SETATTR, mount_fd, b"", AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0), value, len(value))
+    _call(
+        "mount_setattr",
+        _MOUNT_SETATTR,
+        mount_fd,
+        b"",
+        AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0),
+        value,
+        len(value),
+    )
 
 
 def move_mount(mount_fd: int, target: str | int) -> None:
     """Attach a detached mount at a path, or at what a descriptor (O_PATH) stands for."""
     if isinstance(target, int):
-        _call("move_mount", _MOVE_MOUNT, mount_fd, b"", target, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+        _call(
+            "move_mount",
+            _MOVE_MOUNT,
+            mount_fd,
+            b"",
+            target,
+            b"",
+            MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH,
+        )
     else:
-        _call(f"move_mount to {target}", _MOVE_MOUNT, mount_fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+        _call(
+            f"move_mount to {target}",
+            _MOVE_MOUNT,
+            mount_fd,
+            b"",
+            AT_FDCWD,
+            os.fsencode(target),
+            MOVE_MOUNT_F_EMPTY_PATH,
+        )
 
 
-def new_mount(kind: str, options: dict[str, str | None], attributes: int = 0, source: str = "") -> int:
+def new_mount(
+    kind: str, options: dict[str, str | None], attributes: int = 0, source: str = ""
+) -> int:
     """Return a detached mount of a new file system; options with the value None are flags."""
     context = _call(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
     try:
         try:
-            _call(f"fsconfig {kind} source", _FSCONFIG, context, 1, b"source", (source or kind).encode(), 0)
+            _call(
+                f"fsconfig {kind} source",
+                _FSCONFIG,
+                context,
+                1,
+                b"source",
+                (source or kind).encode(),
+                0,
+            )
             for key, value in options.items():
                 if value is None:
                     _call(f"fsconfig {kind} {key}", _FSCONFIG, context, 0, key.encode(), None, 0)
                 else:
-                    _call(f"fsconfig {kind} {key}={value}", _FSCONFIG, context, 1, key.encode(), os.fsencode(value), 0)
+                    _call(
+                        f"fsconfig {kind} {key}={value}",
+                        _FSCONFIG,
+                        context,
+                        1,
+                        key.encode(),
+                        os.fsencode(value),
+                        0,
+                    )
             _call(f"fsconfig {kind} create", _FSCONFIG, context, 6, None, None, 0)
             return _call(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
         except OSError as error:
@@ -169,7 +255,10 @@ def fallocate(descriptor: int, start: int, length: int, keep_size: bool = False)
     _checked(
         "fallocate",
         _libc.fallocate(
-            ctypes.c_int(descriptor), ctypes.c_int(1 if keep_size else 0), ctypes.c_int64(start), ctypes.c_int64(length)
+            ctypes.c_int(descriptor),
+            ctypes.c_int(1 if keep_size else 0),
+            ctypes.c_int64(start),
+            ctypes.c_int64(length),
         ),
     )
 
@@ -185,23 +274,33 @@ def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: i
     OSError(EAGAIN): other programs renamed or mounted something during each of 100 attempts.
     """
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    attempt = functools.partial(_call, f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how))
-    # The kernel does not resolve ".." while anything on the machine is renamed or mounted, and asks for another attempt.
+    attempt = functools.partial(
+        _call, f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how)
+    )
+    # The kernel does not resolve ".." while anything on the machine is renamed or mounted, and asks
+    # for another attempt.
     for _ in range(99):
         with contextlib.suppress(BlockingIOError):
             return attempt()
     return attempt()
 
 
-# --- processes and namespaces ----------------------------------------------------------------------------------------
+# --- processes and namespaces
+# ----------------------------------------------------------------------------------------
 
 
 def clone(flags: int) -> tuple[int, int]:
     """Fork with new namespaces, single-threaded: (0, -1) in the child, else (pid, pidfd)."""
     pidfd = ctypes.c_int(-1)
-    arguments: list[object] = [ctypes.c_long(flags | CLONE_PIDFD | 17), ctypes.c_long(0), ctypes.byref(pidfd)]
+    arguments: list[object] = [
+        ctypes.c_long(flags | CLONE_PIDFD | 17),
+        ctypes.c_long(0),
+        ctypes.byref(pidfd),
+    ]
     arguments += [ctypes.c_long(0), ctypes.c_long(0)]
-    result = _checked("clone", int(_libc_locked.syscall(ctypes.c_long(_CLONE[machine()]), *arguments)))
+    result = _checked(
+        "clone", int(_libc_locked.syscall(ctypes.c_long(_CLONE[machine()]), *arguments))
+    )
     return (0, -1) if result == 0 else (result, pidfd.value)
 
 
@@ -233,7 +332,13 @@ def prctl(option: int, argument: int = 0, pointer: object = None) -> int:
     zero = ctypes.c_ulong(0)
     return _checked(
         f"prctl {option}",
-        _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero if pointer is None else pointer, zero, zero),
+        _libc.prctl(
+            ctypes.c_int(option),
+            ctypes.c_ulong(argument),
+            zero if pointer is None else pointer,
+            zero,
+            zero,
+        ),
     )
 
 
@@ -259,7 +364,8 @@ def close_from(first: int, keep: tuple[int, ...] = ()) -> None:
 def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> None:
     """Drop all other capabilities of this process, also for every later exec.
 
-    :param meanwhile: called when later execs are restricted and this process still has the capabilities.
+    :param meanwhile: called when later execs are restricted and this process still has the
+        capabilities.
     """
     # Stop at the first one unknown to this kernel; /proc may be the sliver's and cannot be trusted.
     for capability in range(64):
@@ -288,7 +394,12 @@ def file_user(user: int, group: int) -> None:
 def _capabilities() -> tuple[int, int, int]:
     """Return effective, permitted and inheritable capabilities as bits."""
     data = ctypes.create_string_buffer(24)
-    _call("capget", _CAPGET[machine()], ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)), data)
+    _call(
+        "capget",
+        _CAPGET[machine()],
+        ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)),
+        data,
+    )
     words = struct.unpack("=6I", data.raw)
     return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
 
@@ -310,7 +421,8 @@ def loopback_up() -> None:
         fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
 
 
-# --- facts about processes -------------------------------------------------------------------------------------------
+# --- facts about processes
+# -------------------------------------------------------------------------------------------
 
 
 def start_time(pid: int) -> int | None:

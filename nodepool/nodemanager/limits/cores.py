@@ -16,12 +16,19 @@ def topology(processors: Iterable[int]) -> tuple[dict[int, set[int]], dict[int, 
     siblings, nodes = {}, {}
     for number in processors:
         try:
-            siblings[number] = parse_list((CPUS / f"cpu{number}/topology/thread_siblings_list").read_text().strip())
+            siblings[number] = parse_list(
+                (CPUS / f"cpu{number}/topology/thread_siblings_list").read_text().strip()
+            )
         except (OSError, ValueError):
             siblings[number] = {number}
     for node in NODES.glob("node[0-9]*"):
         try:
-            nodes.update(dict.fromkeys(parse_list((node / "cpulist").read_text().strip()), int(node.name.removeprefix("node"))))
+            nodes.update(
+                dict.fromkeys(
+                    parse_list((node / "cpulist").read_text().strip()),
+                    int(node.name.removeprefix("node")),
+                )
+            )
         except (OSError, ValueError):
             continue
     return siblings, {number: nodes.get(number, 0) for number in processors}
@@ -34,7 +41,11 @@ class Cores:
     """
 
     def __init__(
-        self, processors: Iterable[int], siblings: Mapping[int, set[int]], nodes: Mapping[int, int], usable: Iterable[int] = ()
+        self,
+        processors: Iterable[int],
+        siblings: Mapping[int, set[int]],
+        nodes: Mapping[int, int],
+        usable: Iterable[int] = (),
     ) -> None:
         self._all = frozenset(processors)
         self._siblings = siblings
@@ -69,7 +80,8 @@ class Cores:
         free = set(self._all) - self.taken()
         if count - len(mine) > len(free) - 1:
             raise CgroupError(
-                f"nm_cpu_cores: {count} cores requested, {max(0, len(free) - 1) + len(mine)} available "
+                f"nm_cpu_cores: {count} cores requested, {max(0, len(free) - 1) + len(mine)} "
+                "available "
                 "(one stays for everything else)"
             )
         kept = set(sorted(mine)[:count])
@@ -87,14 +99,23 @@ class Cores:
         def rank(core: int) -> tuple[bool, bool, int, int]:
             siblings = self._siblings.get(core, {core})
             # Prefer high numbers: whatever is bound to the first CPU stays with everything else.
-            return (not siblings & kept, bool(nodes) and self._node.get(core, 0) not in nodes, -len(siblings & free), -core)
+            return (
+                not siblings & kept,
+                bool(nodes) and self._node.get(core, 0) not in nodes,
+                -len(siblings & free),
+                -core,
+            )
 
         return min(free, key=rank)
 
     def placement(self, name: str | None) -> tuple[set[int], set[int]]:
         """Return CPUs and memory nodes of a sliver; None: the shared ones."""
         shared = set(self._all) - self.taken()
-        own, both = self._reserved.get(name, (frozenset(), True)) if name is not None else (frozenset[int](), True)
+        own, both = (
+            self._reserved.get(name, (frozenset(), True))
+            if name is not None
+            else (frozenset[int](), True)
+        )
         cpus = set(own) | (shared if both else set())
         nodes = {self._node.get(core, 0) for core in cpus} if own and not both else set(self.nodes)
         return cpus, nodes & self.nodes or set(self.nodes)

@@ -1,7 +1,7 @@
 """Daily limits on the bytes each sliver sends (NM-B.4, daily accounting). Does no I/O.
 
-Totals belong to the name of a sliver, not to its device: a sliver that is deleted and created again continues with its total
-until the period ends.
+Totals belong to the name of a sliver, not to its device: a sliver that is deleted and created again
+continues with its total until the period ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ PERIOD = 86_400.0
 THRESHOLD_PERCENT = 80
 #: The rest of a limit is spread over at least this many seconds.
 _LEAST_SECONDS = 1.0
-#: Below the node's cap and exempt: names of the resources with minimum and maximum rate, and with limit and threshold in KiB.
+#: Below the node's cap and exempt: names of the resources with minimum and maximum rate, and with
+#: limit and threshold in KiB.
 _KINDS = (
     ("plain", "nm_net_min_rate", "nm_net_max_rate", "nm_net_max_kbyte", "nm_net_thresh_kbyte"),
-    ("exempt", "nm_net_exempt_min_rate", "nm_net_exempt_max_rate", "nm_net_exempt_max_kbyte", "nm_net_exempt_thresh_kbyte"),
+    (
+        "exempt",
+        "nm_net_exempt_min_rate",
+        "nm_net_exempt_max_rate",
+        "nm_net_exempt_max_kbyte",
+        "nm_net_exempt_thresh_kbyte",
+    ),
 )
 
 
@@ -37,8 +44,8 @@ class _Account:
 class Accounting:
     """Count sent bytes; returns reduced rates for slivers near their daily limit.
 
-    `load` returns what `save` last got (JSON-able), or None.  `notify(name, kind, used, limit)` is called at most once per
-    sliver
+    `load` returns what `save` last got (JSON-able), or None.  `notify(name, kind, used, limit)` is
+    called at most once per sliver
     and period.  The caller locks.
     """
 
@@ -64,19 +71,27 @@ class Accounting:
                 continue
 
     def update(
-        self, counters: Mapping[str, tuple[int, int]], rspecs: Mapping[str, Mapping[str, Any]], limit: int
+        self,
+        counters: Mapping[str, tuple[int, int]],
+        rspecs: Mapping[str, Mapping[str, Any]],
+        limit: int,
     ) -> dict[str, dict[str, int]]:
         """Count what was sent since the last call (bytes: below the cap, exempt).
 
-        Returns, for each sliver past its threshold, the maximum rates to use instead of its own, in bit/s.
+        Returns, for each sliver past its threshold, the maximum rates to use instead of its own, in
+        bit/s.
 
-        :param limit: bytes that each sliver may send of either kind; its RSpec may have a lower limit.
+        :param limit: bytes that each sliver may send of either kind; its RSpec may have a lower
+            limit.
         """
         now = self._clock()
         result: dict[str, dict[str, int]] = {}
-        # Deleted ones, too, until their period ends. A clock that was set back must not prolong a period.
+        # Deleted ones, too, until their period ends. A clock that was set back must not prolong a
+        # period.
         self._accounts = {
-            name: account for name, account in self._accounts.items() if name in counters or 0 <= now - account.began < PERIOD
+            name: account
+            for name, account in self._accounts.items()
+            if name in counters or 0 <= now - account.began < PERIOD
         }
         for name, values in counters.items():
             account = self._count(name, dict(zip(("plain", "exempt"), values, strict=True)), now)
@@ -89,22 +104,30 @@ class Accounting:
     def _count(self, name: str, shown: dict[str, int], now: float) -> _Account:
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = _Account(now, dict.fromkeys(shown, 0), dict.fromkeys(shown, 0))
+            account = self._accounts[name] = _Account(
+                now, dict.fromkeys(shown, 0), dict.fromkeys(shown, 0)
+            )
         elif not 0 <= now - account.began < PERIOD:
             account.began, account.told, account.used = now, False, dict.fromkeys(shown, 0)
         for kind, value in shown.items():
             # Less than before: a new device, which started at 0.
-            account.used[kind] += value - account.seen[kind] if value >= account.seen[kind] else value
+            account.used[kind] += (
+                value - account.seen[kind] if value >= account.seen[kind] else value
+            )
         account.seen = shown
         return account
 
-    def _cut(self, name: str, account: _Account, rspec: Mapping[str, Any], most: int, now: float) -> dict[str, int]:
+    def _cut(
+        self, name: str, account: _Account, rspec: Mapping[str, Any], most: int, now: float
+    ) -> dict[str, int]:
         left = max(_LEAST_SECONDS, account.began + PERIOD - now)
         cut: dict[str, int] = {}
         for kind, minimum, maximum, limit_kib, threshold_kib in _KINDS:
             limit = min(most, int(rspec[limit_kib]) * 1024 or most)
             used = account.used[kind]
-            if used < min(limit, int(rspec[threshold_kib]) * 1024 or limit * THRESHOLD_PERCENT // 100):
+            if used < min(
+                limit, int(rspec[threshold_kib]) * 1024 or limit * THRESHOLD_PERCENT // 100
+            ):
                 continue
             rate = max(int(rspec[minimum]), int(max(0, limit - used) * 8 / left))
             if rate < int(rspec[maximum]):

@@ -87,7 +87,9 @@ class Templates:
                     new.replace(path)
                 finally:
                     new.unlink(missing_ok=True)
-                kept = sorted(path.parent.glob("template-*.img"), key=lambda entry: entry.stat().st_mtime)
+                kept = sorted(
+                    path.parent.glob("template-*.img"), key=lambda entry: entry.stat().st_mtime
+                )
                 for old in kept[:-TEMPLATES]:
                     for each in (old, *old.parent.glob(f"{old.stem}.*")):
                         each.unlink(missing_ok=True)
@@ -101,7 +103,9 @@ class Templates:
         tool = commands.find("mke2fs")
         if tool is None:
             raise DiskError("mke2fs is missing: install e2fsprogs")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             os.ftruncate(descriptor, kib * KIB)
         finally:
@@ -134,7 +138,9 @@ class Templates:
 def _copy_sparse(source: Path, target: Path, size: int, synced: bool = False) -> None:
     """Copy only what is not a hole; the copy is `size` bytes long."""
     with open(source, "rb", buffering=0) as old:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             os.ftruncate(descriptor, size)
             position = 0

@@ -1,14 +1,15 @@
 """A disk per sliver: a sparse ext4 image on a loop device (NM-C.3, nm_disk_quota).
 
-Works on any file system of the host, also limits root inside the sliver, and is deleted with one unlink.  Images are copies of
-a sparse template of the same size, see :mod:`disk_templates`.
+Works on any file system of the host, also limits root inside the sliver, and is deleted with one
+unlink.  Images are copies of a sparse template of the same size, see :mod:`disk_templates`.
 
-The promised size is then allocated on the host's file system (fallocate) in the background: a few ms for some GiB.
-No file system of a sliver therefore runs out of blocks below its quota, whatever else fills the host.  The blocks stay
-allocated when files inside are deleted.  With overcommit, images stay sparse.
+The promised size is then allocated on the host's file system (fallocate) in the background: a few
+ms for some GiB. No file system of a sliver therefore runs out of blocks below its quota, whatever
+else fills the host.  The blocks stay allocated when files inside are deleted.  With overcommit,
+images stay sparse.
 
-A deleted disk is renamed immediately and unmounted in the background: unmounting takes the kernel a dozen turns of its own
-threads, which busy slivers delay.
+A deleted disk is renamed immediately and unmounted in the background: unmounting takes the kernel a
+dozen turns of its own threads, which busy slivers delay.
 """
 
 from __future__ import annotations
@@ -73,14 +74,27 @@ class Disks:
         #: Remains of deleted slivers that could not be removed.
         self._left: set[Path] = set()
 
-    # --- the host ----------------------------------------------------------------------------------------------------
+    # --- the host
+    # ----------------------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
         found = []
         if commands.find("mke2fs") is None:
-            found.append(Problem("disk quota", False, "install e2fsprogs (mke2fs); without it slivers get no disks of their own"))
+            found.append(
+                Problem(
+                    "disk quota",
+                    False,
+                    "install e2fsprogs (mke2fs); without it slivers get no disks of their own",
+                )
+            )
         if not os.path.exists("/dev/loop-control"):
-            found.append(Problem("disk quota", False, "load the kernel module loop; without it slivers get no own disks"))
+            found.append(
+                Problem(
+                    "disk quota",
+                    False,
+                    "load the kernel module loop; without it slivers get no own disks",
+                )
+            )
         return found
 
     def prepare(self, free_space: bool = True) -> None:
@@ -94,7 +108,10 @@ class Disks:
             self._later(self._remove, left)
         for path in self._entries("slivers"):
             self._back_soon(path.name)
-        for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
+        for leftover in (
+            *self._state.glob("slivers/*/disk.img.new"),
+            *self._state.glob("disks/*.new"),
+        ):
             leftover.unlink(missing_ok=True)
         if free_space and not self.problems():
             self._later(self._templates.stock, DEFAULT_KIB)
@@ -105,7 +122,9 @@ class Disks:
         self._backing.shutdown(wait=self.settle(), cancel_futures=True)
 
     def settle(self, timeout: float = SETTLE_TIMEOUT) -> bool:
-        """Wait for background work, for at most `timeout` seconds; return whether it is finished."""
+        """Wait for background work, for at most `timeout` seconds; return whether it is
+        finished.
+        """
         try:
             self._backing.submit(lambda: None).result(timeout)
         except TimeoutError:
@@ -117,7 +136,9 @@ class Disks:
     def allocated(self) -> dict[str, int]:
         """Return sliver -> bytes that its image occupies on the host, including removals."""
         found = {}
-        places = [(path.name, path) for path in self._entries("slivers")] + [(f"{path}", path) for path in self._removed()]
+        places = [(path.name, path) for path in self._entries("slivers")] + [
+            (f"{path}", path) for path in self._removed()
+        ]
         for name, path in places:
             with contextlib.suppress(OSError):
                 found[name] = os.stat(path / "disk.img").st_blocks * 512
@@ -164,11 +185,16 @@ class Disks:
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
                 return  # overcommit: promised space is only counted
-            log.error("Disk space of sliver %s cannot be allocated (%s): it may run full below its quota", name, error.strerror)
+            log.error(
+                "Disk space of sliver %s cannot be allocated (%s): it may run full below its quota",
+                name,
+                error.strerror,
+            )
         finally:
             os.close(descriptor)
 
-    # --- one disk ----------------------------------------------------------------------------------------------------
+    # --- one disk
+    # ----------------------------------------------------------------------------------------------
 
     def image(self, name: str) -> Path:
         return self._state / "slivers" / check_name(name) / "disk.img"
@@ -196,7 +222,9 @@ class Disks:
                     self.settle()  # deleted disks free their space
             new.replace(path)
         except OSError as error:
-            raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno in syscalls.SHORTAGE) from error
+            raise DiskError(
+                f"disk of sliver {name}: {error.strerror}", retry=error.errno in syscalls.SHORTAGE
+            ) from error
         finally:
             new.unlink(missing_ok=True)
         self._quota_file(name).unlink(missing_ok=True)
@@ -234,20 +262,23 @@ class Disks:
                 # From now on the mount holds the device, which is freed with it.
                 device.close()
         except OSError as error:
-            raise DiskError(f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True) from error
+            raise DiskError(
+                f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True
+            ) from error
 
     @staticmethod
     def _await_release(name: str, path: Path) -> None:
         """Wait until no namespace uses an unmounted disk. Raises DiskError.
 
-        A sliver that is being created has all mounts of the host for a moment. The kernel reports no event for the release, and
-        two file systems over one image would destroy it.
+        A sliver that is being created has all mounts of the host for a moment. The kernel reports
+        no event for the release, and two file systems over one image would destroy it.
         """
         deadline = time.monotonic() + RELEASE_TIMEOUT
         while users := loopdev.over(path):
             if time.monotonic() > deadline:
                 raise DiskError(
-                    f"disk of sliver {name}: {path} is still in use as {', '.join(users)}, by a mount namespace that ends later "
+                    f"disk of sliver {name}: {path} is still in use as {', '.join(users)}, by a "
+                    "mount namespace that ends later "
                     "(see lsns -t mnt)",
                     retry=True,
                 )
@@ -266,12 +297,16 @@ class Disks:
         target = self._target(name)
         used = self.usage(name)
         if used > kib * KIB:
-            raise DiskError(f"nm_disk_quota: sliver {name} uses {used // KIB} KiB of its disk, more than {kib}; free some first")
+            raise DiskError(
+                f"nm_disk_quota: sliver {name} uses {used // KIB} KiB of its disk, more than "
+                f"{kib}; free some first"
+            )
         try:
             if kib * KIB > path.stat().st_size:
                 if target is not None and not _may_grow_mounted():
                     raise DiskError(
-                        f"disk of sliver {name}: this host does not let us grow a mounted disk (CAP_SYS_RESOURCE is "
+                        f"disk of sliver {name}: this host does not let us grow a mounted disk "
+                        "(CAP_SYS_RESOURCE is "
                         "missing); stop the sliver first"
                     )
                 self._enlarge(path, kib * KIB // BLOCK * BLOCK)
@@ -280,7 +315,8 @@ class Disks:
                     with _loop(device) as loop:
                         loop.refresh()
                     _grow(target, path.stat().st_size)
-            # ext4 cannot shrink while it is mounted: the space between quota and size is reserved instead.
+            # ext4 cannot shrink while it is mounted: the space between quota and size is reserved
+            # instead.
             quota = self._quota_file(name)
             new = quota.with_suffix(".new")
             new.write_text(f"{kib}\n")
@@ -288,7 +324,9 @@ class Disks:
             if target is not None:
                 self._apply_quota(name, target)
         except OSError as error:
-            raise DiskError(f"disk of sliver {name}: cannot resize to {kib} KiB: {error.strerror}", retry=True) from error
+            raise DiskError(
+                f"disk of sliver {name}: cannot resize to {kib} KiB: {error.strerror}", retry=True
+            ) from error
 
     def _enlarge(self, path: Path, size: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -310,7 +348,9 @@ class Disks:
         tool = commands.find("resize2fs")
         if tool is None:
             raise DiskError("resize2fs is missing: install e2fsprogs")
-        commands.run([tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError)
+        commands.run(
+            [tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError
+        )
 
     def _quota_file(self, name: str) -> Path:
         return self.image(name).with_name("disk.kib")
@@ -322,7 +362,9 @@ class Disks:
         return self.image(name).stat().st_size // KIB
 
     def _apply_quota(self, name: str, target: str) -> None:
-        """Reserve what the image has beyond the quota; it cannot be used inside, not even by root."""
+        """Reserve what the image has beyond the quota; it cannot be used inside, not even by
+        root.
+        """
         size = self.image(name).stat().st_size
         surplus = max(0, size - self._quota(name) * KIB) // BLOCK
         control = f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters"
@@ -351,12 +393,19 @@ class Disks:
                 with contextlib.suppress(FileNotFoundError):
                     syscalls.umount(target)
             quota = self._quota_file(name)
-            for leftover in (path, path.with_name("disk.img.new"), quota, quota.with_suffix(".new")):
+            for leftover in (
+                path,
+                path.with_name("disk.img.new"),
+                quota,
+                quota.with_suffix(".new"),
+            ):
                 leftover.unlink(missing_ok=True)
         except NotADirectoryError:
             return
         except OSError as error:
-            raise DiskError(f"disk of sliver {name}: cannot remove it: {error.strerror}", retry=True) from error
+            raise DiskError(
+                f"disk of sliver {name}: cannot remove it: {error.strerror}", retry=True
+            ) from error
 
     def discard(self, name: str) -> None:
         """Rename the directory of a sliver with its disk now and remove it soon. Raises OSError."""
@@ -443,7 +492,9 @@ def _blocks(path: Path, low: int, high: int) -> int:
     """Return a number of the superblock (at 1024) from the positions of its halves."""
     with open(path, "rb") as file:
         block = os.pread(file.fileno(), 1024, 1024)
-    return int((struct.unpack_from("<I", block, high)[0] << 32) + struct.unpack_from("<I", block, low)[0])
+    return int(
+        (struct.unpack_from("<I", block, high)[0] << 32) + struct.unpack_from("<I", block, low)[0]
+    )
 
 
 def _grow(target: str, size: int) -> None:
@@ -482,4 +533,6 @@ def _below(directory: Path) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    return text.encode().decode("unicode_escape").encode("latin-1").decode() if "\\" in text else text
+    return (
+        text.encode().decode("unicode_escape").encode("latin-1").decode() if "\\" in text else text
+    )

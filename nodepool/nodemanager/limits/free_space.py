@@ -1,10 +1,12 @@
 """Disk space of the state directory: free space that may be promised, and a ballast.
 
-Other programs of the host may fill the file system to the last byte and inode.  The daemon keeps a ballast with the space that
-it needs to continue and to delete slivers (a database log, a few directory entries).  The ballast is released when the file
-system is full, and created again when space is free.
+Other programs of the host may fill the file system to the last byte and inode.  The daemon keeps a
+ballast with the space that it needs to continue and to delete slivers (a database log, a few
+directory entries).  The ballast is released when the file system is full, and created again when
+space is free.
 
-The disk of a sliver also has a ballast, for the files that the next start writes: a job may fill the disk.
+The disk of a sliver also has a ballast, for the files that the next start writes: a job may fill
+the disk.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from pathlib import Path
 log = logging.getLogger("nodepool.nodemanager.free_space")
 
 MIB = 1 << 20
-#: Never promised to slivers: root trees of images, uploads, database and logs share the file system.
+#: Never promised to slivers: root trees of images, uploads, database and logs share the file
+#: system.
 RESERVE_PARTS = 20
 RESERVE_MOST = 2048 * MIB
 BALLAST = 64 * MIB
 #: Files of the ballast without content: inodes.
 SPARE = 32
-#: Files of the ballast of a sliver's disk, and the bytes of each: a start needs a directory for each overlay, and writes new
-#: files before the old ones are deleted.
+#: Files of the ballast of a sliver's disk, and the bytes of each: a start needs a directory for
+#: each overlay, and writes new files before the old ones are deleted.
 DISK_FILES, DISK_PIECE = 16, 16384
 #: Bytes and inodes below which the file system counts as full.
 LEAST = 8 * MIB
@@ -47,7 +50,9 @@ def keep_on_disk(directory: Path) -> None:
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, exist_ok=True)
         for number in range(DISK_FILES):
-            descriptor = os.open(directory / f"{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                directory / f"{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
             try:
                 os.posix_fallocate(descriptor, 0, DISK_PIECE)
             finally:
@@ -85,17 +90,21 @@ class FreeSpace:
     def total(self, taken: int) -> int:
         """Return the bytes that slivers may have in total.
 
-        :param taken: bytes that their disks occupy already; determine them before the call, so that a disk that is just created
-            never counts twice.
+        :param taken: bytes that their disks occupy already; determine them before the call, so that
+            a disk that is just created never counts twice.
         """
         return max(0, int((self.free() + taken) * self.overcommit))
 
-    # --- ballast -----------------------------------------------------------------------------------------------------
+    # --- ballast
+    # ----------------------------------------------------------------------------------------------
 
     def _is_full(self) -> bool:
         state = self._state()
-        # The part that a file system keeps for root is not counted. Some report no inodes: they create them on demand.
-        return state.f_bavail * state.f_frsize < LEAST or (state.f_files > 0 and state.f_favail < LEAST_INODES)
+        # The part that a file system keeps for root is not counted. Some report no inodes: they
+        # create them on demand.
+        return state.f_bavail * state.f_frsize < LEAST or (
+            state.f_files > 0 and state.f_favail < LEAST_INODES
+        )
 
     def ensure(self) -> None:
         """Release the ballast if the file system is full; call it before vital writes."""
@@ -105,7 +114,11 @@ class FreeSpace:
             self._complete = False
             if not self._said:
                 self._said = True
-                log.error("The file system of %s is full. Slivers still run and can be deleted; free disk space", self._directory)
+                log.error(
+                    "The file system of %s is full. Slivers still run and can be deleted; free "
+                    "disk space",
+                    self._directory,
+                )
             # Disk templates are created again when needed.
             for directory in (self._ballast, self._directory / "disks"):
                 if give_up(directory):
@@ -120,7 +133,9 @@ class FreeSpace:
                 self._said = False
                 log.warning("The file system of %s has free space again", self._directory)
             self._ballast.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self._ballast / "room", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                self._ballast / "room", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
             try:
                 state = self._state()
                 has = os.fstat(descriptor).st_blocks * 512

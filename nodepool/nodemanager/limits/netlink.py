@@ -13,8 +13,8 @@ from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager")
 
-#: Sockets of one sliver, each of which holds up to net.core.rmem_max, and of the kernel itself in each network at most.
-#: Programs usually have one for a moment.
+#: Sockets of one sliver, each of which holds up to net.core.rmem_max, and of the kernel itself in
+#: each network at most. Programs usually have one for a moment.
 MOST, KERNEL = 512, 32
 #: Seconds between two checks: the kernel has no event for it.
 PERIOD = 1.0
@@ -29,7 +29,8 @@ class NetlinkLimit:
     def __init__(self, kill: Callable[[str], None]) -> None:
         self._kill = kill
         self._lock = threading.Lock()
-        #: Name -> descriptor of the directory in /proc of process 1, which never becomes that of another process.
+        #: Name -> descriptor of the directory in /proc of process 1, which never becomes that of
+        #: another process.
         self._known: dict[str, int] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="Thread-nm-netlink", daemon=True)
@@ -65,11 +66,20 @@ class NetlinkLimit:
                 with self._lock:
                     many = name in self._known and _has_many(self._known[name])
                 if many:
-                    log.warning("Sliver %s has more than %s netlink sockets: killing its processes", name, MOST)
+                    log.warning(
+                        "Sliver %s has more than %s netlink sockets: killing its processes",
+                        name,
+                        MOST,
+                    )
                     try:
                         self._kill(name)
                     except BackendError as error:
-                        log.warning("Processes of sliver %s cannot be killed, retrying in %g s: %s", name, PERIOD, error)
+                        log.warning(
+                            "Processes of sliver %s cannot be killed, retrying in %g s: %s",
+                            name,
+                            PERIOD,
+                            error,
+                        )
 
 
 def _has_many(directory: int) -> bool:

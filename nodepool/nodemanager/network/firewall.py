@@ -1,7 +1,8 @@
 """Firewall for slivers: one nftables table in two families (NM-C.4).
 
 It controls the traffic between slivers, this host and other networks.
-No rule names a sliver: the rules match device names that start with "nm", and need no change per sliver.
+No rule names a sliver: the rules match device names that start with "nm", and need no change per
+sliver.
 """
 
 from __future__ import annotations
@@ -19,14 +20,23 @@ from nodepool.nodemanager.network.tools import NetworkError, run, sysctl
 
 API_PORT, DNS_PORT = 812, 53
 FORWARD = "net/ipv4/ip_forward"
-#: Metadata services of clouds, which hold secrets, and addresses of the host itself: always blocked, whatever `reach` says.
-FORBIDDEN = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.0/24")
+#: Metadata services of clouds, which hold secrets, and addresses of the host itself: always
+#: blocked, whatever `reach` says.
+FORBIDDEN = (
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "168.63.129.16/32",
+    "100.100.100.200/32",
+    "192.0.0.0/24",
+)
 PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 #: Seconds in which a sliver may start as many connections as it may have open.
 STARTS = 64
 #: A packet that a sliver sent through a bridge has this bit in its mark until it leaves the host.
 BRIDGED = 0x1000
-#: Files with the resolvers of this host; the second one where the first names a resolver on the host itself.
+#: Files with the resolvers of this host; the second one where the first names a resolver on the
+#: host itself.
 _RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
 _ROUTES = Path("/proc/net/route")
 _BRIDGES_FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
@@ -36,9 +46,14 @@ _STRANGERS = "chain strangers {"
 
 def _set(name: str, networks: Iterable[str]) -> str:
     """Return a named set; nft refuses those without elements or with overlapping ones."""
-    merged = ipaddress.collapse_addresses(ipaddress.IPv4Network(network, strict=False) for network in networks)
+    merged = ipaddress.collapse_addresses(
+        ipaddress.IPv4Network(network, strict=False) for network in networks
+    )
     elements = ", ".join(str(network) for network in merged)
-    return f"set {name} {{ type ipv4_addr; flags interval; {f'elements = {{ {elements} }};' if elements else ''} }}"
+    return (
+        f"set {name} {{ type ipv4_addr; flags interval; "
+        f"{f'elements = {{ {elements} }};' if elements else ''} }}"
+    )
 
 
 def resolvers(given: Iterable[str]) -> list[str]:
@@ -49,7 +64,11 @@ def resolvers(given: Iterable[str]) -> list[str]:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        found += [line.split()[1] for line in lines if line.startswith("nameserver ") and len(line.split()) > 1]
+        found += [
+            line.split()[1]
+            for line in lines
+            if line.startswith("nameserver ") and len(line.split()) > 1
+        ]
     usable = []
     for text in found:
         try:
@@ -69,12 +88,20 @@ def resolv_conf(given: Iterable[str]) -> bytes | None:
     except OSError:
         lines = []
     more = [line for line in lines if line.startswith(("search ", "domain ", "options "))]
-    return "".join(f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]).encode() if servers else None
+    return (
+        "".join(
+            f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]
+        ).encode()
+        if servers
+        else None
+    )
 
 
 def _routes() -> list[list[str]]:
     """Return the words of each IPv4 route of this host."""
-    return [line.split() for line in _ROUTES.read_text().splitlines()[1:]] if _ROUTES.exists() else []
+    return (
+        [line.split() for line in _ROUTES.read_text().splitlines()[1:]] if _ROUTES.exists() else []
+    )
 
 
 def uplink() -> str | None:
@@ -89,7 +116,10 @@ def connected() -> list[str]:
     for words in _routes():
         device, destination, gateway = words[:3]
         if gateway == "00000000" and destination != "00000000" and not device.startswith("nm"):
-            address, mask = (socket.inet_ntoa(struct.pack("=I", int(word, 16))) for word in (destination, words[7]))
+            address, mask = (
+                socket.inet_ntoa(struct.pack("=I", int(word, 16)))
+                for word in (destination, words[7])
+            )
             found.append(str(ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
     return found
 
@@ -97,9 +127,10 @@ def connected() -> list[str]:
 def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
     """Return the table, which replaces itself as a whole.
 
-    TCP segments fit the devices on both sides of this host, whose MTU may be smaller than that of a sliver and may change; path
-    MTU discovery alone fails where ICMP is filtered or an overlay network drops larger packets.
-    A source address is valid if the route back to it uses the device that the packet came from.
+    TCP segments fit the devices on both sides of this host, whose MTU may be smaller than that of a
+    sliver and may change; path MTU discovery alone fails where ICMP is filtered or an overlay
+    network drops larger packets. A source address is valid if the route back to it uses the device
+    that the packet came from.
 
     :param strangers: this host was no router before: do not forward packets from or to others.
     """
@@ -107,7 +138,9 @@ def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
     # Closed connections are not counted, but occupy their entries for two minutes.
     flows, starts = config.network.connections, max(1, config.network.connections // STARTS)
     # Frames within one bridge pass here, too, if the host filters bridged frames (br_netfilter).
-    bridges = 'meta iifkind "bridge" meta oifkind "bridge" return;' if _on(_BRIDGES_FILTERED) else ""
+    bridges = (
+        'meta iifkind "bridge" meta oifkind "bridge" return;' if _on(_BRIDGES_FILTERED) else ""
+    )
     return f"""
 table bridge {table} {{}}
 delete table bridge {table}
@@ -132,7 +165,8 @@ table inet {table} {{
     iifname "nm*" fib saddr . iif oif missing drop
   }}
   chain few {{
-    ct state new add @starts {{ iifname limit rate over {starts}/second burst {flows} packets }} drop
+    ct state new add @starts {{ iifname limit rate over {starts}/second \
+      burst {flows} packets }} drop
     ct state new add @flows {{ iifname ct count over {flows} }} drop
   }}
   chain input {{
@@ -202,8 +236,8 @@ class Firewall:
     def load(self, forward: bool) -> None:
         """Load the rules that fit the host now; `forward`: the host has to route for slivers.
 
-        The rules themselves record that the host was no router before. They live exactly as long as the setting does, also if
-        the daemon is killed or the host restarts.
+        The rules themselves record that the host was no router before. They live exactly as long as
+        the setting does, also if the daemon is killed or the host restarts.
 
         :raises NetworkError: the kernel refuses the rules.
         """
@@ -230,7 +264,10 @@ class Firewall:
         run(
             "nft",
             ["-f", "-"],
-            "".join(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n" for family in ("inet", "bridge")),
+            "".join(
+                f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
+                for family in ("inet", "bridge")
+            ),
         )
         self._loaded = ""
 

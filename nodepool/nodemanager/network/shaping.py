@@ -2,8 +2,10 @@
 
 Slivers send through HTB classes on one shared ifb; what they receive is limited by a token bucket.
 
-The classes sit on the host's end, where no sliver can touch them.  Below ``1:1``, the cap of the node, each sliver has a class
-(rate = minimum, ceil = maximum, quantum ~ share); below ``1:2``, which has no cap, one for exempt destinations.
+The classes sit on the host's end, where no sliver can touch them.  Below ``1:1``, the cap of the
+node, each sliver has a class
+(rate = minimum, ceil = maximum, quantum ~ share); below ``1:2``, which has no cap, one for exempt
+destinations.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, UNLIMITED_RATE
 LEAST_RATE = 8
 #: Maximum minimum rate in per cent of the node's cap.
 MINIMUM_PERCENT = 25
-#: Bytes per unit of nm_net_share; sharing by quantum works only when it is at least the largest packet (GSO: 64 KiB).
+#: Bytes per unit of nm_net_share; sharing by quantum works only when it is at least the largest
+#: packet (GSO: 64 KiB).
 QUANTUM = 60_000
 LARGEST_QUANTUM = 12_000_000
 _FIRST_CLASS = 0x10
@@ -48,11 +51,17 @@ def rates(rspec: Mapping[str, Any], cap: int) -> Rates:
 
     def pair(low: str, high: str, limit: int) -> tuple[int, int]:
         maximum = min(limit, max(LEAST_RATE, int(given[high])))
-        return max(LEAST_RATE, min(int(given[low]), limit * MINIMUM_PERCENT // 100, maximum)), maximum
+        return max(
+            LEAST_RATE, min(int(given[low]), limit * MINIMUM_PERCENT // 100, maximum)
+        ), maximum
 
     minimum, maximum = pair("nm_net_min_rate", "nm_net_max_rate", max(cap, LEAST_RATE))
-    exempt_minimum, exempt_maximum = pair("nm_net_exempt_min_rate", "nm_net_exempt_max_rate", UNLIMITED_RATE)
-    return Rates(minimum, maximum, exempt_minimum, exempt_maximum, max(1, int(given["nm_net_share"])))
+    exempt_minimum, exempt_maximum = pair(
+        "nm_net_exempt_min_rate", "nm_net_exempt_max_rate", UNLIMITED_RATE
+    )
+    return Rates(
+        minimum, maximum, exempt_minimum, exempt_maximum, max(1, int(given["nm_net_share"]))
+    )
 
 
 def quantum(share: int) -> int:
@@ -71,7 +80,9 @@ def burst(rate: int) -> int:
 
 
 def _htb(rate: int, ceil: int, turn: int) -> str:
-    return f"htb rate {rate}bit ceil {ceil}bit burst {burst(rate)} cburst {burst(ceil)} quantum {turn}"
+    return (
+        f"htb rate {rate}bit ceil {ceil}bit burst {burst(rate)} cburst {burst(ceil)} quantum {turn}"
+    )
 
 
 def class_of(index: int, exempt: bool = False) -> str:
@@ -94,7 +105,9 @@ def routable(exempt: Iterable[str]) -> list[str]:
         try:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError:
-            raise NetworkError(f"exempt_ips: {text!r} is neither an address nor a network") from None
+            raise NetworkError(
+                f"exempt_ips: {text!r} is neither an address nor a network"
+            ) from None
         if network.version == 4 and not network.is_loopback:
             found.append(str(network))
     return sorted(set(found))
@@ -118,12 +131,15 @@ class Shaper:
             batch("ip", [f"link add {self.device} type ifb"], force=True)
             batch("ip", [f"link set {self.device} txqueuelen 1000 up"])
             if "htb 1:" not in run("tc", ["qdisc", "show", "dev", self.device]):
-                batch("tc", [f"qdisc replace dev {self.device} root handle 1: htb default 3 r2q 10"])
+                batch(
+                    "tc", [f"qdisc replace dev {self.device} root handle 1: htb default 3 r2q 10"]
+                )
             batch("tc", self._roots())
 
     def _roots(self) -> list[str]:
         start = f"class replace dev {self.device}"
-        # Quanta of parents are never used, but the kernel warns about values that it computes itself.
+        # Quanta of parents are never used, but the kernel warns about values that it computes
+        # itself.
         return [
             f"{start} parent 1: classid 1:1 {_htb(self._cap, self._cap, QUANTUM)}",
             f"{start} parent 1: classid 1:2 {_htb(UNLIMITED_RATE, UNLIMITED_RATE, QUANTUM)}",
@@ -142,7 +158,8 @@ class Shaper:
             for index, veth in self._veths.items():
                 lines += self._classes(index, self._specs[index])
                 if changed_exempt:
-                    # Together with its successor in one batch: unclassified for microseconds at most.
+                    # Together with its successor in one batch: unclassified for microseconds at
+                    # most.
                     batch("tc", self._unfilter(index), force=True)
                     lines += self._filters(index, veth)
             batch("tc", lines)
@@ -152,11 +169,13 @@ class Shaper:
         plain, exempt = class_of(index), class_of(index, True)
         turn = quantum(given.share)
         return [
-            f"class replace dev {self.device} parent 1:1 classid {plain} {_htb(given.minimum, given.maximum, turn)}",
+            f"class replace dev {self.device} parent 1:1 classid {plain} "
+            f"{_htb(given.minimum, given.maximum, turn)}",
             f"class replace dev {self.device} parent 1:2 classid {exempt} "
             f"{_htb(given.exempt_minimum, given.exempt_maximum, turn)}",
             f"qdisc replace dev {self.device} parent {plain} bfifo limit {queue(given.maximum)}",
-            f"qdisc replace dev {self.device} parent {exempt} bfifo limit {queue(given.exempt_maximum)}",
+            f"qdisc replace dev {self.device} parent {exempt} bfifo limit "
+            f"{queue(given.exempt_maximum)}",
         ]
 
     def _filters(self, index: int, veth: str) -> list[str]:
@@ -165,7 +184,8 @@ class Shaper:
         plain, exempt = class_of(index), class_of(index, True)
         return [
             *(
-                f"{start} ip prio {2 * index + 1} u32 match ip dst {network} indev {veth} flowid {exempt}"
+                f"{start} ip prio {2 * index + 1} u32 match ip dst {network} indev {veth} flowid "
+                f"{exempt}"
                 for network in self._exempt
             ),
             f"{start} all prio {2 * index + 2} u32 match u32 0 0 indev {veth} flowid {plain}",
@@ -180,7 +200,10 @@ class Shaper:
     @staticmethod
     def _download(veth: str, maximum: int) -> list[str]:
         burst = max(70_000, maximum // 8 // 100)
-        return [f"qdisc replace dev {veth} root tbf rate {maximum}bit burst {burst} limit {queue(maximum)}"]
+        return [
+            f"qdisc replace dev {veth} root tbf rate {maximum}bit burst {burst} limit "
+            f"{queue(maximum)}"
+        ]
 
     def add(self, index: int, veth: str, rspec: Mapping[str, Any]) -> None:
         """Limit the traffic of a sliver's device in both directions. Raises NetworkError."""

@@ -24,11 +24,25 @@ def run(name: str, arguments: Sequence[str], text: str = "", inside: int | None 
     """
     path = commands.find(name)
     if path is None:
-        raise NetworkError(f"{name} is missing: install {'nftables' if name == 'nft' else 'iproute2'}")
+        raise NetworkError(
+            f"{name} is missing: install {'nftables' if name == 'nft' else 'iproute2'}"
+        )
     command = [path, *arguments]
     if inside is not None:
-        command = [commands.find("nsenter") or "nsenter", f"--net=/proc/{inside}/ns/net", "--", *command]
-    return commands.run(command, TIMEOUT, f"{name} {' '.join(arguments)}", text=text, env=_ENVIRONMENT, error=NetworkError)
+        command = [
+            commands.find("nsenter") or "nsenter",
+            f"--net=/proc/{inside}/ns/net",
+            "--",
+            *command,
+        ]
+    return commands.run(
+        command,
+        TIMEOUT,
+        f"{name} {' '.join(arguments)}",
+        text=text,
+        env=_ENVIRONMENT,
+        error=NetworkError,
+    )
 
 
 def batch(name: str, lines: Sequence[str], inside: int | None = None, force: bool = False) -> str:
@@ -39,7 +53,8 @@ def batch(name: str, lines: Sequence[str], inside: int | None = None, force: boo
     try:
         return run(name, arguments, "\n".join(lines) + "\n", inside)
     except NetworkError as error:
-        # A retryable failure means that nothing was done: the host is short of something, or a timeout.
+        # A retryable failure means that nothing was done: the host is short of something, or a
+        # timeout.
         if force and not error.retry and commands.find(name) is not None:
             return ""
         raise
@@ -52,7 +67,12 @@ def supports(lines: Sequence[tuple[str, ...]]) -> str | None:
         return None
     script = " && ".join(" ".join(line) for line in lines)
     try:
-        commands.run([unshare, "--net", "--", "/bin/sh", "-c", script], TIMEOUT, "unshare --net", env=_ENVIRONMENT)
+        commands.run(
+            [unshare, "--net", "--", "/bin/sh", "-c", script],
+            TIMEOUT,
+            "unshare --net",
+            env=_ENVIRONMENT,
+        )
     except BackendError as error:
         return str(error)
     return None

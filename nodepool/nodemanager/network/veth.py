@@ -1,7 +1,7 @@
 """Outbound network of slivers: a veth pair each, with nat or on a bridge (NM-C.4).
 
-All network settings of a sliver depend on its veth: the kernel removes the device with the sliver's network namespace, and its
-alias identifies the sliver to the next daemon.
+All network settings of a sliver depend on its veth: the kernel removes the device with the sliver's
+network namespace, and its alias identifies the sliver to the next daemon.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ REMOVE_TIMEOUT = 60.0
 _VETH = re.compile(r"nm(\d+)-[0-9a-z]+\Z")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,15}\Z")
 #: Without a link-local address the sliver has no IPv6 neighbors; nat does not support IPv6 anyway.
-_NO_LINK_LOCAL = (f"link set {INSIDE} addrgenmode none",) if os.path.isdir("/proc/sys/net/ipv6") else ()
+_NO_LINK_LOCAL = (
+    (f"link set {INSIDE} addrgenmode none",) if os.path.isdir("/proc/sys/net/ipv6") else ()
+)
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -57,7 +59,9 @@ def addresses(subnet: str, index: int) -> tuple[str, str]:
     network = ipaddress.ip_network(subnet, strict=False)
     first = int(network.network_address) + 4 * index
     if index < 1 or first + 3 > int(network.broadcast_address):
-        raise NetworkError(f"network.subnet: {subnet} is too small for index {index}; configure a larger one")
+        raise NetworkError(
+            f"network.subnet: {subnet} is too small for index {index}; configure a larger one"
+        )
     return str(ipaddress.ip_address(first + 1)), str(ipaddress.ip_address(first + 2))
 
 
@@ -94,19 +98,35 @@ class Network:
         #: index -> name and veth of a removal that has failed
         self._left: dict[int, tuple[str, str]] = {}
 
-    # --- the host ----------------------------------------------------------------------------------------------------
+    # --- the host
+    # ----------------------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
         """Return what is missing for the networks "nat" and "bridge"; "none" needs nothing."""
         found = []
-        for name, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("nft", "nftables")):
+        for name, package in (
+            ("ip", "iproute2"),
+            ("tc", "iproute2"),
+            ("nsenter", "util-linux"),
+            ("nft", "nftables"),
+        ):
             if commands.find(name) is None:
                 what = "bandwidth limits" if name == "tc" else "networks nat and bridge"
-                found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without it"))
+                found.append(
+                    Problem(
+                        what,
+                        False,
+                        f"{name} is missing: install {package}; network none works without it",
+                    )
+                )
         if found or os.geteuid() != 0:
             return found
         checks = (
-            ("networks nat and bridge", "veth", [("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")]),
+            (
+                "networks nat and bridge",
+                "veth",
+                [("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")],
+            ),
             (
                 "bandwidth limits",
                 "ifb, sch_htb, cls_u32, act_mirred",
@@ -138,19 +158,36 @@ class Network:
             (
                 "networks nat and bridge",
                 "nf_tables, nft_fib_inet, nft_masq, nft_connlimit, nft_exthdr, nft_rt",
-                [("printf", "%s", f"'{ruleset('probe', self._config, True)}'", "|", "nft", "-f", "-")],
+                [
+                    (
+                        "printf",
+                        "%s",
+                        f"'{ruleset('probe', self._config, True)}'",
+                        "|",
+                        "nft",
+                        "-f",
+                        "-",
+                    )
+                ],
             ),
         )
         for what, modules, lines in checks:
             said = supports(lines)
             if said is not None:
-                found.append(Problem(what, False, f"load the kernel modules {modules} ({said}); only network none works then"))
+                found.append(
+                    Problem(
+                        what,
+                        False,
+                        f"load the kernel modules {modules} ({said}); only network none works then",
+                    )
+                )
         return found
 
     def prepare(self) -> None:
         """Find what an earlier daemon created; the host is not changed before a sliver needs it."""
         with self._lock:
-            # Start its thread now: slivers can then be removed even when the host has no threads left.
+            # Start its thread now: slivers can then be removed even when the host has no threads
+            # left.
             self._beside().submit(lambda: None)
             self._known = {name: (veth, index) for name, veth, index in self._scan()}
             try:
@@ -203,7 +240,8 @@ class Network:
         """Return /etc/resolv.conf of a sliver with this network; None: its own."""
         return resolv_conf(self._config.network.dns) if mode == "nat" else None
 
-    # --- one sliver --------------------------------------------------------------------------------------------------
+    # --- one sliver
+    # ----------------------------------------------------------------------------------------------
 
     def _scan(self) -> list[tuple[str, str, int]]:
         """Return name, veth and index of our devices."""
@@ -211,7 +249,9 @@ class Network:
         for entry in os.listdir(CLASS_NET) if CLASS_NET.is_dir() else ():
             if _VETH.match(entry):
                 with contextlib.suppress(OSError, ValueError):
-                    owner, index, name = (CLASS_NET / entry / "ifalias").read_text().strip().split(":")
+                    owner, index, name = (
+                        (CLASS_NET / entry / "ifalias").read_text().strip().split(":")
+                    )
                     if owner == f"nodepool-nm{self.tag}":
                         found.append((name, entry, int(index)))
         return found
@@ -222,7 +262,9 @@ class Network:
             self._stamp = max(self._stamp + 1, time.time_ns() // 1_000_000)
             return f"nm{index}-{_base36(self._stamp % 36**7)}"
 
-    def create(self, name: str, index: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
+    def create(
+        self, name: str, index: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]
+    ) -> NetInfo:
         """Connect a process's network namespace.
 
         :raises NetworkError: unknown mode, missing bridge, or the kernel refuses.
@@ -233,9 +275,12 @@ class Network:
         bridge = mode.partition(":")[2] if mode.startswith("bridge:") else None
         if mode != "nat" and not bridge:
             raise NetworkError(f"network {mode!r}: must be none, nat or bridge:<device>")
-        if bridge is not None and (not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()):
+        if bridge is not None and (
+            not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()
+        ):
             raise NetworkError(
-                f"network {mode!r}: this host has no bridge of that name; create it first (ip link add NAME type bridge)"
+                f"network {mode!r}: this host has no bridge of that name; create it first (ip link "
+                "add NAME type bridge)"
             )
         with self._lock:
             self._making += 1
@@ -245,7 +290,9 @@ class Network:
             with self._lock:
                 self._making -= 1
 
-    def _create(self, name: str, index: int, netns_pid: int, bridge: str | None, rspec: Mapping[str, Any]) -> NetInfo:
+    def _create(
+        self, name: str, index: int, netns_pid: int, bridge: str | None, rspec: Mapping[str, Any]
+    ) -> NetInfo:
         self._finish(index)
         for other, veth, old_index in self._scan():
             if other == name or old_index == index:
@@ -253,7 +300,11 @@ class Network:
         self._share("shaping")
         self._share("nat" if bridge is None else "bridge")
         veth = self._new_name(index)
-        info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
+        info = (
+            NetInfo(veth, *reversed(addresses(self._subnet, index)))
+            if bridge is None
+            else NetInfo(veth)
+        )
         mac, gateway_mac = _new_mac(), _new_mac()
         mtu = _mtu(bridge or uplink())
         try:
@@ -267,7 +318,8 @@ class Network:
             )
             if bridge is None:
                 sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
-                # Senders outside the /30 add no neighbors: the kernel's table is shared by all network namespaces.
+                # Senders outside the /30 add no neighbors: the kernel's table is shared by all
+                # network namespaces.
                 sysctl(f"net/ipv4/conf/{veth}/arp_ignore", 2)
             self.shaper.add(index, veth, rspec)
             # Traffic passes only from now on.
@@ -280,7 +332,11 @@ class Network:
                 "ip",
                 [
                     f"link set {veth} up",
-                    *([] if bridge is not None else [f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"]),
+                    *(
+                        []
+                        if bridge is not None
+                        else [f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"]
+                    ),
                 ],
             )
             if bridge is not None:
@@ -294,7 +350,8 @@ class Network:
                         f"link set {INSIDE} up",
                         f"addr add {info.address}/30 dev {INSIDE}",
                         f"route add default via {info.gateway}",
-                        f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent",
+                        f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud "
+                        "permanent",
                     ],
                     inside=netns_pid,
                 )
@@ -312,18 +369,26 @@ class Network:
     def _join(self, veth: str, bridge: str, mac: str) -> None:
         """Add the device to the bridge as a port that accepts only its own hardware address.
 
-        No sliver can then pose as its neighbors or as the gateway. The ports of slivers are isolated from each other unless
-        `isolated` is off.
+        No sliver can then pose as its neighbors or as the gateway. The ports of slivers are
+        isolated from each other unless `isolated` is off.
 
         :raises NetworkError: it cannot join the bridge.
         """
         isolated = "on" if self._config.network.isolated else "off"
-        batch("ip", [f"link set {veth} master {bridge}", f"link set {veth} type bridge_slave isolated {isolated}"])
+        batch(
+            "ip",
+            [
+                f"link set {veth} master {bridge}",
+                f"link set {veth} type bridge_slave isolated {isolated}",
+            ],
+        )
         try:
             batch("bridge", [f"fdb replace {mac} dev {veth} master static"])
             batch("ip", [f"link set {veth} type bridge_slave learning off root_block on locked on"])
         except NetworkError as error:  # before Linux 5.18 and iproute2 5.18
-            log.warning("Slivers on bridge %s can use hardware addresses of others: %s", bridge, error)
+            log.warning(
+                "Slivers on bridge %s can use hardware addresses of others: %s", bridge, error
+            )
 
     def _place(self, name: str) -> tuple[str, int] | None:
         with self._lock:
@@ -358,7 +423,9 @@ class Network:
             return {}
         found = self.shaper.counters()
         with self._lock:
-            return {name: found[index] for name, (_, index) in self._known.items() if index in found}
+            return {
+                name: found[index] for name, (_, index) in self._known.items() if index in found
+            }
 
     def destroy(self, name: str) -> None:
         """Start to remove the device if it exists; the kernel finishes in the background."""
@@ -380,7 +447,9 @@ class Network:
     def _beside(self) -> concurrent.futures.ThreadPoolExecutor:
         """Return the executor for background work; the caller holds the lock."""
         if self._executor is None:
-            self._executor = concurrent.futures.ThreadPoolExecutor(1, "ThreadPoolExecutor-nodemanager-net")
+            self._executor = concurrent.futures.ThreadPoolExecutor(
+                1, "ThreadPoolExecutor-nodemanager-net"
+            )
         return self._executor
 
     def tidy(self) -> None:
@@ -402,13 +471,19 @@ class Network:
                 except NetworkError as error:  # stop() and the next start try again
                     log.warning("The firewall rules for slivers cannot be removed: %s", error)
 
-    def _removed(self, name: str, veth: str, index: int, done: concurrent.futures.Future[None]) -> None:
+    def _removed(
+        self, name: str, veth: str, index: int, done: concurrent.futures.Future[None]
+    ) -> None:
         with self._lock:
             if self._removals.get(index, ("", None))[1] is done:
                 del self._removals[index]
             if not done.cancelled() and done.exception() is not None:
                 self._left[index] = name, veth
-                log.warning("The network of sliver %s cannot be removed, retrying later: %s", name, done.exception())
+                log.warning(
+                    "The network of sliver %s cannot be removed, retrying later: %s",
+                    name,
+                    done.exception(),
+                )
 
     def _finish(self, index: int) -> None:
         """Wait until the previous device of this index is removed. Raises NetworkError."""
@@ -421,7 +496,9 @@ class Network:
                 removal[1].result(REMOVE_TIMEOUT)
             except concurrent.futures.TimeoutError:
                 raise NetworkError(
-                    f"the device that had index {index} before still exists after {REMOVE_TIMEOUT:g} s", retry=True
+                    f"the device that had index {index} before still exists after "
+                    f"{REMOVE_TIMEOUT:g} s",
+                    retry=True,
                 ) from None
 
     def found(self) -> list[str]:

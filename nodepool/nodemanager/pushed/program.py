@@ -1,8 +1,9 @@
 """Runs the node manager on a machine that a launcher uses for a while (NM-C.8).
 
 This is the remote end of ``backing-label``.
-A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it. Input and output are
-one JSON object per line. Everything is below one directory; each daemon has its own directory (*place*), deleted with it.
+A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it.
+Input and output are one JSON object per line. Everything is below one directory; each daemon has
+its own directory (*place*), deleted with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from nodepool.process import background
 MARK = "nodepool:"
 #: Seconds.
 LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0
-#: Seconds without a heartbeat after which the connection counts as broken; launchers send one every 20 s.
+#: Seconds without a heartbeat after which the connection counts as broken; launchers send one every
+#: 20 s.
 SILENCE = 90.0
 #: Seconds until a daemon that has ended is restarted: initially, and maximum.
 RESTART_WAIT, RESTART_WAIT_MAX = 1.0, 30.0
@@ -69,7 +71,9 @@ class Place:
             try:
                 lock_file(file.fileno(), LOCK_TIMEOUT)
             except BlockingIOError:
-                raise PushError(f"another launcher has locked {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
+                raise PushError(
+                    f"another launcher has locked {self.directory} for more than {LOCK_TIMEOUT:g} s"
+                ) from None
             yield
 
     # -- state
@@ -124,7 +128,8 @@ class Place:
         since = float(job.get("since") or 0)
         if self.directory.exists() and self.read("owner") != job["owner"]:
             if since < float(self.read("since") or 0):
-                # A launcher that does not know of its loss must not take the machine from its new owner.
+                # A launcher that does not know of its loss must not take the machine from its new
+                # owner.
                 raise PushError(f"the machine belongs to backing node {self.read('owner')} now")
             self.clear()  # of an earlier launcher that ended without cleaning up
         self.directory.mkdir(mode=0o711, exist_ok=True)
@@ -134,12 +139,19 @@ class Place:
         options = self._options(job)
         text = yaml.safe_dump(options)
         running = self.pid() is not None
-        if running and self.read("code") == code and self.read("nodemanager.yaml") == text and self.answers(ANSWER_TIMEOUT):
+        if (
+            running
+            and self.read("code") == code
+            and self.read("nodemanager.yaml") == text
+            and self.answers(ANSWER_TIMEOUT)
+        ):
             return
         if running:
             self.stop()
         self.write("nodemanager.yaml", text)
-        self.write("logging.yaml", yaml.safe_dump(service.logging_config(str(self.directory / "log"))))
+        self.write(
+            "logging.yaml", yaml.safe_dump(service.logging_config(str(self.directory / "log")))
+        )
         self.write("idle", str(job.get("idle") or 0))
         self.write("code", code)
         self.start(code)
@@ -148,11 +160,16 @@ class Place:
         options: dict[str, Any] = {**(job.get("config") or {})}
         # A cloud's machine does not always know its external address.
         address = str(job["address"])
-        ssh = {"address": address, "listen-address": service.listen_address(address), **(options.get("ssh") or {})}
+        ssh = {
+            "address": address,
+            "listen-address": service.listen_address(address),
+            **(options.get("ssh") or {}),
+        }
         api: dict[str, Any] = {"tcp": False}
         login = os.environ.get("SUDO_UID", "")
         if os.geteuid() == 0 and login.isdecimal() and login != "0":
-            # The SSH server connects to our socket as the login user; that account is equal to root already.
+            # The SSH server connects to our socket as the login user; that account is equal to root
+            # already.
             api["controller-uids"] = [int(login)]
         return {
             **options,
@@ -170,7 +187,10 @@ class Place:
         except service.ServiceError as error:
             raise PushError(str(error)) from None
         if not self.answers(ANSWER_TIMEOUT):
-            raise PushError(f"the node manager does not answer; the end of its log: {self.read('log')[-600:].strip()}")
+            raise PushError(
+                "the node manager does not answer; the end of its log: "
+                f"{self.read('log')[-600:].strip()}"
+            )
 
     def stop(self) -> None:
         """End the daemon; slivers live on.
@@ -220,7 +240,9 @@ class Place:
                 for name in names:
                     self.client.call("DeleteSliver", name)
                 for name in names:
-                    self.client.call("WaitSliver", name, "gone", CLEAR_TIMEOUT, timeout=CLEAR_TIMEOUT + 5)
+                    self.client.call(
+                        "WaitSliver", name, "gone", CLEAR_TIMEOUT, timeout=CLEAR_TIMEOUT + 5
+                    )
             except (RpcError, RpcFault) as error:
                 raise PushError(f"slivers of the last user cannot be removed: {error}") from None
             self.stop()
@@ -232,10 +254,15 @@ class Place:
     def leave(self) -> None:
         """Remove the shared files if this was the last daemon here."""
         with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
-            # Shared by all processes at work here, including this one, which may make its own lock exclusive.
+            # Shared by all processes at work here, including this one, which may make its own lock
+            # exclusive.
             inherited = os.environ.get(service.LOCK_VARIABLE, "")
             lock_file(int(inherited) if inherited.isdecimal() else file.fileno())
-            if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
+            if not [
+                entry
+                for entry in os.listdir(self.base)
+                if not entry.startswith(".") and entry != "code"
+            ]:
                 service.remove_tree(self.base)
 
 
@@ -245,9 +272,14 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
     again = False
     while True:
         with place.locked():
-            # Two launchers may have different releases: the last one to start the daemon wins, or they would restart it
-            # forever.
-            if not (again and place.pid() is not None and place.read("owner") == job["owner"] and place.answers(ANSWER_TIMEOUT)):
+            # Two launchers may have different releases: the last one to start the daemon wins, or
+            # they would restart it forever.
+            if not (
+                again
+                and place.pid() is not None
+                and place.read("owner") == job["owner"]
+                and place.answers(ANSWER_TIMEOUT)
+            ):
                 place.ensure(job, code)
             pid = place.pid()
         again = True
@@ -271,7 +303,9 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
             if process >= 0:
                 os.close(process)
         say(state="ended")
-        pause = RESTART_WAIT if time.monotonic() - started > 60 else min(2 * pause, RESTART_WAIT_MAX)
+        pause = (
+            RESTART_WAIT if time.monotonic() - started > 60 else min(2 * pause, RESTART_WAIT_MAX)
+        )
         if readable([0], pause) and not os.read(0, 4096):
             return
 

@@ -106,10 +106,17 @@ def start(place: str, directory: Path, code: str) -> None:
     if with_systemd():
         path = UNITS / unit_name(place)
         path.write_text(unit(directory, code))
-        argv, environment = ["sh", "-c", 'systemctl daemon-reload && systemctl start "$0"', path.name], dict(os.environ)
+        argv, environment = (
+            ["sh", "-c", 'systemctl daemon-reload && systemctl start "$0"', path.name],
+            dict(os.environ),
+        )
     else:
         argv, environment = command(directory), {**os.environ, "PYTHONPATH": code}
-    environment = {k: v for k, v in environment.items() if k != LOCK_VARIABLE and not k.startswith(("SSH_", "SUDO_"))}
+    environment = {
+        k: v
+        for k, v in environment.items()
+        if k != LOCK_VARIABLE and not k.startswith(("SSH_", "SUDO_"))
+    }
     try:
         done = subprocess.run(
             argv,
@@ -162,7 +169,14 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     from nodepool.process.service import run_daemon
 
     args = nodemanager.create_parser().parse_args(
-        ["-c", str(directory / "nodemanager.yaml"), "-p", str(directory / "pid"), "-l", str(directory / "logging.yaml")]
+        [
+            "-c",
+            str(directory / "nodemanager.yaml"),
+            "-p",
+            str(directory / "pid"),
+            "-l",
+            str(directory / "logging.yaml"),
+        ]
     )
     lonely = Loneliness(directory, empty)
 
@@ -202,7 +216,10 @@ class Loneliness:
             return
         while limit > 0 and not self._stop.wait(min(LONELY_CHECK, limit)):
             with contextlib.suppress(Exception):
-                if time.time() - (self._directory / "contact").stat().st_mtime > limit and self._empty():
+                if (
+                    time.time() - (self._directory / "contact").stat().st_mtime > limit
+                    and self._empty()
+                ):
                     self.ended = True
                     os.kill(os.getpid(), 15)
                     return

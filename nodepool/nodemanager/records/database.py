@@ -32,11 +32,13 @@ CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
 """
 #: Seconds that a statement waits for another process that uses the file.
 BUSY_TIMEOUT = 5.0
-#: Source of records whose own source is no longer configured: the next source that delivers them adopts them.
+#: Source of records whose own source is no longer configured: the next source that delivers them
+#: adopts them.
 ABANDONED = "abandoned"
 #: The host's values that end with the record: loans, and whether the sliver is created and running.
 _OF_ONE_LIFE = ("loans", "created", "running")
-#: What SQLite says of a file that is damaged; in all other cases (no space, no permission, a failing disk) the file is kept.
+#: What SQLite says of a file that is damaged; in all other cases (no space, no permission, a
+#: failing disk) the file is kept.
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 
@@ -50,7 +52,13 @@ class Record:
     __slots__ = ("content", "expiry", "key", "serial", "source", "timestamp")
 
     def __init__(
-        self, key: str, source: str, serial: float, timestamp: float, expiry: float | None, content: dict[str, Any]
+        self,
+        key: str,
+        source: str,
+        serial: float,
+        timestamp: float,
+        expiry: float | None,
+        content: dict[str, Any],
     ) -> None:
         self.key = key
         self.source = source
@@ -71,7 +79,10 @@ class Database:
     """
 
     def __init__(
-        self, path: str, now: Callable[[], float] = time.time, free_ballast: Callable[[], object] = lambda: None
+        self,
+        path: str,
+        now: Callable[[], float] = time.time,
+        free_ballast: Callable[[], object] = lambda: None,
     ) -> None:
         self._free_ballast = free_ballast
         self.path = path
@@ -102,25 +113,35 @@ class Database:
             if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
                 raise DatabaseError(f"database {self.path} is in use by another process") from error
             if isinstance(error, OSError) or (code is not None and code & 0xFF not in _DAMAGED):
-                raise DatabaseError(f"cannot use the database {self.path}: {error}; check directory, rights and space") from error
+                raise DatabaseError(
+                    f"cannot use the database {self.path}: {error}; check directory, rights and "
+                    "space"
+                ) from error
             self._move_aside(error)
             try:
                 self._open()
             except (sqlite3.Error, OSError) as again:
                 self.close()
-                raise DatabaseError(f"cannot create database {self.path}: {again}; check directory and permissions") from again
+                raise DatabaseError(
+                    f"cannot create database {self.path}: {again}; check directory and permissions"
+                ) from again
 
     def _open(self) -> None:
         new = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
         if new:
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
         self._connection = connection
         connection.execute("PRAGMA journal_mode=WAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise DatabaseError(f"{self.path} is a database of another program; give another state-dir, or move it away")
+                raise DatabaseError(
+                    f"{self.path} is a database of another program; give another state-dir, or "
+                    "move it away"
+                )
             with self._transaction() as cursor:
                 for statement in _SCHEMA.split(";"):
                     if statement.strip():
@@ -128,13 +149,16 @@ class Database:
                 cursor.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise DatabaseError(
-                f"{self.path} has schema version {version}, this program knows {SCHEMA_VERSION}: another release "
+                f"{self.path} has schema version {version}, this program knows {SCHEMA_VERSION}: "
+                "another release "
                 "wrote it; run that one, or move the file away"
             )
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
             raise sqlite3.DatabaseError(result)
-        for key, text in connection.execute("SELECT record_key, json FROM records UNION ALL SELECT record_key, json FROM local"):
+        for key, text in connection.execute(
+            "SELECT record_key, json FROM records UNION ALL SELECT record_key, json FROM local"
+        ):
             if not isinstance(json.loads(text), dict):
                 raise ValueError(f"entry {key} is not a dictionary")
 
@@ -143,7 +167,8 @@ class Database:
         while os.path.exists(aside):
             aside += "+"
         log.error(
-            "The database %s cannot be used (%s): moved to %s. It is rebuilt from the sources; running slivers are adopted",
+            "The database %s cannot be used (%s): moved to %s. It is rebuilt from the sources; "
+            "running slivers are adopted",
             self.path,
             error,
             aside,
@@ -164,8 +189,9 @@ class Database:
     def _transaction(self, lasting: bool = True) -> Iterator[sqlite3.Cursor]:
         """Run the block in a transaction, which may be a part of a larger one.
 
-        :param lasting: survives a loss of power; the end of the process loses nothing in any case.  A part of a larger
-            transaction is as lasting as the larger one. Writes are never reordered.
+        :param lasting: survives a loss of power; the end of the process loses nothing in any case.
+            A part of a larger transaction is as lasting as the larger one. Writes are never
+            reordered.
         """
         with self._lock:
             if self._connection is None:
@@ -181,7 +207,8 @@ class Database:
                 yield cursor
                 cursor.execute("COMMIT")
             except BaseException:
-                # Also after a failed commit: otherwise later statements would be part of it and never be written.
+                # Also after a failed commit: otherwise later statements would be part of it and
+                # never be written.
                 if self._connection.in_transaction:
                     cursor.execute("ROLLBACK")
                 raise
@@ -228,14 +255,23 @@ class Database:
         with self._transaction() as cursor:
             cursor.execute(
                 "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
-                (record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)),
+                (
+                    record.key,
+                    record.source,
+                    record.serial,
+                    record.timestamp,
+                    record.expiry,
+                    json.dumps(record.content),
+                ),
             )
 
     def set_expiry(self, key: str, expiry: float) -> bool:
         """Let a record live until then (Unix seconds); False when there is none (any more)."""
         with self._transaction() as cursor:
             cursor.execute(
-                "UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE record_key = ?", (expiry, expiry, key)
+                "UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE "
+                "record_key = ?",
+                (expiry, expiry, key),
             )
             return cursor.rowcount == 1
 
@@ -249,12 +285,21 @@ class Database:
     def abandon(self, active: Collection[str]) -> list[str]:
         """Mark the records of sources that are not ``active``; their keys."""
         with self._transaction() as cursor:
-            keys = [r.key for r in self.records() if r.source not in active and r.source not in ("", ABANDONED)]
-            cursor.executemany("UPDATE records SET source = ? WHERE record_key = ?", [(ABANDONED, key) for key in keys])
+            keys = [
+                r.key
+                for r in self.records()
+                if r.source not in active and r.source not in ("", ABANDONED)
+            ]
+            cursor.executemany(
+                "UPDATE records SET source = ? WHERE record_key = ?",
+                [(ABANDONED, key) for key in keys],
+            )
             return keys
 
     def texts(self, prefix: str) -> list[tuple[str, str | None]]:
-        """Return the JSON texts of records with that key prefix, each with the host's own values."""
+        """Return the JSON texts of records with that key prefix, each with the host's own
+        values.
+        """
         return self._rows(
             "SELECT records.json, local.json FROM records LEFT JOIN local USING (record_key) "
             "WHERE substr(record_key, 1, ?) = ? ORDER BY record_key",
@@ -268,7 +313,10 @@ class Database:
         return expiry
 
     def expired(self, now: float) -> list[Record]:
-        return [self._record(row) for row in self._rows("SELECT * FROM records WHERE expiry < ? ORDER BY record_key", now)]
+        return [
+            self._record(row)
+            for row in self._rows("SELECT * FROM records WHERE expiry < ? ORDER BY record_key", now)
+        ]
 
     def serial(self, source: str) -> float:
         """Return the serial of the last complete update; 0 before the first."""
@@ -287,11 +335,19 @@ class Database:
         return dict(json.loads(rows[0][0])) if rows else {}
 
     def locals(self) -> dict[str, dict[str, Any]]:
-        return {key: json.loads(text) for key, text in self._rows("SELECT record_key, json FROM local ORDER BY record_key")}
+        return {
+            key: json.loads(text)
+            for key, text in self._rows("SELECT record_key, json FROM local ORDER BY record_key")
+        }
 
     def keys_with(self, name: str) -> list[str]:
         """Return the records for which this host keeps a value of that name."""
-        return [key for (key,) in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
+        return [
+            key
+            for (key,) in self._rows(
+                "SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}"
+            )
+        ]
 
     def update_local(self, key: str, **values: object) -> dict[str, Any]:
         """Set these values (None removes one); return all.
@@ -300,7 +356,9 @@ class Database:
         """
         with self._transaction(lasting=False) as cursor:
             before = self.local(key)
-            content = {name: value for name, value in {**before, **values}.items() if value is not None}
+            content = {
+                name: value for name, value in {**before, **values}.items() if value is not None
+            }
             if content == before:
                 return content  # unchanged: no write
             cursor.execute("INSERT OR REPLACE INTO local VALUES (?, ?)", (key, json.dumps(content)))
@@ -310,7 +368,9 @@ class Database:
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM local WHERE record_key = ?", (key,))
 
-    def allocate_index(self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True) -> int:
+    def allocate_index(
+        self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True
+    ) -> int:
         """Return the lowest free number for a sliver, kept until :meth:`free_index`.
 
         :param usable: whether a free number can be taken now.
@@ -351,7 +411,9 @@ class Database:
 
     def set_counters(self, name: str, content: dict[str, Any]) -> None:
         with self._transaction(lasting=False) as cursor:
-            cursor.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content)))
+            cursor.execute(
+                "INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content))
+            )
 
     def use_ticket(self, jti: str, expiry: float) -> bool:
         """Store the id of a ticket until it expires; return False when it was used before."""
@@ -375,9 +437,14 @@ class Database:
                     for r in self.records()
                 },
                 "local": self.locals(),
-                "indexes": {name: number for number, name in self._rows("SELECT number, name FROM indexes")},
+                "indexes": {
+                    name: number for number, name in self._rows("SELECT number, name FROM indexes")
+                },
                 "serials": dict(self._rows("SELECT source, serial FROM serials")),
-                "counters": {name: json.loads(text) for name, text in self._rows("SELECT name, json FROM counters")},
+                "counters": {
+                    name: json.loads(text)
+                    for name, text in self._rows("SELECT name, json FROM counters")
+                },
             },
             indent=1,
             sort_keys=True,

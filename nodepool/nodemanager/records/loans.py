@@ -34,18 +34,24 @@ def validate(given: object) -> list[Loan]:
         if not isinstance(recipient, str) or not isinstance(resource, str):
             raise LoanError(f"loan {number}: recipient and resource must be texts")
         if resource not in LOANABLE:
-            raise LoanError(f"loan {number}: {resource[:60]!r} cannot be lent; loanable are {', '.join(sorted(LOANABLE))}")
+            raise LoanError(
+                f"loan {number}: {resource[:60]!r} cannot be lent; loanable are "
+                f"{', '.join(sorted(LOANABLE))}"
+            )
         if isinstance(amount, bool) or not isinstance(amount, int) or not 0 < amount <= MAXIMUM:
             raise LoanError(f"loan {number}: the amount must be a whole number above 0")
         result.append((recipient, resource, amount))
     return result
 
 
-def effective(slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]]) -> dict[str, dict[str, int]]:
+def effective(
+    slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]],
+) -> dict[str, dict[str, int]]:
     """Return the RSpecs after all loans.
 
     Only what the authority granted can be lent, and a lender keeps its floor.
-    Where 0 means "no limit", a recipient without limit gets nothing: a loan must not limit the recipient.
+    Where 0 means "no limit", a recipient without limit gets nothing: a loan must not limit the
+    recipient.
 
     :param slivers: name -> (complete RSpec as granted, loans in the order given).
     """

@@ -1,7 +1,7 @@
 """Merge the updates of authorities into the database (NM-A.6 with its fixes, B.2, C.6).
 
-Every source numbers its own updates with a rising serial.  A complete update lists everything that exists at that source;
-a partial one adds or changes.  No update deletes records of another source.
+Every source numbers its own updates with a rising serial.  A complete update lists everything that
+exists at that source; a partial one adds or changes.  No update deletes records of another source.
 """
 
 from __future__ import annotations
@@ -31,15 +31,22 @@ class Changes:
 
 
 def deliver(
-    database: Database, source: str, serial: float | None, given: Iterable[Any], complete: bool, now: float | None = None
+    database: Database,
+    source: str,
+    serial: float | None,
+    given: Iterable[Any],
+    complete: bool,
+    now: float | None = None,
 ) -> Changes:
     """Merge an update of a source into the database.
 
-    Records replace those of the same source as a whole, if their timestamp is not older.  A record that cannot be
-    used is refused alone; in a complete update its predecessor stays.  An expired record does not exist.  An update
-    older than the last complete one of its source is refused as a whole.
+    Records replace those of the same source as a whole, if their timestamp is not older.  A record
+    that cannot be used is refused alone; in a complete update its predecessor stays.  An expired
+    record does not exist.  An update older than the last complete one of its source is refused as a
+    whole.
 
-    :param serial: rises with every update of the source, if it sends one; not a clock, as clocks can step back.
+    :param serial: rises with every update of the source, if it sends one; not a clock, as clocks
+        can step back.
     :param complete: what the update does not contain no longer exists at the source.
     :param now: Unix seconds.
     """
@@ -62,13 +69,29 @@ def deliver(
                     database.delete(old.key)
                     changes.deleted.add(old.key)
             database.set_serial(source, serial)
-            database.put(Record(records.TIMESTAMP, "", serial, now, None, {"type": records.TIMESTAMP, "timestamp": now}))
+            database.put(
+                Record(
+                    records.TIMESTAMP,
+                    "",
+                    serial,
+                    now,
+                    None,
+                    {"type": records.TIMESTAMP, "timestamp": now},
+                )
+            )
             changes.complete = True
     return changes
 
 
 def _take(
-    database: Database, source: str, serial: float, now: float, place: int, item: object, seen: set[str], changes: Changes
+    database: Database,
+    source: str,
+    serial: float,
+    now: float,
+    place: int,
+    item: object,
+    seen: set[str],
+    changes: Changes,
 ) -> None:
     try:
         record = records.parse_record(item)
@@ -78,7 +101,11 @@ def _take(
         # The record exists but is invalid: its predecessor stays.
         if isinstance(item, dict):
             account = item.get("account_type")
-            seen.add(records.record_key(str(account), str(item.get("name"))) if account else str(item.get("record_key")))
+            seen.add(
+                records.record_key(str(account), str(item.get("name")))
+                if account
+                else str(item.get("record_key"))
+            )
         return
     key = record["record_key"]
     if key == records.TIMESTAMP:
@@ -90,7 +117,8 @@ def _take(
         log.error("Record %s of %s is refused: it belongs to %s", key, source, old.source)
         return
     version, expiry = record.get("timestamp"), record.get("expiry")
-    # Versions are compared only if the authority sends them: times of different clocks are not comparable.
+    # Versions are compared only if the authority sends them: times of different clocks are not
+    # comparable.
     known = None if old is None else old.content.get("timestamp")
     if old is not None and version is not None and known is not None and version < known:
         seen.add(key)
@@ -110,7 +138,9 @@ def _take(
     content = {name: value for name, value in record.items() if name != "record_key"}
     if old is None or old.content != content or old.expiry != expiry:
         changes.changed.add(key)
-    database.put(Record(key, source, serial, timestamp, None if expiry is None else float(expiry), content))
+    database.put(
+        Record(key, source, serial, timestamp, None if expiry is None else float(expiry), content)
+    )
 
 
 def expire(database: Database, now: float) -> Changes:

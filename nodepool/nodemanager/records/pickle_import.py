@@ -1,7 +1,7 @@
 """Import the pickled database of the original node manager (NM-A.11, NM-B.2, NM-C.5).
 
-Only by an explicit offline command: the daemon never reads a pickle.  No class of the pickle is instantiated: nothing in it
-can run.
+Only by an explicit offline command: the daemon never reads a pickle.  No class of the pickle is
+instantiated: nothing in it can run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class _Restricted(pickle.Unpickler):
         try:
             return _CONTAINERS[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it contains {module}.{name}; only plain values are accepted") from None
+            raise pickle.UnpicklingError(
+                f"it contains {module}.{name}; only plain values are accepted"
+            ) from None
 
     def persistent_load(self, pid: object) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside")
@@ -64,13 +66,16 @@ def load(data: bytes) -> Any:
     try:
         return _Restricted(io.BytesIO(data), encoding="utf-8", errors="surrogateescape").load()
     except Exception as error:  # a damaged pickle may raise anything
-        raise ImportFailed(f"not a pickle of plain values: {str(error)[:200] or type(error).__name__}") from None
+        raise ImportFailed(
+            f"not a pickle of plain values: {str(error)[:200] or type(error).__name__}"
+        ) from None
 
 
 def import_pickle(database: Database, path: str) -> Imported:
     """Copy the records of a dump and their loans into a database that no other process uses.
 
-    They belong to no source until the next source that delivers them adopts them.  Records that exist already are kept.
+    They belong to no source until the next source that delivers them adopts them.  Records that
+    exist already are kept.
 
     :raises ImportFailed: the file cannot be read or used; nothing is changed.
     """
@@ -124,14 +129,22 @@ def _modern(given: Mapping[Any, Any]) -> dict[str, Any]:
     record = {
         str(name): value
         for name, value in given.items()
-        if not str(name).startswith("_") and name not in ("loans", "eff_rspec", "dirty", "needs_update")
+        if not str(name).startswith("_")
+        and name not in ("loans", "eff_rspec", "dirty", "needs_update")
     }
     if isinstance(record.get("rspec"), Mapping):
-        record["rspec"] = {name: amount for name, amount in record["rspec"].items() if name in RESOURCES or name in SYNONYMS}
+        record["rspec"] = {
+            name: amount
+            for name, amount in record["rspec"].items()
+            if name in RESOURCES or name in SYNONYMS
+        }
     if "account_type" not in record and record.get("type") in _TYPES:
         record["account_type"] = _TYPES[record.pop("type")]
     if "instantiation" in record:
-        record["plc_instantiated"] = record.pop("instantiation") in ("plc-instantiated", "nm-controller")
+        record["plc_instantiated"] = record.pop("instantiation") in (
+            "plc-instantiated",
+            "nm-controller",
+        )
     if "expires" in record:
         record.setdefault("expiry", record.pop("expires"))
     if "keys" in record and "ssh_keys" not in record:

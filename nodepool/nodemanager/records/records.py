@@ -53,7 +53,8 @@ def record_key(account_type: str, name: str) -> str:
 def clean_keys(text: object) -> str:
     """Return the SSH public keys, one per line.
 
-    Options before a key are refused, as they could run programs, but for a CA with named principals.
+    Options before a key are refused, as they could run programs, but for a CA with named
+    principals.
 
     :raises RecordError: a line is not a public key.
     """
@@ -176,7 +177,9 @@ def _account(record: dict[str, Any], account_type: object) -> dict[str, Any]:
     except ValueError as error:
         raise RecordError(f"privileges: {error}") from None
     kind, _, path = record["image"].partition(":")
-    if kind in ("dir", "tar") and (posixpath.normpath(path) in ("/", "//") or ".." in path.split("/")):
+    if kind in ("dir", "tar") and (
+        posixpath.normpath(path) in ("/", "//") or ".." in path.split("/")
+    ):
         raise RecordError("image: must not be the root directory or a path with ..")
     if not isinstance(record.get("metadata") or {}, Mapping):
         raise RecordError("metadata: must be a dictionary")
@@ -189,7 +192,11 @@ def _delegations(given: object) -> list[list[str]]:
         raise RecordError("delegations: must be a list of (caller, method)")
     result = []
     for item in given:
-        if not isinstance(item, (list, tuple)) or len(item) != 2 or not all(isinstance(part, str) for part in item):
+        if (
+            not isinstance(item, (list, tuple))
+            or len(item) != 2
+            or not all(isinstance(part, str) for part in item)
+        ):
             raise RecordError("delegations: each must be (caller, method)")
         result.append([item[0], item[1]])
     return result
@@ -204,7 +211,10 @@ def _bwcap(record: dict[str, Any]) -> dict[str, Any]:
         raise RecordError("bwcap: exempt_ips must be a list of addresses")
     try:
         addresses = [
-            str(ipaddress.ip_network(item, strict=False)) if "/" in item else str(ipaddress.ip_address(item)) for item in exempt
+            str(ipaddress.ip_network(item, strict=False))
+            if "/" in item
+            else str(ipaddress.ip_address(item))
+            for item in exempt
         ]
     except ValueError as error:
         raise RecordError(f"bwcap: exempt_ips: {error}"[:200]) from None

@@ -38,8 +38,23 @@ class Resource:
 
 _RESOURCES = (
     Resource("nm_enabled", 1, "0: no login, everything stopped", maximum=1),
-    Resource("nm_cpu_share", 32, "weight among slivers without a guarantee", True, 1, minimum=1, maximum=100_000),
-    Resource("nm_cpu_guaranteed_share", 0, "per mille of the host's CPU; replaces nm_cpu_share", True, 0, maximum=1000),
+    Resource(
+        "nm_cpu_share",
+        32,
+        "weight among slivers without a guarantee",
+        True,
+        1,
+        minimum=1,
+        maximum=100_000,
+    ),
+    Resource(
+        "nm_cpu_guaranteed_share",
+        0,
+        "per mille of the host's CPU; replaces nm_cpu_share",
+        True,
+        0,
+        maximum=1000,
+    ),
     Resource(
         "nm_cpu_limit",
         0,
@@ -57,21 +72,55 @@ _RESOURCES = (
     Resource("nm_io_write_bps", 0, "bytes per second; 0: no limit"),
     Resource("nm_disk_quota", 5_000_000, "KiB", minimum=4096),
     Resource("nm_net_min_rate", 8, "bit/s sent, guaranteed", maximum=MAXIMUM_RATE),
-    Resource("nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8, maximum=MAXIMUM_RATE),
-    Resource("nm_net_exempt_min_rate", 8, "bit/s to exempt destinations, guaranteed", maximum=MAXIMUM_RATE),
-    Resource("nm_net_exempt_max_rate", UNLIMITED_RATE, "bit/s to exempt destinations, ceiling", True, 8, maximum=MAXIMUM_RATE),
+    Resource(
+        "nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8, maximum=MAXIMUM_RATE
+    ),
+    Resource(
+        "nm_net_exempt_min_rate",
+        8,
+        "bit/s to exempt destinations, guaranteed",
+        maximum=MAXIMUM_RATE,
+    ),
+    Resource(
+        "nm_net_exempt_max_rate",
+        UNLIMITED_RATE,
+        "bit/s to exempt destinations, ceiling",
+        True,
+        8,
+        maximum=MAXIMUM_RATE,
+    ),
     Resource("nm_net_max_kbyte", 0, "KiB sent per day before the ceiling is lowered; 0: no limit"),
-    Resource("nm_net_thresh_kbyte", 0, "KiB sent per day from which the ceiling is lowered; 0: 80 % of the limit"),
+    Resource(
+        "nm_net_thresh_kbyte",
+        0,
+        "KiB sent per day from which the ceiling is lowered; 0: 80 % of the limit",
+    ),
     Resource("nm_net_exempt_max_kbyte", 0, "KiB sent per day to exempt destinations; 0: no limit"),
-    Resource("nm_net_exempt_thresh_kbyte", 0, "KiB per day from which that ceiling is lowered; 0: 80 % of the limit"),
-    Resource("nm_net_share", 1, "weight when slivers compete for spare bandwidth", True, 1, minimum=1, maximum=10_000),
+    Resource(
+        "nm_net_exempt_thresh_kbyte",
+        0,
+        "KiB per day from which that ceiling is lowered; 0: 80 % of the limit",
+    ),
+    Resource(
+        "nm_net_share",
+        1,
+        "weight when slivers compete for spare bandwidth",
+        True,
+        1,
+        minimum=1,
+        maximum=10_000,
+    ),
 )
 RESOURCES: dict[str, Resource] = {resource.name: resource for resource in _RESOURCES}
 DEFAULT_RSPEC: dict[str, int] = {resource.name: resource.default for resource in _RESOURCES}
 LOANABLE = frozenset(resource.name for resource in _RESOURCES if resource.loanable)
 #: Of the loanable ones, those whose 0 means "no limit".
-UNLIMITED_AT_ZERO = frozenset(resource.name for resource in _RESOURCES if resource.unlimited_at_zero)
-FLOORS: dict[str, int] = {resource.name: resource.floor for resource in _RESOURCES if resource.loanable}
+UNLIMITED_AT_ZERO = frozenset(
+    resource.name for resource in _RESOURCES if resource.unlimited_at_zero
+)
+FLOORS: dict[str, int] = {
+    resource.name: resource.floor for resource in _RESOURCES if resource.loanable
+}
 #: Names of the finished original (B.2) -> ours, and the factor between the units.
 SYNONYMS: dict[str, tuple[str, int]] = {
     "enabled": ("nm_enabled", 1),
@@ -90,7 +139,10 @@ SYNONYMS: dict[str, tuple[str, int]] = {
     "net_i2_min_rate": ("nm_net_exempt_min_rate", 1000),
     "net_i2_max_rate": ("nm_net_exempt_max_rate", 1000),
 }
-_RATES = (("nm_net_min_rate", "nm_net_max_rate"), ("nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
+_RATES = (
+    ("nm_net_min_rate", "nm_net_max_rate"),
+    ("nm_net_exempt_min_rate", "nm_net_exempt_max_rate"),
+)
 #: Adds the shared cores to the reserved ones (B.4): ``"2b"``.
 BOTH_CORES = "nm_cpu_cores_both"
 
@@ -101,8 +153,14 @@ def check_name(name: object) -> str:
     :raises ValueError: it is not valid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        shown = repr(name) if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
-        raise ValueError(f"{shown} is not a name: use a lower-case letter, then up to 62 of a-z 0-9 _ -")
+        shown = (
+            repr(name)
+            if isinstance(name, str) and len(name) < 80 and name.isprintable()
+            else "that"
+        )
+        raise ValueError(
+            f"{shown} is not a name: use a lower-case letter, then up to 62 of a-z 0-9 _ -"
+        )
     return name
 
 
@@ -121,12 +179,15 @@ def validate(given: Mapping[str, Any]) -> dict[str, int]:
 
     ``nm_cpu_cores`` may be ``"<n>b"``.  A ceiling of -1 means none.
 
-    :raises RSpecError: an unknown resource, an invalid amount, or a guaranteed rate above its ceiling.
+    :raises RSpecError: an unknown resource, an invalid amount, or a guaranteed rate above its
+        ceiling.
     """
     result = _amounts(given)
     for minimum, maximum in _RATES:
         if result.get(minimum, 0) > result.get(maximum, MAXIMUM_RATE):
-            raise RSpecError(f"{minimum}: {result[minimum]} is more than {maximum} {result[maximum]}")
+            raise RSpecError(
+                f"{minimum}: {result[minimum]} is more than {maximum} {result[maximum]}"
+            )
     return result
 
 
@@ -139,7 +200,9 @@ def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
             continue
         resource = RESOURCES.get(name)
         if resource is None:
-            raise RSpecError(f"unknown resource {str(key)[:60]!r}; known are {', '.join(sorted(RESOURCES))}")
+            raise RSpecError(
+                f"unknown resource {str(key)[:60]!r}; known are {', '.join(sorted(RESOURCES))}"
+            )
         if name == "nm_cpu_cores" and isinstance(value, str) and value.endswith("b"):
             result[BOTH_CORES] = 1
             value = value[:-1]
@@ -147,7 +210,10 @@ def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
         if name.endswith("_max_rate") and amount < 0:
             amount = UNLIMITED_RATE
         if not resource.minimum <= amount <= resource.maximum:
-            raise RSpecError(f"{key}: {amount} is not between {resource.minimum} and {resource.maximum} ({resource.meaning})")
+            raise RSpecError(
+                f"{key}: {amount} is not between {resource.minimum} and {resource.maximum} "
+                f"({resource.meaning})"
+            )
         result[name] = amount
     return result
 

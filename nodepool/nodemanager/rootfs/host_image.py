@@ -1,6 +1,7 @@
 """Root tree of the image `host`: the host's /usr with new /etc, /var, /root and /home.
 
-Only files listed here are copied, only if everybody may read them, and never a line with credentials in a URL
+Only files listed here are copied, only if everybody may read them, and never a line with
+credentials in a URL
 (NM-C.2: never the host's shadow, keys, home directories or application data).
 """
 
@@ -17,7 +18,9 @@ from pathlib import Path
 from nodepool.base.boot import boot_id
 
 VERSION = 4
-"""Increase when the tree is built differently: templates of older versions are then unused and deleted."""
+"""Increase when the tree is built differently: templates of older versions are then unused and
+deleted.
+"""
 
 ETC_FILES = (
     "adduser.conf",
@@ -102,7 +105,14 @@ ETC_TREES = (
     "vim",
     "xml",
 )
-ETC_ADDRESSES = ("apt/sources.list", "apt/sources.list.d", "apt/apt.conf", "apt/apt.conf.d", "yum.repos.d", "yum.conf")
+ETC_ADDRESSES = (
+    "apt/sources.list",
+    "apt/sources.list.d",
+    "apt/apt.conf",
+    "apt/apt.conf.d",
+    "yum.repos.d",
+    "yum.conf",
+)
 """Copied unless one of their URLs contains a user name and password."""
 ETC_EMPTY = (
     "apt/auth.conf.d",
@@ -193,7 +203,14 @@ def digest() -> str:
 
 def overlaid() -> list[str]:
     """Return the host's directories that are layers: usr, and bin, lib, ... if not merged."""
-    return ["usr", *(name for name in SYSTEM_DIRECTORIES if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}"))]
+    return [
+        "usr",
+        *(
+            name
+            for name in SYSTEM_DIRECTORIES
+            if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+        ),
+    ]
 
 
 def build(target: Path) -> None:
@@ -212,14 +229,19 @@ def build(target: Path) -> None:
     _directory(root / "tmp", 0o1777)
     _build_etc(root / "etc")
     _build_var(root / "var", packages=privileged)
-    for name, text in ((".bashrc", 'PS1="\\u@\\h:\\w\\$ "\n'), (".profile", '[ -n "$BASH" ] && . ~/.bashrc\n')):
+    for name, text in (
+        (".bashrc", 'PS1="\\u@\\h:\\w\\$ "\n'),
+        (".profile", '[ -n "$BASH" ] && . ~/.bashrc\n'),
+    ):
         (root / "root" / name).write_text(text)
     if privileged:
         build_mask(Path("/usr"), target / "mask")
     else:
         # An ordinary user's sshd cannot give terminals to this group, and fails if it exists.
         groups = (root / "etc/group").read_text().splitlines()
-        (root / "etc/group").write_text("".join(f"{line}\n" for line in groups if not line.startswith("tty:")))
+        (root / "etc/group").write_text(
+            "".join(f"{line}\n" for line in groups if not line.startswith("tty:"))
+        )
 
 
 def _directory(path: Path, mode: int = 0o755) -> None:
@@ -260,7 +282,11 @@ def _build_etc(etc: Path) -> None:
 
 def _write_accounts(etc: Path) -> None:
     """Write system accounts only, without passwords and members of groups."""
-    users = [line.split(":") for line in Path("/etc/passwd").read_text(errors="replace").splitlines() if line.count(":") == 6]
+    users = [
+        line.split(":")
+        for line in Path("/etc/passwd").read_text(errors="replace").splitlines()
+        if line.count(":") == 6
+    ]
     system = [u for u in users if u[2].isdigit() and (int(u[2]) < 1000 or int(u[2]) == 65534)]
     if not any(u[0] == "sshd" for u in system):
         used = {int(u[2]) for u in system}
@@ -276,7 +302,11 @@ def _write_accounts(etc: Path) -> None:
     # "*" matches no password and, unlike "!", does not stop sshd from accepting keys.
     (etc / "shadow").write_text("".join(f"{user[0]}:*:19000:0:99999:7:::\n" for user in system))
     (etc / "shadow").chmod(0o640)
-    groups = [line.split(":") for line in Path("/etc/group").read_text(errors="replace").splitlines() if line.count(":") == 3]
+    groups = [
+        line.split(":")
+        for line in Path("/etc/group").read_text(errors="replace").splitlines()
+        if line.count(":") == 3
+    ]
     kept = [g for g in groups if g[2].isdigit() and (int(g[2]) < 1000 or int(g[2]) == 65534)]
     (etc / "group").write_text("".join(f"{g[0]}:x:{g[2]}:\n" for g in kept))
     (etc / "gshadow").write_text("".join(f"{g[0]}:*::\n" for g in kept))
@@ -333,14 +363,18 @@ def copy_public(source: Path, target: Path, without_credentials: bool = False) -
 
 def _own(target: Path, found: os.stat_result) -> None:
     if os.geteuid() == 0:
-        os.lchown(target, found.st_uid if found.st_uid < 1000 else 0, found.st_gid if found.st_gid < 1000 else 0)
+        os.lchown(
+            target,
+            found.st_uid if found.st_uid < 1000 else 0,
+            found.st_gid if found.st_gid < 1000 else 0,
+        )
 
 
 def build_mask(source: Path, mask: Path) -> None:
     """Create a layer that hides local settings and files that are not public from /usr.
 
-    Slivers could not read the latter in any case (native_setup.only_public); hidden, they do not block packages that are
-    installed inside.
+    Slivers could not read the latter in any case (native_setup.only_public); hidden, they do not
+    block packages that are installed inside.
     """
     mask.mkdir()
     _like(source, mask)

@@ -142,7 +142,10 @@ class _Extraction:
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps all of them
                 if count > self.limits.members:
                     raise TarError(f"more than {self.limits.members} members")
-                if sum(len(key) + len(value) for key, value in archive.pax_headers.items()) > _MAX_HEADER:
+                if (
+                    sum(len(key) + len(value) for key, value in archive.pax_headers.items())
+                    > _MAX_HEADER
+                ):
                     raise TarError(f"its common headers are larger than {_MAX_HEADER} bytes")
                 self._member(archive, member)
                 stream.left = _MAX_HEADER
@@ -163,8 +166,12 @@ class _Extraction:
         if parts[0] == "dev" and (len(parts) > 1 and not member.isdir()):
             return  # slivers get a /dev of their own
         if member.ischr() or member.isblk():
-            raise TarError(f"member {member.name!r}: device node (only allowed, and ignored, below dev/)")
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
+            raise TarError(
+                f"member {member.name!r}: device node (only allowed, and ignored, below dev/)"
+            )
+        if not (
+            member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()
+        ):
             raise TarError(f"member {member.name!r}: unknown type {member.type!r}")
         if member.size < 0:
             raise TarError(f"member {member.name!r}: size {member.size}")
@@ -197,7 +204,9 @@ class _Extraction:
             os.close(above)
         return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
 
-    def _make(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+    def _make(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str
+    ) -> None:
         if member.isdir():
             self._make_directory(member, parent, name)
             return
@@ -222,7 +231,8 @@ class _Extraction:
         except FileExistsError:
             found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISLNK(found.st_mode):
-                return  # bin -> usr/bin in one archive of the pair, bin/ in the other: the link stands
+                # bin -> usr/bin in one archive of the pair, bin/ in the other: the link stands
+                return
             if not stat.S_ISDIR(found.st_mode):
                 os.unlink(name, dir_fd=parent)
                 os.mkdir(name, 0o700, dir_fd=parent)
@@ -235,17 +245,27 @@ class _Extraction:
         source = self._directory(target[:-1])
         try:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
-                raise TarError(f"member {member.name!r}: hard link to {member.linkname!r}, which is not a regular file")
+                raise TarError(
+                    f"member {member.name!r}: hard link to {member.linkname!r}, which is not a "
+                    "regular file"
+                )
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(source)
 
-    def _regular(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+    def _regular(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str
+    ) -> None:
         self._count(member.size)
         content = archive.extractfile(member)
         if content is None:
             raise TarError(f"member {member.name!r}: no content")
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        descriptor = os.open(
+            name,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+            dir_fd=parent,
+        )
         try:
             for offset, size in _content(member):
                 content.seek(offset)
@@ -276,7 +296,9 @@ class _Extraction:
 
     def _ids_ok(self, member: tarfile.TarInfo) -> None:
         if not (0 <= member.uid <= _MAX_ID and 0 <= member.gid <= _MAX_ID):
-            raise TarError(f"member {member.name!r}: owner {member.uid}:{member.gid} is beyond {_MAX_ID}")
+            raise TarError(
+                f"member {member.name!r}: owner {member.uid}:{member.gid} is beyond {_MAX_ID}"
+            )
 
     def _own(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         self._ids_ok(member)

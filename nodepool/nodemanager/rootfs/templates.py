@@ -1,7 +1,8 @@
 """Templates of root trees, shared read-only by all slivers of an image (NM-C.2).
 
 Layout below the state directory (0700, root):
-  templates/<key>/         a finished template; <key>.new while it is being built, removed by the next start
+  templates/<key>/         a finished template; <key>.new while it is being built, removed by the
+                           next start
   templates/<key>/refs/    one empty file per sliver that uses it
   images/<name>.tar        uploaded by the driver
 """
@@ -32,7 +33,10 @@ _NEEDED = ("bin/sh", "usr/bin/sh")
 def check_sliver_name(name: str) -> str:
     """Return the name. Raises BackendError if it must not become a path."""
     if not NAME.match(name):
-        raise BackendError(f"{name!r} is not a sliver name (a lower-case letter, then up to 62 of a-z, 0-9, '_' or '-')")
+        raise BackendError(
+            f"{name!r} is not a sliver name (a lower-case letter, then up to 62 of a-z, 0-9, '_' "
+            "or '-')"
+        )
     return name
 
 
@@ -48,7 +52,9 @@ class RootTree:
 class RootStore:
     """Finds and builds templates. Safe for threads and processes (one lock file each)."""
 
-    def __init__(self, state_dir: str | os.PathLike[str], limits: tar_image.Limits | None = None) -> None:
+    def __init__(
+        self, state_dir: str | os.PathLike[str], limits: tar_image.Limits | None = None
+    ) -> None:
         self.directory = Path(state_dir) / "templates"
         self.images = Path(state_dir) / "images"
         self.limits = limits or tar_image.Limits()
@@ -59,7 +65,9 @@ class RootStore:
         """Return the tree of an image, building it if needed, and count the sliver as user."""
         check_sliver_name(sliver)
         if image == "host":
-            template = self._template(f"host-{host_image.digest()}", host_image.build, sliver, "image host")
+            template = self._template(
+                f"host-{host_image.digest()}", host_image.build, sliver, "image host"
+            )
             layers = {"root": [str(template / "root")], "usr": [str(template / "mask"), "/usr"]}
             layers.update({name: [f"/{name}"] for name in host_image.overlaid() if name != "usr"})
             return RootTree(template.name, layers)
@@ -72,7 +80,9 @@ class RootStore:
             return self._tar(self.images / f"{rest}.tar", sliver)
         if separator and kind == "tar":
             return self._tar(Path(rest), sliver)
-        raise BackendError(f"unknown image {image!r}; there are: host, dir:/path, tar:/path, image:<name>")
+        raise BackendError(
+            f"unknown image {image!r}; there are: host, dir:/path, tar:/path, image:<name>"
+        )
 
     @staticmethod
     def _directory(text: str) -> str:
@@ -92,7 +102,9 @@ class RootStore:
         try:
             found = path.stat()
         except FileNotFoundError:
-            raise BackendError(f"image {path}: no such file; upload it or correct the configuration") from None
+            raise BackendError(
+                f"image {path}: no such file; upload it or correct the configuration"
+            ) from None
         except OSError as error:
             raise BackendError(f"image {path}: {error.strerror}", retry=True) from error
         # Not the device, whose number may differ after a reboot.
@@ -102,7 +114,9 @@ class RootStore:
         def build(target: Path) -> None:
             tree = target / "root"
             tree.mkdir(mode=0o755)
-            limits = dataclasses.replace(self.limits, size=min(self.limits.size, max(0, self.free_space())))
+            limits = dataclasses.replace(
+                self.limits, size=min(self.limits.size, max(0, self.free_space()))
+            )
             tar_image.extract(path, tree, limits)
             _check_tree(tree, f"image {path}")
             os.sync()
@@ -121,7 +135,10 @@ class RootStore:
         while True:
             with path.open("a") as lock:
                 # The holder only builds a template, or adds a user; the lock ends with its process.
-                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(
+                    lock,
+                    (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB),
+                )
                 try:
                     if os.stat(path).st_ino != os.fstat(lock.fileno()).st_ino:
                         continue
@@ -154,7 +171,9 @@ class RootStore:
                     _remove(new)
                     if isinstance(error, BackendError):
                         raise
-                    raise BackendError(f"{what} cannot be prepared: {error}", retry=isinstance(error, OSError)) from error
+                    raise BackendError(
+                        f"{what} cannot be prepared: {error}", retry=isinstance(error, OSError)
+                    ) from error
             (template / "refs" / sliver).touch()
         return template
 
@@ -173,8 +192,8 @@ class RootStore:
     def prune(self, alive: set[str], idle: float = 0.0, asked: float = math.inf) -> list[str]:
         """Remove unfinished templates, and those unused for at least `idle` seconds.
 
-        `alive`: names of all slivers, known at the time `asked`; references of others that are older are dropped.
-        Returns the keys removed.
+        `alive`: names of all slivers, known at the time `asked`; references of others that are
+        older are dropped. Returns the keys removed.
         """
         removed: list[str] = []
         if not self.directory.is_dir():
@@ -221,7 +240,9 @@ class RootStore:
 def _check_tree(path: Path, what: str) -> None:
     """Check that it is a root tree with a shell and mount points. Raises BackendError."""
     for name in ("proc", "sys", "dev", "run"):
-        if os.path.lexists(path / name) and (os.path.islink(path / name) or not os.path.isdir(path / name)):
+        if os.path.lexists(path / name) and (
+            os.path.islink(path / name) or not os.path.isdir(path / name)
+        ):
             raise BackendError(f"{what}: /{name} must be a directory")
     if not any(os.path.lexists(path / name) for name in _NEEDED):
         raise BackendError(f"{what}: not a root tree (there is no /bin/sh in it)")

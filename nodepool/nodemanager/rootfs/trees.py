@@ -23,11 +23,14 @@ class Trees:
     :param made: called when one was created.
     """
 
-    def __init__(self, backend: object, free_space: Callable[[], int], made: Callable[[], None]) -> None:
+    def __init__(
+        self, backend: object, free_space: Callable[[], int], made: Callable[[], None]
+    ) -> None:
         self._roots = getattr(backend, "roots", None)
         self._free_space = free_space
         self._made = made
-        #: Whether the root tree of image host was prepared, and the first sliver need not wait for it.
+        #: Whether the root tree of image host was prepared, and the first sliver need not wait for
+        #: it.
         self.prepared = False
 
     def prepare(self, image: str) -> None:

@@ -35,7 +35,10 @@ class Images:
     """
 
     def __init__(
-        self, directory: str, stored: Callable[[str], Any] = lambda name: None, free_space: Callable[[], int] = lambda: MAX_SIZE
+        self,
+        directory: str,
+        stored: Callable[[str], Any] = lambda name: None,
+        free_space: Callable[[], int] = lambda: MAX_SIZE,
     ) -> None:
         self._free_space = free_space
         self.directory = directory
@@ -56,7 +59,11 @@ class Images:
         return os.path.join(self.directory, name + _SUFFIX)
 
     def names(self) -> list[str]:
-        return sorted(n[: -len(_SUFFIX)] for n in os.listdir(self.directory) if n.endswith(_SUFFIX) and not n.startswith("."))
+        return sorted(
+            n[: -len(_SUFFIX)]
+            for n in os.listdir(self.directory)
+            if n.endswith(_SUFFIX) and not n.startswith(".")
+        )
 
     def problem(self, image: str) -> str | None:
         """Return why no sliver can be created from this image; None when one can."""
@@ -68,7 +75,11 @@ class Images:
                 present = os.path.isfile(self.path(what))
             except ImageError as error:
                 return f"image {what!r}: {error}"
-            return None if present else f"this node has no image {what}; it has {', '.join(self.names()) or 'none'}"
+            return (
+                None
+                if present
+                else f"this node has no image {what}; it has {', '.join(self.names()) or 'none'}"
+            )
         if kind == "dir":
             return None if os.path.isdir(what) else f"there is no directory {what} on this node"
         return None if os.path.isfile(what) else f"there is no file {what} on this node"
@@ -76,7 +87,8 @@ class Images:
     def put(self, name: str, body: BinaryIO, length: int, sha256: str | None) -> str:
         """Store an upload; returns its SHA-256.
 
-        :raises ImageError: too large, incomplete, or not matching the checksum; nothing of it is kept.
+        :raises ImageError: too large, incomplete, or not matching the checksum; nothing of it is
+            kept.
         """
         path = self.path(name)
         if sha256 is not None and not _SHA256.fullmatch(sha256):
@@ -85,11 +97,15 @@ class Images:
             raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
         free = self._free_space()
         if free < length:
-            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {free >> 20} MiB are not promised")
+            raise ImageError(
+                f"not enough space for {length >> 20} MiB on the node: {free >> 20} MiB are not "
+                "promised"
+            )
         digest = hashlib.sha256()
         try:
             with new_file(path) as stream:
-                # Allocated now: the upload may take long, and the space could be promised to slivers meanwhile.
+                # Allocated now: the upload may take long, and the space could be promised to
+                # slivers meanwhile.
                 os.posix_fallocate(stream.fileno(), 0, length)
                 left = length
                 while left:

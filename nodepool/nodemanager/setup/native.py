@@ -1,8 +1,9 @@
 """Creates a sliver as root of the host (backend `native`); runs in a worker of the helper.
 
-The worker creates all mounts in a mount namespace owned by the host. Then process 1 takes a copy of that namespace into its
-own user namespace. The kernel locks copied mounts and their flags: root inside cannot unmount the
-masks of /proc, nor make /sys writable, nor allow device nodes on the root again.
+The worker creates all mounts in a mount namespace owned by the host. Then process 1 takes a copy of
+that namespace into its own user namespace. The kernel locks copied mounts and their flags: root
+inside cannot unmount the masks of /proc, nor make /sys writable, nor allow device nodes on the root
+again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,22 @@ from typing import Any
 from nodepool.nodemanager.helper.operation import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.helper.operations import child, open_cgroups
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from nodepool.nodemanager.kernel.syscalls import (
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+)
 from nodepool.nodemanager.setup import process_one
 
-DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 LINKS = {
     "ptmx": "pts/ptmx",
     "fd": "/proc/self/fd",
@@ -74,8 +87,9 @@ PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
 #: Maximum terminals of one sliver; a host has a few thousand.
 TERMINALS = 256
-#: Limits per sliver of objects that the kernel counts by user namespace.  Each type uses kernel memory of which only a part is
-#: charged to the cgroup (a network namespace: about 200 KiB), or is counted for all users of the host together.
+#: Limits per sliver of objects that the kernel counts by user namespace.  Each type uses kernel
+#: memory of which only a part is charged to the cgroup (a network namespace: about 200 KiB), or is
+#: counted for all users of the host together.
 OBJECTS = {
     "net_namespaces": 32,
     "mnt_namespaces": 256,
@@ -95,7 +109,13 @@ WHOLE = "run/nodepool-whole"
 #: Id that owns nothing in a layer: layers are mapped to the higher ids of slivers.
 NOBODY = 65534
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
-NEW = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+NEW = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+)
 
 
 def place(root: int, path: str, directory: bool = True, make: bool = True) -> int:
@@ -114,7 +134,10 @@ def place(root: int, path: str, directory: bool = True, make: bool = True) -> in
     except OSError as error:
         if error.errno in syscalls.SHORTAGE:
             raise
-        raise StepError(f"/{path} of the root tree is not a plain directory (a link or a file): {error.strerror}") from error
+        raise StepError(
+            f"/{path} of the root tree is not a plain directory (a link or a file): "
+            f"{error.strerror}"
+        ) from error
 
 
 def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bool = True) -> None:
@@ -146,14 +169,19 @@ def overlay(layers: Sequence[str], upper: str, work: str) -> int:
 def only_public(layers: Sequence[str]) -> int:
     """Return a detached, read-only overlay that shows only files readable by everybody.
 
-    This applies even to root. The kernel opens a file of a layer as the user who mounted the overlay, each time, after a check
-    of the caller's own rights. Here that is nobody, without the capabilities that override modes: files that are created, or
-    change their mode, while slivers run are covered, too. Processes of the host's other users can read the rest as well.
+    This applies even to root. The kernel opens a file of a layer as the user who mounted the
+    overlay, each time, after a check of the caller's own rights. Here that is nobody, without the
+    capabilities that override modes: files that are created, or change their mode, while slivers
+    run are covered, too. Processes of the host's other users can read the rest as well.
     """
     os.setgroups([])
     syscalls.file_user(NOBODY, NOBODY)
     try:
-        return syscalls.new_mount("overlay", {"lowerdir": ":".join([*layers, "empty"])}, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV)
+        return syscalls.new_mount(
+            "overlay",
+            {"lowerdir": ":".join([*layers, "empty"])},
+            MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV,
+        )
     finally:
         syscalls.file_user(0, 0)
 
@@ -173,7 +201,13 @@ def make_upper(writable: str, name: str, owner: int) -> None:
 def build_tree(request: dict[str, Any], userns: int) -> int:
     """Build stage and overlays in this mount namespace; return a descriptor of the new root."""
     base = request["base"]
-    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=711")
+    syscalls.mount(
+        "tmpfs",
+        request["stage"],
+        "tmpfs",
+        syscalls.MS_NOSUID | syscalls.MS_NODEV,
+        "size=64k,mode=711",
+    )
     os.chdir(request["stage"])
     for directory in ("root", "upper", "empty"):
         os.mkdir(directory)
@@ -192,7 +226,8 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
                 syscalls.mount_setattr(layer_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, userns)
             except OSError as error:
                 raise StepError(
-                    f"{layer}: its file system cannot be id-mapped ({error.strerror}); use another file system "
+                    f"{layer}: its file system cannot be id-mapped ({error.strerror}); use another "
+                    "file system "
                     "for the image, or a newer kernel"
                 ) from error
             os.mkdir(f"l{number}")
@@ -224,7 +259,9 @@ def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
     """Build /dev, /dev/pts, /dev/shm."""
     owner: dict[str, str | None] = {"uid": str(base), "gid": str(base)}
     dev = syscalls.new_mount(
-        "tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
+        "tmpfs",
+        {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"},
+        MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC,
     )
     for name, (major, minor) in DEVICES.items():
         os.mknod(name, 0o666 | stat.S_IFCHR, os.makedev(major, minor), dir_fd=dev)
@@ -243,9 +280,18 @@ def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
         "gid": str(base + TTY_GROUP),
         "max": str(TERMINALS),
     }
-    attach(syscalls.new_mount("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
     attach(
-        syscalls.new_mount("tmpfs", {**owner, "mode": "1777", **tmpfs_size(request, 2)}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
+        syscalls.new_mount("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC),
+        root,
+        "dev/pts",
+        make=False,
+    )
+    attach(
+        syscalls.new_mount(
+            "tmpfs",
+            {**owner, "mode": "1777", **tmpfs_size(request, 2)},
+            PRIVATE & ~MOUNT_ATTR_NOEXEC,
+        ),
         root,
         "dev/shm",
         make=False,
@@ -261,7 +307,11 @@ def build_run(root: int, base: int, request: dict[str, Any]) -> None:
         MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
     )
     whole = os.path.basename(WHOLE)
-    below = ((whole, 0o755), (f"{whole}/proc", 0o755), (f"{whole}/sys", 0o755)) if "docker" in request["privileges"] else ()
+    below = (
+        ((whole, 0o755), (f"{whole}/proc", 0o755), (f"{whole}/sys", 0o755))
+        if "docker" in request["privileges"]
+        else ()
+    )
     for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755), *below):
         os.mkdir(name, mode, dir_fd=run)
         os.chmod(name, mode, dir_fd=run)
@@ -269,7 +319,14 @@ def build_run(root: int, base: int, request: dict[str, Any]) -> None:
     target = "run/nodepool"
     directory = True
     if api and not os.path.isdir(api):
-        os.close(os.open("nodepool/nodemanager.api", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=run))
+        os.close(
+            os.open(
+                "nodepool/nodemanager.api",
+                os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC,
+                0o600,
+                dir_fd=run,
+            )
+        )
         target, directory = "run/nodepool/nodemanager.api", False
     attach(run, root, "run")
     if api:
@@ -299,7 +356,9 @@ def process_view(one: process_one.First) -> int:
         return socket.recv_fds(ours, 1, 1)[1][0]
 
 
-def mount_process_views(root: int, one: process_one.First, base: int, given: Collection[str]) -> None:
+def mount_process_views(
+    root: int, one: process_one.First, base: int, given: Collection[str]
+) -> None:
     """Mount /proc and /sys of the sliver; enters the sliver's network for that."""
     syscalls.setns(one.pidfd, syscalls.CLONE_NEWNET)
     attach(process_view(one), root, "proc")
@@ -316,10 +375,15 @@ def mount_process_views(root: int, one: process_one.First, base: int, given: Col
     for path in MASKED:
         cover(root, path, "dev/null")
     if "docker" in given:
-        # The kernel mounts these for containers inside only where they are whole somewhere; what they show of the host is
-        # guarded by the owner of the files, root of the host.
+        # The kernel mounts these for containers inside only where they are whole somewhere; what
+        # they show of the host is guarded by the owner of the files, root of the host.
         attach(process_view(one), root, f"{WHOLE}/proc", make=False)
-        attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, f"{WHOLE}/sys", make=False)
+        attach(
+            syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY),
+            root,
+            f"{WHOLE}/sys",
+            make=False,
+        )
 
 
 def cover(root: int, path: str, mask: str | None) -> None:
@@ -356,8 +420,9 @@ def write_maps(pid: int, base: int, count: int) -> None:
 def as_owner(base: int) -> Iterator[None]:
     """Run the block as the sliver's first id, with all capabilities; it owns new objects.
 
-    The kernel counts inotify instances, namespaces, message queues, pending signals and the like of a user namespace for its
-    owner as well: with root of the host as the owner of all, one sliver could use up the limits of the host and all slivers.
+    The kernel counts inotify instances, namespaces, message queues, pending signals and the like of
+    a user namespace for its owner as well: with root of the host as the owner of all, one sliver
+    could use up the limits of the host and all slivers.
     """
     syscalls.prctl(syscalls.PR_SET_SECUREBITS, syscalls.SECBIT_NO_SETUID_FIXUP)
     os.setresgid(base, base, base)
@@ -373,10 +438,12 @@ def as_owner(base: int) -> Iterator[None]:
 def limit_objects(proc: int) -> None:
     """Set limits of this user namespace, by its first process; root inside cannot raise them.
 
-    :param proc: a /proc in which sysctls can be written; what stands at that path changes while the tree is built.
+    :param proc: a /proc in which sysctls can be written; what stands at that path changes while the
+        tree is built.
     """
     for name, value in OBJECTS.items():
-        # Kernels without this limit, and containers whose /proc is read-only: the limits of the host apply.
+        # Kernels without this limit, and containers whose /proc is read-only: the limits of the
+        # host apply.
         with contextlib.suppress(OSError):
             syscalls.write(f"sys/user/max_{name}", value, proc)
 
@@ -425,8 +492,14 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     def after() -> None:
         lock_in()
         if "docker" in request["privileges"]:
-            # Its own part, in which it may write nothing; container runtimes expect the file system there.
-            syscalls.mount("cgroup2", "/sys/fs/cgroup", "cgroup2", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+            # Its own part, in which it may write nothing; container runtimes expect the file system
+            # there.
+            syscalls.mount(
+                "cgroup2",
+                "/sys/fs/cgroup",
+                "cgroup2",
+                syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC,
+            )
         process_one.settle(request)
 
     def before() -> None:
@@ -452,7 +525,8 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
 def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Try everything that a sliver needs; return the first failure.
 
-    The layer is on the file system of the state directory, all else in memory: no disk space is needed.
+    The layer is on the file system of the state directory, all else in memory: no disk space is
+    needed.
     """
     base, scratch = request["base"], request["scratch"]
     syscalls.machine()
@@ -463,7 +537,9 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
             pid = held.enter_context(process_one.held_namespaces(NEW))
         write_maps(pid, base, request["count"])
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        syscalls.mount("tmpfs", scratch, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+        syscalls.mount(
+            "tmpfs", scratch, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700"
+        )
         for name in ("writable", "stage"):
             os.mkdir(os.path.join(scratch, name))
         build_tree(

@@ -1,7 +1,8 @@
 """Mounts a sliver's root tree for backend `podman`; runs in a worker of the helper.
 
-The tree is the same as that of backend `native`: layers id-mapped to the sliver's ids below an upper directory on its disk.
-It is mounted in the host's mount namespace, because podman and its runtime are programs of the host.
+The tree is the same as that of backend `native`: layers id-mapped to the sliver's ids below an
+upper directory on its disk. It is mounted in the host's mount namespace, because podman and its
+runtime are programs of the host.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def mount_tree(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[st
             userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
             syscalls.unshare(syscalls.CLONE_NEWNS)
             syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-            root = setup_native.build_tree({**request, "layers": {"root": request["layers"]["root"]}}, userns)
+            root = setup_native.build_tree(
+                {**request, "layers": {"root": request["layers"]["root"]}}, userns
+            )
             mount_fd = syscalls.open_tree("", root)
             os.close(root)
             syscalls.setns(host, syscalls.CLONE_NEWNS)

@@ -66,7 +66,8 @@ def begin(
 
     def life(pipe: int) -> None:
         before()
-        # Moving between cgroups may wait for all processors of the host, up to 15 ms; meanwhile the tree is built.
+        # Moving between cgroups may wait for all processors of the host, up to 15 ms; meanwhile the
+        # tree is built.
         message, opened = _wait(gate_inside)
         join_cgroups(dict(zip(message["paths"], opened, strict=True)))
         _wait(gate_inside)

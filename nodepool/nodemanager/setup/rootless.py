@@ -1,7 +1,7 @@
 """Creates a sliver as an ordinary user (backend `rootless`) in a user namespace of one id.
 
-Process 1 builds all of it. There is no root inside: capabilities end at exec, because the id is not 0, and no_new_privs
-prevents new ones.
+Process 1 builds all of it. There is no root inside: capabilities end at exec, because the id is not
+0, and no_new_privs prevents new ones.
 """
 
 from __future__ import annotations
@@ -12,10 +12,23 @@ from typing import Any
 from nodepool.nodemanager.helper import inside
 from nodepool.nodemanager.helper.operation import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from nodepool.nodemanager.kernel.syscalls import (
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+)
 from nodepool.nodemanager.setup import native as setup_native
 from nodepool.nodemanager.setup import process_one
-from nodepool.nodemanager.setup.native import DEVICES, LINKS, MASKED, PRIVATE, READ_ONLY, attach, cover
+from nodepool.nodemanager.setup.native import (
+    DEVICES,
+    LINKS,
+    MASKED,
+    PRIVATE,
+    READ_ONLY,
+    attach,
+    cover,
+)
 
 UID = 1000
 """The one id inside."""
@@ -26,7 +39,11 @@ NEW = setup_native.NEW | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP
 
 def write_maps(pid: int, uid: int, gid: int) -> None:
     """Write the maps of one user and one group."""
-    for kind, text in (("setgroups", "deny"), ("uid_map", f"{UID} {uid} 1\n"), ("gid_map", f"{UID} {gid} 1\n")):
+    for kind, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{UID} {uid} 1\n"),
+        ("gid_map", f"{UID} {gid} 1\n"),
+    ):
         syscalls.write(f"/proc/{pid}/{kind}", text)
 
 
@@ -47,7 +64,13 @@ def build(request: dict[str, Any]) -> None:
         },
         MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID,
     )
-    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+    syscalls.mount(
+        "tmpfs",
+        request["stage"],
+        "tmpfs",
+        syscalls.MS_NOSUID | syscalls.MS_NODEV,
+        "size=64k,mode=700",
+    )
     os.chdir(request["stage"])
     for name in ("root", "empty"):
         os.mkdir(name, 0o755)
@@ -56,8 +79,12 @@ def build(request: dict[str, Any]) -> None:
     root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for name, sources in layers.items():
         if name != "root":
-            mount_fd = syscalls.open_tree(sources[-1], flags=syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
-            syscalls.mount_setattr(mount_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, recursive=True)
+            mount_fd = syscalls.open_tree(
+                sources[-1], flags=syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE
+            )
+            syscalls.mount_setattr(
+                mount_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, recursive=True
+            )
             attach(mount_fd, root, name)
     build_devices(root)
     setup_native.build_run(root, UID, request)
@@ -75,7 +102,11 @@ def build(request: dict[str, Any]) -> None:
 
 def build_devices(root: int) -> None:
     """Build /dev: device nodes cannot be created here, the host's are mounted one by one."""
-    dev = syscalls.new_mount("tmpfs", {"mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+    dev = syscalls.new_mount(
+        "tmpfs",
+        {"mode": "755", "size": "64k", "nr_inodes": "64"},
+        MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC,
+    )
     for name in DEVICES:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dev))
     for name, target in LINKS.items():
@@ -87,13 +118,20 @@ def build_devices(root: int) -> None:
         attach(syscalls.open_tree(f"/dev/{name}"), root, f"dev/{name}", directory=False, make=False)
     attach(
         syscalls.new_mount(
-            "devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0600"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
+            "devpts",
+            {"newinstance": None, "ptmxmode": "0666", "mode": "0600"},
+            MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC,
         ),
         root,
         "dev/pts",
         make=False,
     )
-    attach(syscalls.new_mount("tmpfs", {"mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
+    attach(
+        syscalls.new_mount("tmpfs", {"mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
+        root,
+        "dev/shm",
+        make=False,
+    )
 
 
 def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
@@ -111,7 +149,8 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         one = process_one.begin(NEW, request, lambda: None, after, {MARK: request["mark"]})
     except OSError as error:
         raise StepError(
-            f"this host does not let ordinary users create namespaces ({error.strerror}); see sysctl "
+            f"this host does not let ordinary users create namespaces ({error.strerror}); see "
+            "sysctl "
             "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
             "kernel.apparmor_restrict_unprivileged_userns"
         ) from error
@@ -120,7 +159,9 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         wait_for_daemon(request)
     one.join({})
     one.go()
-    return {"pid": one.pid, "start_time": syscalls.start_time(one.pid), "watch": one.pid}, [one.pidfd]
+    return {"pid": one.pid, "start_time": syscalls.start_time(one.pid), "watch": one.pid}, [
+        one.pidfd
+    ]
 
 
 OPERATIONS: dict[str, Operation] = {"make_rootless": make}

@@ -32,7 +32,9 @@ class ProcessWatch:
                 self._remove(what, name)
             self._loop.close()
 
-    def add(self, what: str, name: str, pid: int, started: int | None, ended: Callable[[str], None]) -> None:
+    def add(
+        self, what: str, name: str, pid: int, started: int | None, ended: Callable[[str], None]
+    ) -> None:
         """Watch a process, unless its id belongs to another one by now.
 
         :param what: kind of the process, for the log.
@@ -43,7 +45,9 @@ class ProcessWatch:
     def remove(self, what: str, name: str) -> None:
         self._loop.post(lambda: self._remove(what, name))
 
-    def _add(self, what: str, name: str, pid: int, started: int | None, ended: Callable[[str], None]) -> None:
+    def _add(
+        self, what: str, name: str, pid: int, started: int | None, ended: Callable[[str], None]
+    ) -> None:
         known = self._watched.get((what, name))
         if known is not None and known[0] == pid:
             return

@@ -1,8 +1,8 @@
 """Reconciles slivers with their records (NM-C.7).
 
 Each step is small and safe to repeat after a crash.
-The desired state is in the database (records, and what this host adds to them), the actual state in the backend.  An event only
-names the sliver to check.
+The desired state is in the database (records, and what this host adds to them), the actual state in
+the backend.  An event only names the sliver to check.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
 )
 #: Seconds after which a sliver with a temporary failure is tried again.
 RETRY = 30.0
-#: The same for a sliver that runs, but not according to its record; doubled each time, up to the second value.
+#: The same for a sliver that runs, but not according to its record; doubled each time, up to the
+#: second value.
 CONFIGURE_RETRY = RETRY, 3600.0
 CREATED, RUNNING = "created", "running"
 
@@ -63,12 +64,14 @@ class Status:
 class Slivers:
     """The slivers of the host.
 
-    :param opened: called with (name, handle or None) when connections are to be accepted, or refused; returns the number of
-        seconds after which it is to be called again, or None.
-    :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
+    :param opened: called with (name, handle or None) when connections are to be accepted, or
+        refused; returns the number of seconds after which it is to be called again, or None.
+    :param usable: whether a number can be given to a new sliver; see
+        :meth:`Database.allocate_index`.
     :param told: called with the name of a sliver whose state may have changed.
     :param removed: called with its name when the resources of a deleted sliver are free again.
-    :param api_socket: the directory on the host with the API's socket for the sliver of a name and number.
+    :param api_socket: the directory on the host with the API's socket for the sliver of a name and
+        number.
     """
 
     def __init__(
@@ -101,13 +104,17 @@ class Slivers:
         self._creating = threading.BoundedSemaphore(config.create_concurrency)
         self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
         self._reconciler: Reconciler[str] = Reconciler(
-            "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency
+            "Thread-nm-sliver",
+            self._reconcile,
+            log,
+            config.create_concurrency + config.delete_concurrency,
         )
         self._copies = Copies(os.path.join(config.state_dir, "records"))
         #: Every admission needs all of them, and they change rarely.
         self._effective: tuple[int | None, dict[str, dict[str, int]]] = None, {}
         self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
-        #: Slivers that run, but not according to their records: pause after the next failure (seconds).
+        #: Slivers that run, but not according to their records: pause after the next failure
+        #: (seconds).
         self._pace: dict[str, float] = {}
         self._running = True
 
@@ -127,20 +134,26 @@ class Slivers:
     def look_at(self, name: str, anew: bool = False) -> None:
         """Reconcile the sliver soon.
 
-        :param anew: its record was replaced: callers that wait for it wait for the next attempt, whatever the result of the
-            last.
+        :param anew: its record was replaced: callers that wait for it wait for the next attempt,
+            whatever the result of the last.
         """
         if anew and self.status(name).state == FAILED:
             self._set(name, CREATING)
         self._reconciler.queue.add(name)
 
     def look_at_all(self) -> None:
-        for name in self.names() | {key.partition("_")[2] for key in self._database.locals() if key.startswith("sliver_")}:
+        for name in self.names() | {
+            key.partition("_")[2] for key in self._database.locals() if key.startswith("sliver_")
+        }:
             self._reconciler.queue.add(name, urgent=False)
 
     def names(self) -> set[str]:
         """Return the slivers that have a record."""
-        return {r.content["name"] for r in self._database.records() if r.content.get("account_type") == records.SLIVER}
+        return {
+            r.content["name"]
+            for r in self._database.records()
+            if r.content.get("account_type") == records.SLIVER
+        }
 
     def status(self, name: str) -> Status:
         with self.changed:
@@ -150,7 +163,10 @@ class Slivers:
         """Wait until the status satisfies `done`; return None after `timeout` seconds."""
         with self.changed:
             if (
-                not self.changed.wait_for(lambda: not self._running or done(self._status.get(name, Status(ABSENT))), timeout)
+                not self.changed.wait_for(
+                    lambda: not self._running or done(self._status.get(name, Status(ABSENT))),
+                    timeout,
+                )
                 or not self._running
             ):
                 return None
@@ -198,7 +214,9 @@ class Slivers:
         record = json.loads(text)
         return record["name"], self.granted(record)
 
-    def spec(self, name: str, record: Mapping[str, Any], index: int, effective: Mapping[str, int]) -> SliverSpec:
+    def spec(
+        self, name: str, record: Mapping[str, Any], index: int, effective: Mapping[str, int]
+    ) -> SliverSpec:
         return SliverSpec(
             name=name,
             index=index,
@@ -250,14 +268,18 @@ class Slivers:
             self._set(name, FAILED, str(error))
             return RETRY if getattr(error, "retry", True) else None
         except Exception as error:
-            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGE):
+            if isinstance(error, MemoryError) or (
+                isinstance(error, OSError) and error.errno in SHORTAGE
+            ):
                 self._set(name, FAILED, f"this host: {str(error) or 'no memory left'}")
                 return RETRY
             # Callers waiting for the sliver see the failure; the queue logs it and retries.
             self._set(name, FAILED, f"internal error: {type(error).__name__}: {error}")
             raise
 
-    def _ensure(self, name: str, key: str, record: Mapping[str, Any], local: dict[str, Any]) -> float | None:
+    def _ensure(
+        self, name: str, key: str, record: Mapping[str, Any], local: dict[str, Any]
+    ) -> float | None:
         everybody = self.effective()
         effective = everybody.get(name)
         if effective is None:
@@ -285,16 +307,26 @@ class Slivers:
             return self._run(name, key, spec, local, handle)
         return self._halt(name, key, spec, local, handle, bool(effective["nm_enabled"]))
 
-    def _create(self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]) -> Handle:
+    def _create(
+        self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]
+    ) -> Handle:
         self._set(name, CREATING)
-        with self._admitting:  # two that are created at the same time must not get the same capacity
+        with (
+            self._admitting
+        ):  # two that are created at the same time must not get the same capacity
             made = self._made() | self._being_made
-            self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
+            self._admit(
+                name,
+                spec.rspec,
+                {other: rspec for other, rspec in everybody.items() if other in made},
+            )
             self._being_made.add(name)
         try:
             with self._creating:
                 handle = self.backend.create(spec)
-            self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+            self._database.update_local(
+                key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False
+            )
         finally:
             with self._admitting:
                 self._being_made.discard(name)
@@ -302,9 +334,15 @@ class Slivers:
 
     def _made(self) -> set[str]:
         """Return the existing slivers."""
-        return {key.partition("_")[2] for key in self._database.keys_with("handle") if key.startswith("sliver_")}
+        return {
+            key.partition("_")[2]
+            for key in self._database.keys_with("handle")
+            if key.startswith("sliver_")
+        }
 
-    def _run(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle) -> float | None:
+    def _run(
+        self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle
+    ) -> float | None:
         if local.get("frozen"):
             self.backend.freeze(spec, handle, False)
             self._database.update_local(key, frozen=False)
@@ -313,7 +351,9 @@ class Slivers:
             handle, problem = self._start(spec, handle)
         elif local.get("applied") != self._fingerprint(spec):
             handle, problem = self._configure(spec, handle)
-        self._database.update_local(key, handle=handle, halted=False, applied=None if problem else self._fingerprint(spec))
+        self._database.update_local(
+            key, handle=handle, halted=False, applied=None if problem else self._fingerprint(spec)
+        )
         self._copies.keep(self._database.get(key), self._database.local(key))
         again = self._opened(name, handle)
         self._set(name, READY, problem)
@@ -331,7 +371,9 @@ class Slivers:
         except BackendError as error:
             # Owners of keys can log in again, whatever a job did to the key files or to the disk.
             try:
-                return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
+                return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(
+                    error
+                )
             except BackendError:
                 raise error from None
 
@@ -346,7 +388,13 @@ class Slivers:
             return handle, f"internal error: {type(error).__name__}: {error}"
 
     def _halt(
-        self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle, enabled: bool
+        self,
+        name: str,
+        key: str,
+        spec: SliverSpec,
+        local: Mapping[str, Any],
+        handle: Handle,
+        enabled: bool,
     ) -> float | None:
         self._opened(name, None)
         if not enabled and self.backend.freezes:
@@ -378,7 +426,9 @@ class Slivers:
             self.backend.destroy(name, int(local["index"]), local.get("handle"))
         self._removed(name)
         self._copies.forget(key)
-        self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
+        self._database.update_local(
+            key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None
+        )
         self._database.free_index(name)
 
     # -- after a restart of the daemon
@@ -387,8 +437,15 @@ class Slivers:
         """Adopt what lives, remove what has no record; called before the workers start."""
         if self._database.moved_aside is not None:
             self._copies.restore(self._database)
-        known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}
-        strays = {name: self.backend.number(name) for name in sorted(set(self.backend.found()) - set(known))}
+        known = {
+            key.partition("_")[2]: local
+            for key, local in self._database.locals().items()
+            if key.startswith("sliver_")
+        }
+        strays = {
+            name: self.backend.number(name)
+            for name in sorted(set(self.backend.found()) - set(known))
+        }
         # Those with a number first: nobody else may get it before they are gone.
         for name, index in sorted(strays.items(), key=lambda item: item[1] is None):
             log.warning("Removing sliver %s: it has no record in the database", name)

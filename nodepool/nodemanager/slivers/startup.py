@@ -49,7 +49,9 @@ class Startup:
             if record.content.get("account_type") != records.SLIVER or not chosen(record.source):
                 continue
             name = record.content["name"]
-            if effective.get(name, {}).get("nm_enabled") and not self._database.local(record.key).get(RUNNING, True):
+            if effective.get(name, {}).get("nm_enabled") and not self._database.local(
+                record.key
+            ).get(RUNNING, True):
                 log.info("Starting stopped sliver %s (--startup)", name)
                 try:
                     self._start(name)

@@ -58,7 +58,11 @@ class _Reader:
         if self.root is None:
             self.root = tag
         if tag == "slice":
-            self.slices.append(_Slice(element.get("name"), _whole(element.get("id")), _whole(element.get("expiry"))))
+            self.slices.append(
+                _Slice(
+                    element.get("name"), _whole(element.get("id")), _whole(element.get("expiry"))
+                )
+            )
             self._resource = None
         elif tag == "key":
             self._key(element.get("person_id"), (element.get("value") or "").strip())
@@ -104,12 +108,13 @@ def parse(
 ) -> list[dict[str, Any]]:
     """Return the records of the slivers that belong on this node.
 
-    The order of elements within a slice does not matter, and a person may be in several slices.  Invalid keys are
-    ignored; so are unknown resources and amounts that are not whole numbers.
+    The order of elements within a slice does not matter, and a person may be in several slices.
+    Invalid keys are ignored; so are unknown resources and amounts that are not whole numbers.
 
     :param node_id: ours; slices of other nodes are ignored.
-    :param default_slice: name of the slice with the default resources of all others here; it is not a sliver. It
-        applies if it is on our node, or on no node in particular. None: there is no such slice.
+    :param default_slice: name of the slice with the default resources of all others here; it is not
+        a sliver. It applies if it is on our node, or on no node in particular. None: there is no
+        such slice.
     :raises SlicesXmlError: not well-formed, too large, with entities, or another document.
     """
     if len(document) > MAX_SIZE:
@@ -135,13 +140,20 @@ def parse(
     except (safe_xml.UnsafeXml, ElementTree.ParseError) as error:
         raise SlicesXmlError(f"slices.xml: {error}") from None
     # An empty list removes every sliver: make sure that this is a list of slices.
-    if not reader.slices and not any(word in (reader.root or "").lower() for word in ("slice", "planetlab")):
-        raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it a slices.xml?")
+    if not reader.slices and not any(
+        word in (reader.root or "").lower() for word in ("slice", "planetlab")
+    ):
+        raise SlicesXmlError(
+            f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it a "
+            "slices.xml?"
+        )
     defaults: dict[str, int] = {}
     slivers = []
     for found in reader.slices:
         if default_slice is not None and found.name == default_slice:
-            if (found.here or not found.placed) and (found.expiry is None or found.expiry >= time.time()):
+            if (found.here or not found.placed) and (
+                found.expiry is None or found.expiry >= time.time()
+            ):
                 defaults |= _defaults(found)
         elif found.here:
             slivers.append(found)
@@ -166,7 +178,10 @@ def _defaults(found: _Slice) -> dict[str, int]:
 
 
 def _record(
-    found: _Slice, keys: dict[str, list[str]], initscript: bytes | None, delegations: Sequence[tuple[str, str]]
+    found: _Slice,
+    keys: dict[str, list[str]],
+    initscript: bytes | None,
+    delegations: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     ours = [key for person in dict.fromkeys(found.people) for key in keys.get(person, [])]
     record: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Sources of records: slices.xml and ZooKeeper (NM-A.2, NM-C.6).
 
-An unreachable source changes nothing: only a complete, readable, authenticated update may remove a sliver.
+An unreachable source changes nothing: only a complete, readable, authenticated update may remove a
+sliver.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ OTHER_SOURCES = ("driver", "ticket")
 
 
 def make(
-    config: NodeManagerConfig, database: Database, deliver: Deliver, capacity: Callable[[], dict[str, Any]]
+    config: NodeManagerConfig,
+    database: Database,
+    deliver: Deliver,
+    capacity: Callable[[], dict[str, Any]],
 ) -> list[SlicesXmlSource | ZooKeeperSource]:
     """Create the configured sources, not started, and store the configured delegates."""
     found: list[SlicesXmlSource | ZooKeeperSource] = []
@@ -50,7 +54,9 @@ def make(
         source: SlicesXmlSource | ZooKeeperSource
         if "slices-xml" in options:
             name = f"slices-xml-{number}"
-            source = SlicesXmlSource(name, options["slices-xml"], config, deliver, new=database.serial(name) == 0)
+            source = SlicesXmlSource(
+                name, options["slices-xml"], config, deliver, new=database.serial(name) == 0
+            )
         else:
             source = ZooKeeperSource(options["zookeeper"], config, deliver, capacity)
         names.add(source.name)
@@ -58,7 +64,8 @@ def make(
     left = database.abandon(names)
     if left:
         log.warning(
-            "No source of the configuration has these records any more, they stay until one delivers them or they expire: %s",
+            "No source of the configuration has these records any more, they stay until one "
+            "delivers them or they expire: %s",
             ", ".join(left),
         )
     # Also when there are none: delegates of a previous configuration must be deleted.
@@ -86,7 +93,13 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
     """Follows a redirection only to an address that is authenticated, too."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> Any:
         if not newurl.startswith("https://"):
             fp.close()
@@ -97,11 +110,17 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 class SlicesXmlSource:
     """Fetches a file or https document periodically; keeps a copy of the last good one.
 
-    :param new: the database has no records of this source: while it cannot be read, the copy is used.
+    :param new: the database has no records of this source: while it cannot be read, the copy is
+        used.
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver, new: bool = False
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        config: NodeManagerConfig,
+        deliver: Deliver,
+        new: bool = False,
     ) -> None:
         self.name = name
         self._url = options.get("url")
@@ -121,8 +140,12 @@ class SlicesXmlSource:
                 if options.get("cert"):
                     context.load_cert_chain(options["cert"], options.get("key"))
             except OSError as error:
-                raise ConfigurationError(f"sources: slices-xml: cannot read the certificates: {error}") from error
-            self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
+                raise ConfigurationError(
+                    f"sources: slices-xml: cannot read the certificates: {error}"
+                ) from error
+            self._opener = urllib.request.build_opener(
+                urllib.request.HTTPSHandler(context=context), _HttpsOnly()
+            )
         #: Of the last document that was applied: ETag, or state of the file; checksum; time.
         self._mark: str | None = None
         self._digest = b""
@@ -191,7 +214,9 @@ class SlicesXmlSource:
         text = str(error) or type(error).__name__
         if text != self._problem:
             self._problem = text
-            log.error("%s cannot be used, keeping slivers unchanged: %s", self._url or self._file, text)
+            log.error(
+                "%s cannot be used, keeping slivers unchanged: %s", self._url or self._file, text
+            )
 
     def _read_file(self, again: bool) -> tuple[bytes | None, str | None]:
         """Return the document of a file; None: unchanged."""
@@ -207,7 +232,8 @@ class SlicesXmlSource:
         assert self._opener is not None
         deadline = time.monotonic() + FETCH_LIMIT
         request = urllib.request.Request(
-            str(self._url), headers={"If-None-Match": self._mark} if self._mark and not again else {}
+            str(self._url),
+            headers={"If-None-Match": self._mark} if self._mark and not again else {},
         )
         try:
             with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:

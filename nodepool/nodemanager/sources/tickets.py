@@ -14,7 +14,14 @@ from nodepool.nodemanager.records.records import SLIVER, RecordError, parse_reco
 
 ALGORITHMS = ("EdDSA", "ES256")
 #: Of XML signatures; SHA-1, as the original used it, only behind an option.
-XML_METHODS = ("RSA_SHA256", "RSA_SHA384", "RSA_SHA512", "ECDSA_SHA256", "ECDSA_SHA384", "ECDSA_SHA512")
+XML_METHODS = (
+    "RSA_SHA256",
+    "RSA_SHA384",
+    "RSA_SHA512",
+    "ECDSA_SHA256",
+    "ECDSA_SHA384",
+    "ECDSA_SHA512",
+)
 XML_DIGESTS = ("SHA256", "SHA384", "SHA512")
 NAMESPACE = "urn:envelope"
 #: Maximum characters of a ticket.
@@ -44,7 +51,9 @@ class Ticket(NamedTuple):
 def missing(options: Mapping[str, Any]) -> str | None:
     """Return what this machine lacks for tickets with these options; None: nothing."""
     wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
-    absent = optional.missing({name for option, names in wanted.items() if options.get(option) for name in names})
+    absent = optional.missing(
+        {name for option, names in wanted.items() if options.get(option) for name in names}
+    )
     return None if absent is None else f"tickets need {absent}"
 
 
@@ -53,7 +62,11 @@ def _check_records(slivers: object) -> list[dict[str, Any]]:
 
     :raises TicketError: there are none, or one is not a sliver.
     """
-    if not isinstance(slivers, list) or not slivers or not all(isinstance(item, Mapping) for item in slivers):
+    if (
+        not isinstance(slivers, list)
+        or not slivers
+        or not all(isinstance(item, Mapping) for item in slivers)
+    ):
         raise TicketError("it contains no slivers")
     records = []
     for item in slivers:
@@ -67,12 +80,21 @@ def _check_records(slivers: object) -> list[dict[str, Any]]:
     return records
 
 
-def _new_claims(records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int) -> dict[str, Any]:
+def _new_claims(
+    records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int
+) -> dict[str, Any]:
     now = int(time.time())
     _check_records(list(records))
     if not 0 < lifetime <= MAX_LIFETIME:
         raise TicketError(f"a ticket is valid for 1 to {MAX_LIFETIME} seconds")
-    return {"iss": issuer, "aud": host, "jti": uuid.uuid4().hex, "iat": now, "exp": now + lifetime, "slivers": list(records)}
+    return {
+        "iss": issuer,
+        "aud": host,
+        "jti": uuid.uuid4().hex,
+        "iat": now,
+        "exp": now + lifetime,
+        "slivers": list(records),
+    }
 
 
 def _private_key(key: bytes) -> Any:
@@ -82,10 +104,14 @@ def _private_key(key: bytes) -> Any:
     try:
         return load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise TicketError(f"the private key cannot be used (must be PEM without password): {error}") from error
+        raise TicketError(
+            f"the private key cannot be used (must be PEM without password): {error}"
+        ) from error
 
 
-def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600) -> str:
+def sign(
+    records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600
+) -> str:
     """Return a compact JWS for one host.
 
     :param key: private key, PEM, Ed25519 or P-256.
@@ -102,12 +128,20 @@ def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: st
     elif isinstance(private, EllipticCurvePrivateKey) and isinstance(private.curve, SECP256R1):
         algorithm = "ES256"
     else:
-        raise TicketError("the private key must be Ed25519 or P-256 (create one: openssl genpkey -algorithm ed25519)")
+        raise TicketError(
+            "the private key must be Ed25519 or P-256 (create one: openssl genpkey -algorithm "
+            "ed25519)"
+        )
     return jwt.encode(_new_claims(records, issuer, host, lifetime), private, algorithm=algorithm)
 
 
 def sign_xml(
-    records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600
+    records: Sequence[Mapping[str, Any]],
+    key: bytes,
+    certificate: bytes,
+    issuer: str,
+    host: str,
+    lifetime: int = 3600,
 ) -> str:
     """Return the original form: an enveloped signature (C14N 1.0; SHA-256, not SHA-1).
 
@@ -125,8 +159,14 @@ def sign_xml(
     claims = _new_claims(records, issuer, host, lifetime)
     root = etree.Element(f"{{{NAMESPACE}}}Envelope", nsmap={None: NAMESPACE})  # type: ignore[dict-item]
     etree.SubElement(root, f"{{{NAMESPACE}}}Data").text = json.dumps(claims)
-    method = SignatureMethod.RSA_SHA256 if isinstance(private, RSAPrivateKey) else SignatureMethod.ECDSA_SHA256
-    signer = XMLSigner(signature_algorithm=method, c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0)
+    method = (
+        SignatureMethod.RSA_SHA256
+        if isinstance(private, RSAPrivateKey)
+        else SignatureMethod.ECDSA_SHA256
+    )
+    signer = XMLSigner(
+        signature_algorithm=method, c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0
+    )
     try:
         signed = signer.sign(root, key=private, cert=certificate.decode("ascii"))
     except (SignXMLException, ValueError, TypeError) as error:
@@ -137,7 +177,8 @@ def sign_xml(
 def verify(signed: str, options: Mapping[str, Any], host: str, now: float | None = None) -> Ticket:
     """Verify a ticket of either form. The caller makes sure that it is used once.
 
-    :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of certificates).
+    :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of
+        certificates).
     :raises TicketError: it is refused.
     """
     if len(signed) > MAX_SIZE:
@@ -179,7 +220,10 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str) -> Ticket:
             )
         except jwt.PyJWTError as error:  # also for a key of another type than the ticket's
             # Keep the most useful error: a valid signature with an invalid time.
-            if problem is None or (isinstance(error, jwt.InvalidTokenError) and not isinstance(error, jwt.InvalidSignatureError)):
+            if problem is None or (
+                isinstance(error, jwt.InvalidTokenError)
+                and not isinstance(error, jwt.InvalidSignatureError)
+            ):
                 problem = error
             continue
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -200,7 +244,9 @@ def _claims(claims: Mapping[str, Any], options: Mapping[str, Any]) -> Ticket:
         raise TicketError(f"issuer {issuer[:60]!r} is not accepted here")
     if expiry - issued > MAX_LIFETIME:
         raise TicketError("it is valid for more than a year")
-    return Ticket(_check_records(claims.get("slivers")), f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY)
+    return Ticket(
+        _check_records(claims.get("slivers")), f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY
+    )
 
 
 def _time(value: object) -> float:
@@ -212,7 +258,8 @@ def _time(value: object) -> float:
 def _verifier() -> Any:
     """Return a verifier whose canonical form is that of xmlsec1, with or without prefixes.
 
-    lxml (6.1.3) adds an empty default namespace to elements deep in a part of a tree that declares one.
+    lxml (6.1.3) adds an empty default namespace to elements deep in a part of a tree that declares
+    one.
     """
     from lxml import etree
     from signxml.verifier import XMLVerifier
@@ -245,14 +292,28 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, now: flo
     settings = SignatureConfiguration(
         expect_references=1,
         location="./",
-        signature_methods=frozenset(SignatureMethod[name] for name in (*XML_METHODS, *(("RSA_SHA1",) if sha1 else ()))),
-        digest_algorithms=frozenset(DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))),
+        signature_methods=frozenset(
+            SignatureMethod[name] for name in (*XML_METHODS, *(("RSA_SHA1",) if sha1 else ()))
+        ),
+        digest_algorithms=frozenset(
+            DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))
+        ),
     )
     problem: Exception | None = None
     for certificate in certificates:
         try:
-            verified = _verifier().verify(document, x509_cert=certificate.decode("ascii"), expect_config=settings)
-        except (SignXMLException, InvalidSignature, LxmlError, ValueError, TypeError, KeyError, AttributeError) as error:
+            verified = _verifier().verify(
+                document, x509_cert=certificate.decode("ascii"), expect_config=settings
+            )
+        except (
+            SignXMLException,
+            InvalidSignature,
+            LxmlError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+        ) as error:
             problem = error
             continue
         signed = verified[0] if isinstance(verified, list) else verified
@@ -264,7 +325,9 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     """Return the claims: JSON in the Data of the signed element, and of no other."""
     if element is None:
         raise TicketError("nothing is signed")
-    data = [e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"]
+    data = [
+        e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"
+    ]
     if (
         element.tag != f"{{{NAMESPACE}}}Envelope"
         or len(data) != 1

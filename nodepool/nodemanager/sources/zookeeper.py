@@ -51,7 +51,11 @@ class ZooKeeperSource:
     name = "zookeeper"
 
     def __init__(
-        self, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver, capacity: Callable[[], dict[str, Any]]
+        self,
+        options: Mapping[str, Any],
+        config: NodeManagerConfig,
+        deliver: Deliver,
+        capacity: Callable[[], dict[str, Any]],
     ) -> None:
         # Imported late: the program that launchers copy to backing nodes lacks what these import.
         from nodepool.config.zookeeper import buildZooKeeperHosts, connections
@@ -110,7 +114,9 @@ class ZooKeeperSource:
                     self._look()
                 wait = RESYNC
             except KazooException as error:
-                log.warning("Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error)
+                log.warning(
+                    "Slices cannot be read from ZooKeeper now, keeping slivers unchanged: %r", error
+                )
             except Exception:
                 log.exception("Error reading slices from ZooKeeper:")
             self._wake.wait(wait)
@@ -159,11 +165,19 @@ class ZooKeeperSource:
             try:
                 record = {**json.loads(text or b"{}"), **json.loads(own or b"{}")}
             except (ValueError, TypeError, RecursionError) as error:
-                log.error("Slice %s/%s is not a JSON object, keeping its sliver unchanged: %s", SLICES, name, error)
+                log.error(
+                    "Slice %s/%s is not a JSON object, keeping its sliver unchanged: %s",
+                    SLICES,
+                    name,
+                    error,
+                )
                 records.append({"record_key": f"sliver_{name}"})
                 continue
-            # Records get no version of their own: a session never reads backwards, while clocks of servers may differ.
-            records.append({"plc_instantiated": True, **record, "account_type": "sliver", "name": name})
+            # Records get no version of their own: a session never reads backwards, while clocks of
+            # servers may differ.
+            records.append(
+                {"plc_instantiated": True, **record, "account_type": "sliver", "name": name}
+            )
         if kazoo.exists(SLICES) is not None:  # otherwise the list was being removed meanwhile
             self._deliver(self.name, None, records, True)
 
@@ -173,10 +187,16 @@ class ZooKeeperSource:
         tls = self._config.api.tls
         text = json.dumps(
             {
-                "api": f"https://{self._config.ssh.address}:{tls.port}" if tls else f"unix:{self._config.api.unix}",
+                "api": f"https://{self._config.ssh.address}:{tls.port}"
+                if tls
+                else f"unix:{self._config.api.unix}",
                 "tls_fingerprint": fingerprint(tls.cert) if tls else "",
                 "ssh_address": self._config.ssh.address,
-                "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
+                "capacity": {
+                    k: v
+                    for k, v in capacity.items()
+                    if k not in ("allocated", "problems", "images")
+                },
                 "allocated": capacity["allocated"],
                 "images": capacity["images"],
                 "backends": [capacity["backend"]],
@@ -195,11 +215,14 @@ class ZooKeeperSource:
             stat = kazoo.exists(path)
             if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
                 log.warning(
-                    "%s belongs to another session: of this node manager before its restart, or another host has this name "
+                    "%s belongs to another session: of this node manager before its restart, or "
+                    "another host has this name "
                     "(host-name)",
                     path,
                 )
-                replacement = kazoo.transaction()  # the other one announces itself again when it finds none
+                replacement = (
+                    kazoo.transaction()
+                )  # the other one announces itself again when it finds none
                 replacement.delete(path)
                 replacement.create(path, text.encode(), ephemeral=True)
                 for result in replacement.commit():

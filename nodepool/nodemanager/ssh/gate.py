@@ -1,7 +1,8 @@
 """Accepts SSH connections: a port per sliver, an sshd inside per connection (NM-C.4).
 
-No idle servers; the cost of a connection is charged to its sliver.  One thread does all of the work and never blocks: a sliver
-whose servers start slowly, because it is busy or hostile, delays only its own connections.
+No idle servers; the cost of a connection is charged to its sliver.  One thread does all of the work
+and never blocks: a sliver whose servers start slowly, because it is busy or hostile, delays only
+its own connections.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from nodepool.nodemanager.outcomes import BackendError
 log = logging.getLogger("nodepool.nodemanager.gate")
 
 BACKLOG = 64
-#: Servers of one sliver that are started in parallel: the host pays for the workers that start them.
+#: Servers of one sliver that are started in parallel: the host pays for the workers that start
+#: them.
 MAX_STARTING = 2
-#: Connections to one sliver that are accepted per second, also those that are then refused, and how many may be saved up; more
-#: wait in the kernel.
+#: Connections to one sliver that are accepted per second, also those that are then refused, and how
+#: many may be saved up; more wait in the kernel.
 PACE, SAVED = 10.0, 20.0
 #: Seconds for the thread to close a listener or to end.
 CLOSE_TIMEOUT = 5.0
@@ -40,7 +42,9 @@ class _Door(Acceptor):
     backlog = BACKLOG
     what = "Connections to slivers"
 
-    def __init__(self, name: str, stream: socket.socket, handle: Handle, serve: Serve, limit: int) -> None:
+    def __init__(
+        self, name: str, stream: socket.socket, handle: Handle, serve: Serve, limit: int
+    ) -> None:
         super().__init__(stream)
         self._name = name
         self.handle = handle
@@ -63,7 +67,12 @@ class _Door(Acceptor):
             stream.close()
             if time.monotonic() >= self._refused + SILENCE:
                 self._refused = time.monotonic()
-                log.warning("Connection of %s to %s refused: %s sessions", address[0], self._name, self._limit)
+                log.warning(
+                    "Connection of %s to %s refused: %s sessions",
+                    address[0],
+                    self._name,
+                    self._limit,
+                )
         self._pace.use(1)
         return self._pace.wait()
 
@@ -128,7 +137,9 @@ class Gate:
     :param limit: simultaneous connections per sliver.
     """
 
-    def __init__(self, address: str, first_port: int, last_port: int, serve: Serve, limit: int) -> None:
+    def __init__(
+        self, address: str, first_port: int, last_port: int, serve: Serve, limit: int
+    ) -> None:
         self._address = address
         self._ports = first_port, last_port
         self._serve = serve
@@ -143,7 +154,10 @@ class Gate:
         """
         port = self._ports[0] + index - 1
         if port > self._ports[1]:
-            raise BackendError(f"ssh.ports: the range {self._ports[0]}-{self._ports[1]} has no port for sliver number {index}")
+            raise BackendError(
+                f"ssh.ports: the range {self._ports[0]}-{self._ports[1]} has no port for sliver "
+                f"number {index}"
+            )
         return port
 
     def start(self) -> None:
@@ -170,7 +184,8 @@ class Gate:
             listener = listen(self._address, port, BACKLOG)
         except OSError as error:
             raise BackendError(
-                f"cannot listen on {self._address} port {port} for {name}: {error.strerror}", retry=True
+                f"cannot listen on {self._address} port {port} for {name}: {error.strerror}",
+                retry=True,
             ) from error
         door = self._doors[name] = _Door(name, listener, handle, self._serve, self._limit)
         self._loop.post(functools.partial(door.accept_in, self._loop))

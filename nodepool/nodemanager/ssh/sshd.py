@@ -1,6 +1,7 @@
 """An SSH server in each sliver that has its own address: ``ssh: {mode: sshd}`` (NM-C.4).
 
-The state of servers is not stored: after a restart the daemon finds them among the sliver's processes.
+The state of servers is not stored: after a restart the daemon finds them among the sliver's
+processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PORT = 22
 ARGV = ("/usr/sbin/sshd", "-D", "-e", "-f", CONFIG_PATH)
 #: Seconds for a server to listen.
 START_TIMEOUT = 5.0
-#: Seconds between two starts in one sliver: a server that ends immediately must not keep the host busy.
+#: Seconds between two starts in one sliver: a server that ends immediately must not keep the host
+#: busy.
 RESTART_INTERVAL = 5.0
 CLASS_NET = Path("/sys/class/net")
 #: What a server is for :class:`ProcessWatch`.
@@ -50,7 +52,11 @@ def _addresses(process: int | str) -> list[str]:
         words = line.split()
         if words[:1] == ["|--"] and len(words) == 2:
             address = words[1]
-        elif words[:3] == ["/32", "host", "LOCAL"] and address is not None and not address.startswith("127."):
+        elif (
+            words[:3] == ["/32", "host", "LOCAL"]
+            and address is not None
+            and not address.startswith("127.")
+        ):
             found.append(address)
     return found
 
@@ -76,13 +82,17 @@ def _address(text: str) -> str:
 def own_address(pid: int, networks: Sequence[ipaddress.IPv4Network] = ()) -> str | None:
     """Return the address of a sliver on a bridge, which the sliver gives itself.
 
-    Users are sent to this address: one outside of the bridge's networks, or of the host itself, is not accepted.
+    Users are sent to this address: one outside of the bridge's networks, or of the host itself, is
+    not accepted.
 
     :param networks: of the bridge; none: not known.
     """
     host = set(_addresses("self")) if networks else set()
     for address in _addresses(pid):
-        if not networks or (address not in host and any(ipaddress.IPv4Address(address) in network for network in networks)):
+        if not networks or (
+            address not in host
+            and any(ipaddress.IPv4Address(address) in network for network in networks)
+        ):
             return address
     return None
 
@@ -90,7 +100,8 @@ def own_address(pid: int, networks: Sequence[ipaddress.IPv4Network] = ()) -> str
 def sessions_of(server: int) -> int:
     """Return the number of connections of a server, including logins: it has a child for each.
 
-    Connection tables have the same information, but the kernel needs milliseconds per sliver to produce one.
+    Connection tables have the same information, but the kernel needs milliseconds per sliver to
+    produce one.
     """
     try:
         return len(Path(f"/proc/{server}/task/{server}/children").read_bytes().split())

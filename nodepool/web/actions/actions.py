@@ -75,7 +75,14 @@ class Actions:
             config = launcher.config
             return AccessConfig() if config is None else config.access
 
-        return cls(launcher.getZK, lambda: launcher.config, launcher.feed, access_config, who_sees, launcher)
+        return cls(
+            launcher.getZK,
+            lambda: launcher.config,
+            launcher.feed,
+            access_config,
+            who_sees,
+            launcher,
+        )
 
     def _zk(self) -> ZooKeeper:
         """Return the facade.
@@ -84,11 +91,17 @@ class Actions:
         """
         zk = self._ready()
         if zk is None or not zk.synced:
-            raise Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "no-zookeeper", "ZooKeeper cannot be reached; try again")
+            raise Refused(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                "no-zookeeper",
+                "ZooKeeper cannot be reached; try again",
+            )
         return zk
 
     def serves(self, path: str) -> bool:
-        return path == OPENAPI or (path.startswith(API + "/") and self.table.knows(path.removeprefix(API)))
+        return path == OPENAPI or (
+            path.startswith(API + "/") and self.table.knows(path.removeprefix(API))
+        )
 
     @functools.cached_property
     def _document(self) -> bytes:
@@ -101,7 +114,9 @@ class Actions:
         """
         if request.path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
-        reply, note = await asyncio.get_running_loop().run_in_executor(threads, self._begin, request)
+        reply, note = await asyncio.get_running_loop().run_in_executor(
+            threads, self._begin, request
+        )
         if isinstance(reply, Reply):
             return _response(reply)
         with _noted(note, request):
@@ -121,11 +136,18 @@ class Actions:
             identity = self.callers.identify(request)
         except Denied as error:
             sent = request.headers.get("authorization", "").partition(" ")[2]
-            is_return = (route.method, route.path, error.status) == ("DELETE", "/leases/{id}", http.HTTPStatus.GONE)
+            is_return = (route.method, route.path, error.status) == (
+                "DELETE",
+                "/leases/{id}",
+                http.HTTPStatus.GONE,
+            )
             if not is_return or not sent.startswith(f"{LEASE_PREFIX}{names['id']}_"):
                 raise
             # It has ended already, and with it what identifies the caller.
-            identity, reply = Identity("unknown", f"lease:{names['id']}", Role.READ), Reply(None, http.HTTPStatus.NO_CONTENT)
+            identity, reply = (
+                Identity("unknown", f"lease:{names['id']}", Role.READ),
+                Reply(None, http.HTTPStatus.NO_CONTENT),
+            )
             note = self._auditor(request, identity, route, names)
         else:
             note = self._auditor(request, identity, route, names)
@@ -136,14 +158,26 @@ class Actions:
         return reply, note
 
     @staticmethod
-    def _call(request: Request, identity: Identity, route: Route, names: dict[str, str]) -> Reply | Later:
+    def _call(
+        request: Request, identity: Identity, route: Route, names: dict[str, str]
+    ) -> Reply | Later:
         own = route.of_lease and identity.lease is not None and identity.lease == names.get("id")
         if not own and (identity.lease is not None or identity.role < route.role):
             if identity.via == "anonymous":
-                text = "This call needs a token (`nodepool token create`), or the Unix socket of the launcher"
+                text = (
+                    "This call needs a token (`nodepool token create`), or the Unix socket of "
+                    "the launcher"
+                )
                 raise Refused(http.HTTPStatus.UNAUTHORIZED, "unauthorized", text, (CHALLENGE,))
-            needed = f"the role {route.role.name.lower()}; {identity.owner} has {identity.role.name.lower()}"
-            text = "The token of a lease is for its own lease only" if identity.lease is not None else f"This call needs {needed}"
+            needed = (
+                f"the role {route.role.name.lower()}; {identity.owner} has "
+                f"{identity.role.name.lower()}"
+            )
+            text = (
+                "The token of a lease is for its own lease only"
+                if identity.lease is not None
+                else f"This call needs {needed}"
+            )
             raise Refused(http.HTTPStatus.FORBIDDEN, "not-allowed", text)
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
@@ -158,14 +192,18 @@ class Actions:
         body = parse(route, request.headers.get("content-type", ""), request.body)
         return route.function(Call(identity, names, query, body, key))
 
-    def _auditor(self, request: Request, identity: Identity, route: Route, names: dict[str, str]) -> Note:
+    def _auditor(
+        self, request: Request, identity: Identity, route: Route, names: dict[str, str]
+    ) -> Note:
         address = self.callers.address(request)
         action = route.function.__name__.replace("_", "-")
 
         def note(target: str | None, result: str) -> None:
             if route.target:
                 event = self._feed.note if self._feed is not None else None
-                audit.record(event, identity, address, action, target or route.target.format(**names), result)
+                audit.record(
+                    event, identity, address, action, target or route.target.format(**names), result
+                )
 
         return note
 

@@ -11,11 +11,15 @@ from nodepool.lease.record import LEAST, MOST
 
 #: Printable text without line breaks: it is stored in records and shown in tables.
 #: The end is that of the text in Python, which would accept a newline after it, and in ECMAScript.
-_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$(?!\n)"
+_PRINTABLE = (
+    r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$(?!\n)"
+)
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, Meta(max_length=200, pattern=_PRINTABLE)]
 Seconds = Annotated[int, Meta(ge=LEAST, le=MOST, description="seconds from now")]
-Wait = Annotated[float, Meta(ge=0, le=60, description="seconds to wait for the nodes before the answer")]
+Wait = Annotated[
+    float, Meta(ge=0, le=60, description="seconds to wait for the nodes before the answer")
+]
 #: Notes of a holder: few and flat, at most 1 KiB as JSON.
 Notes = Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=20)]
 
@@ -25,7 +29,10 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NewLease(Body):
-    labels: Annotated[list[Name], Meta(min_length=1, max_length=20, description="one node for each, all from one pool")]
+    labels: Annotated[
+        list[Name],
+        Meta(min_length=1, max_length=20, description="one node for each, all from one pool"),
+    ]
     seconds: Seconds = field(default=3600, name="for")
     purpose: Text = ""
     wait: Wait = 0
@@ -49,10 +56,14 @@ class NewCertificate(Body):
 
 
 class NewProgram(Body):
-    command: Annotated[list[Annotated[str, Meta(max_length=32768)]], Meta(min_length=1, max_length=1000)]
+    command: Annotated[
+        list[Annotated[str, Meta(max_length=32768)]], Meta(min_length=1, max_length=1000)
+    ]
     node: Annotated[int, Meta(ge=1, le=1000, description="number of the node in the lease")] = 1
     input: Annotated[str, Meta(max_length=60000, description="standard input, base64")] = ""
-    timeout: Annotated[float, Meta(gt=0, le=86400, description="seconds after which the program is killed")] = 3600
+    timeout: Annotated[
+        float, Meta(gt=0, le=86400, description="seconds after which the program is killed")
+    ] = 3600
 
 
 class NewHold(Body):
@@ -82,7 +93,8 @@ class NodeView(Struct):
     python_path: str | None
     shell_type: str | None
     attributes: dict[str, Any] | None
-    #: A number, or the connection data of a container cluster, which only the holder and operators get.
+    #: A number, or the connection data of a container cluster, which only the holder and operators
+    #: get.
     port: int | str | dict[str, Any] | None = None
 
 

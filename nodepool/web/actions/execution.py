@@ -30,7 +30,8 @@ from nodepool.zk.records import Node
 
 #: Programs at a time: in all, of one owner, and of one lease.
 MOST = (500, 250, 20)
-#: The part of these places for programs of any length; the others are for those of at most that many seconds.
+#: The part of these places for programs of any length; the others are for those of at most that
+#: many seconds.
 LONG, SHORT = 0.9, 60.0
 #: Seconds for the start of a program, and for its input to be sent.
 START, INPUT = 5.0, 30.0
@@ -50,7 +51,12 @@ class Relay(Later, Stream):
     headers = (("Content-Type", frames.CONTENT_TYPE), *access.HEADERS)
 
     def __init__(
-        self, lease_id: str, data: bytes, timeout: float, start: Callable[[], Execution], done: Callable[[], None]
+        self,
+        lease_id: str,
+        data: bytes,
+        timeout: float,
+        start: Callable[[], Execution],
+        done: Callable[[], None],
     ) -> None:
         self._lease_id = lease_id
         self._data = data
@@ -74,11 +80,16 @@ class Relay(Later, Stream):
 
     async def send(self, begin: Callable[[], Awaitable[Write]]) -> None:
         """Relay until the program ends, the client disconnects or the time is over."""
-        run, execution = functools.partial(asyncio.get_running_loop().run_in_executor, self._lane), self._execution
+        run, execution = (
+            functools.partial(asyncio.get_running_loop().run_in_executor, self._lane),
+            self._execution,
+        )
         assert execution is not None
         try:
             write = await begin()
-            with suppress(TimeoutError, RemoteException):  # it has ended, or does not read its input
+            with suppress(
+                TimeoutError, RemoteException
+            ):  # it has ended, or does not read its input
                 if self._data:
                     await run(execution.write, self._data, INPUT)
                 await run(execution.write, b"", INPUT)
@@ -125,16 +136,27 @@ class ProgramCalls:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/leases/{id}/exec", self.execute, "Run a program on a node of a lease", Role.BORROW,
-                  {http.HTTPStatus.OK: bytes}, NewProgram, of_lease=True, target="lease {id}"),
-        ]  # fmt: skip
+            Route(
+                "POST",
+                "/leases/{id}/exec",
+                self.execute,
+                "Run a program on a node of a lease",
+                Role.BORROW,
+                {http.HTTPStatus.OK: bytes},
+                NewProgram,
+                of_lease=True,
+                target="lease {id}",
+            )
+        ]
 
     def execute(self, call: Call) -> Later:
         lease, body = self._leases.held(call), call.parsed(NewProgram)
         try:
             data = base64.b64decode(body.input, validate=True)
         except binascii.Error as error:
-            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"input is not base64: {error}") from None
+            raise Refused(
+                http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"input is not base64: {error}"
+            ) from None
         nodes = [node for _name, node in ssh.names(lease.nodes)]
         if body.node > len(nodes):
             text = f"Lease {lease.id} has {len(nodes)} nodes; there is no node {body.node}"
@@ -142,8 +164,13 @@ class ProgramCalls:
         node = nodes[body.node - 1]
         names = (lease.terms.owner, lease.id)
         if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):
-            raise busy(f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again")
-        start, done = functools.partial(self._start, node, body.command), functools.partial(self.places.free, *names)
+            raise busy(
+                f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again"
+            )
+        start, done = (
+            functools.partial(self._start, node, body.command),
+            functools.partial(self.places.free, *names),
+        )
         return Relay(lease.id, data, body.timeout, start, done)
 
     def _start(self, node: Node, command: list[str]) -> Execution:
@@ -151,10 +178,17 @@ class ProgramCalls:
         try:
             with suppress(KeyError):  # a provider of another launcher
                 if self._launcher is not None:
-                    execution = self._launcher.getProviderManager(str(node.provider)).execute(node, command, timeout=START)
+                    execution = self._launcher.getProviderManager(str(node.provider)).execute(
+                        node, command, timeout=START
+                    )
         except (RemoteException, TimeoutError) as error:
-            raise Refused(http.HTTPStatus.BAD_GATEWAY, "unreachable", f"Node {node.id}: {error}") from error
+            raise Refused(
+                http.HTTPStatus.BAD_GATEWAY, "unreachable", f"Node {node.id}: {error}"
+            ) from error
         if execution is None:
-            text = f"Node {node.id} of provider {node.provider} runs no programs through this launcher; use SSH"
+            text = (
+                f"Node {node.id} of provider {node.provider} runs no programs through this "
+                "launcher; use SSH"
+            )
             raise Refused(http.HTTPStatus.CONFLICT, "no-exec", text)
         return execution

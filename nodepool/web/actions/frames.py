@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 
-#: Types: nothing, to keep the connection open; outputs; the exit status as decimal text, which is the last one.
+#: Types: nothing, to keep the connection open; outputs; the exit status as decimal text, which is
+#: the last one.
 NOTHING, STDOUT, STDERR, EXIT = range(4)
 CONTENT_TYPE = "application/x-nodepool-frames"
 

@@ -99,32 +99,118 @@ class LeaseCalls:
 
     def routes(self) -> list[Route]:
         ok, created, accepted, empty = (
-            http.HTTPStatus.OK, http.HTTPStatus.CREATED, http.HTTPStatus.ACCEPTED, http.HTTPStatus.NO_CONTENT,
-        )  # fmt: skip
-        wait = {"wait": "seconds to wait, at most 60, while the lease is in the given state", "state": "default: waiting"}
+            http.HTTPStatus.OK,
+            http.HTTPStatus.CREATED,
+            http.HTTPStatus.ACCEPTED,
+            http.HTTPStatus.NO_CONTENT,
+        )
+        wait = {
+            "wait": "seconds to wait, at most 60, while the lease is in the given state",
+            "state": "default: waiting",
+        }
         formats = {"format": "config or known_hosts", "directory": "of the files, for config"}
         one, lease = "/leases/{id}", "lease {id}"
         return [
-            Route("GET", "/me", self.me, "Show who you are, and what you may do", Role.READ, {ok: Caller}),
-            Route("POST", "/leases", self.create, "Lease nodes", Role.BORROW,
-                  {created: LeaseView, accepted: LeaseView, ok: LeaseView}, NewLease, target="lease"),
-            Route("GET", "/leases", self.list, "List leases and held nodes", Role.READ, {ok: LeaseList},
-                  query={"owner": "only of this owner; me: your own", "state": "only in this state"}),
-            Route("GET", one, self.show, "Show a lease, or wait until its state changes", Role.READ, {ok: LeaseView},
-                  of_lease=True, query=wait),
-            Route("POST", one + "/renew", self.renew, "Let a lease end later", Role.BORROW, {ok: LeaseView}, Renewal,
-                  of_lease=True, target=lease),
-            Route("PATCH", one, self.describe, "Change purpose and notes", Role.BORROW, {ok: LeaseView}, Description,
-                  of_lease=True, target=lease),
-            Route("DELETE", one, self.give_back, "Return a lease, or stop waiting for it", Role.BORROW, {empty: None},
-                  of_lease=True, target=lease),
-            Route("GET", one + "/ssh", self.ssh, "Return files to connect by SSH", Role.BORROW, {ok: str},
-                  of_lease=True, query=formats),
-            Route("GET", one + "/inventory", self.inventory, "Return Ansible's dynamic inventory", Role.BORROW,
-                  {ok: dict[str, Any]}, of_lease=True),
-            Route("POST", one + "/certificate", self.certificate, "Sign an SSH key for the nodes of a lease", Role.BORROW,
-                  {ok: Certificate}, NewCertificate, of_lease=True, target=lease),
-        ]  # fmt: skip
+            Route(
+                "GET",
+                "/me",
+                self.me,
+                "Show who you are, and what you may do",
+                Role.READ,
+                {ok: Caller},
+            ),
+            Route(
+                "POST",
+                "/leases",
+                self.create,
+                "Lease nodes",
+                Role.BORROW,
+                {created: LeaseView, accepted: LeaseView, ok: LeaseView},
+                NewLease,
+                target="lease",
+            ),
+            Route(
+                "GET",
+                "/leases",
+                self.list,
+                "List leases and held nodes",
+                Role.READ,
+                {ok: LeaseList},
+                query={"owner": "only of this owner; me: your own", "state": "only in this state"},
+            ),
+            Route(
+                "GET",
+                one,
+                self.show,
+                "Show a lease, or wait until its state changes",
+                Role.READ,
+                {ok: LeaseView},
+                of_lease=True,
+                query=wait,
+            ),
+            Route(
+                "POST",
+                one + "/renew",
+                self.renew,
+                "Let a lease end later",
+                Role.BORROW,
+                {ok: LeaseView},
+                Renewal,
+                of_lease=True,
+                target=lease,
+            ),
+            Route(
+                "PATCH",
+                one,
+                self.describe,
+                "Change purpose and notes",
+                Role.BORROW,
+                {ok: LeaseView},
+                Description,
+                of_lease=True,
+                target=lease,
+            ),
+            Route(
+                "DELETE",
+                one,
+                self.give_back,
+                "Return a lease, or stop waiting for it",
+                Role.BORROW,
+                {empty: None},
+                of_lease=True,
+                target=lease,
+            ),
+            Route(
+                "GET",
+                one + "/ssh",
+                self.ssh,
+                "Return files to connect by SSH",
+                Role.BORROW,
+                {ok: str},
+                of_lease=True,
+                query=formats,
+            ),
+            Route(
+                "GET",
+                one + "/inventory",
+                self.inventory,
+                "Return Ansible's dynamic inventory",
+                Role.BORROW,
+                {ok: dict[str, Any]},
+                of_lease=True,
+            ),
+            Route(
+                "POST",
+                one + "/certificate",
+                self.certificate,
+                "Sign an SSH key for the nodes of a lease",
+                Role.BORROW,
+                {ok: Certificate},
+                NewCertificate,
+                of_lease=True,
+                target=lease,
+            ),
+        ]
 
     @property
     def leases(self) -> Leases:
@@ -134,7 +220,11 @@ class LeaseCalls:
     @staticmethod
     def me(call: Call) -> Reply:
         one = call.identity
-        return Reply(Caller(one.owner, one.via, one.role.name.lower(), one.tenant, list(one.labels), one.longest))
+        return Reply(
+            Caller(
+                one.owner, one.via, one.role.name.lower(), one.tenant, list(one.labels), one.longest
+            )
+        )
 
     # -- create
 
@@ -158,7 +248,12 @@ class LeaseCalls:
         try:
             with refusals():
                 lease = self.leases.ask(
-                    body.labels, terms, self._tenant(identity, body), body.provider, body.priority, identity.per_owner
+                    body.labels,
+                    terms,
+                    self._tenant(identity, body),
+                    body.provider,
+                    body.priority,
+                    identity.per_owner,
                 )
         except (KazooException, TimeoutError):
             self.waiting.withdraw(terms.secret)
@@ -168,7 +263,11 @@ class LeaseCalls:
             # The client that repeats a call may have lost the answer, and with it the token.
             with refusals():
                 lease = self.leases.describe(lease.id, secret=terms.secret)
-        token = None if known and lease.state is not LeaseState.HELD else f"{LEASE_PREFIX}{lease.id}_{secret}"
+        token = (
+            None
+            if known and lease.state is not LeaseState.HELD
+            else f"{LEASE_PREFIX}{lease.id}_{secret}"
+        )
         if lease.state is not LeaseState.HELD and not known:
             self.waiting.expect(lease.id, body.seconds)
         status = http.HTTPStatus.OK if known else http.HTTPStatus.CREATED
@@ -178,7 +277,10 @@ class LeaseCalls:
         """Check what the caller may ask for."""
         forbidden = [label for label in body.labels if not identity.offers(label)]
         if forbidden:
-            raise _forbidden("not-allowed", f"You may not lease {', '.join(forbidden)}; allowed: {', '.join(identity.labels)}")
+            raise _forbidden(
+                "not-allowed",
+                f"You may not lease {', '.join(forbidden)}; allowed: {', '.join(identity.labels)}",
+            )
         refused = None if (config := self._config()) is None else config.why_not_leased(body.labels)
         if refused is not None:
             raise _forbidden("not-allowed", refused)
@@ -195,7 +297,10 @@ class LeaseCalls:
         """Check the end of a lease against the limit of the caller."""
         if identity.longest is not None and seconds > identity.longest:
             latest = _time(self._now() + identity.longest)
-            raise _forbidden("cap", f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}")
+            raise _forbidden(
+                "cap",
+                f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}",
+            )
 
     @staticmethod
     def _tenant(identity: Identity, body: NewLease) -> str | None:
@@ -207,18 +312,27 @@ class LeaseCalls:
         owner, state = call.query.get("owner"), call.query.get("state")
         owner = call.identity.owner if owner == "me" else owner
         found = [
-            lease for lease in self.leases.all()
+            lease
+            for lease in self.leases.all()
             if owner in (None, lease.terms.owner) and state in (None, lease.state.value)
-        ]  # fmt: skip
-        order = places(self._zk().readRequests()) if any(lease.state in OPEN for lease in found) else {}
+        ]
+        order = (
+            places(self._zk().readRequests()) if any(lease.state in OPEN for lease in found) else {}
+        )
         return Reply(LeaseList([self.view(lease, call.identity, order=order) for lease in found]))
 
     def show(self, call: Call) -> Reply | Later:
         state = call.query.get("state", "waiting")
         known = {each.value: (each,) for each in LeaseState} | {"waiting": OPEN}
         if state not in known:
-            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"state must be one of {', '.join(known)}")
-        return self._answer(call.names["id"], _seconds(call.query.get("wait", "0")), call.identity, known[state])
+            raise Refused(
+                http.HTTPStatus.UNPROCESSABLE_ENTITY,
+                "bad-request",
+                f"state must be one of {', '.join(known)}",
+            )
+        return self._answer(
+            call.names["id"], _seconds(call.query.get("wait", "0")), call.identity, known[state]
+        )
 
     def _answer(
         self,
@@ -279,16 +393,24 @@ class LeaseCalls:
         """Return the lease of a call that needs its nodes."""
         lease = self._of(call)
         if lease.state is not LeaseState.HELD:
-            raise Refused(http.HTTPStatus.CONFLICT, "not-ready", f"Lease {lease.id} is {lease.state.value}")
+            raise Refused(
+                http.HTTPStatus.CONFLICT, "not-ready", f"Lease {lease.id} is {lease.state.value}"
+            )
         return lease
 
     def ssh(self, call: Call) -> Reply:
         form, directory = call.query.get("format", "config"), call.query.get("directory", ".")
         if form not in ("config", "known_hosts"):
-            raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", "format must be config or known_hosts")
+            raise Refused(
+                http.HTTPStatus.UNPROCESSABLE_ENTITY,
+                "bad-request",
+                "format must be config or known_hosts",
+            )
         nodes = self.held(call).nodes
         try:
-            return Reply(ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes))
+            return Reply(
+                ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes)
+            )
         except ValueError as error:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", str(error)) from None
 
@@ -317,14 +439,31 @@ class LeaseCalls:
 
     # -- views
 
-    def view(self, lease: Lease, identity: Identity, token: str | None = None, order: dict[str, int] | None = None) -> LeaseView:
+    def view(
+        self,
+        lease: Lease,
+        identity: Identity,
+        token: str | None = None,
+        order: dict[str, int] | None = None,
+    ) -> LeaseView:
         terms, full = lease.terms, _may_use(identity, lease)
         return LeaseView(
-            lease.id, lease.state.value, terms.owner, terms.purpose, lease.tenant, list(lease.labels), _time(terms.created),
-            None if lease.ends is None else _time(lease.ends), terms.renewed, lease.lost, dict(terms.notes) if full else {},
-            [_node_view(node, full) for node in lease.nodes], None if lease.nodes else self._why(lease, order),
-            terms.limit, token,
-        )  # fmt: skip
+            lease.id,
+            lease.state.value,
+            terms.owner,
+            terms.purpose,
+            lease.tenant,
+            list(lease.labels),
+            _time(terms.created),
+            None if lease.ends is None else _time(lease.ends),
+            terms.renewed,
+            lease.lost,
+            dict(terms.notes) if full else {},
+            [_node_view(node, full) for node in lease.nodes],
+            None if lease.nodes else self._why(lease, order),
+            terms.limit,
+            token,
+        )
 
     def _why(self, lease: Lease, order: dict[str, int] | None) -> Why | None:
         zk = self._zk()
@@ -376,7 +515,9 @@ class _Poll(Later):
             while found is None:
                 # Unless its hand-over has ended since the lease was read: no event follows.
                 if not self._expected or waiting.expects(self._lease_id):
-                    await waiting.changed(self._lease_id, self._since, self._deadline - self._calls.monotonic())
+                    await waiting.changed(
+                        self._lease_id, self._since, self._deadline - self._calls.monotonic()
+                    )
                 found = await loop.run_in_executor(threads, self.read)
             return found
         finally:
@@ -405,16 +546,31 @@ class _Poll(Later):
         if self._created is not None:
             status = http.HTTPStatus.ACCEPTED if lease.state in OPEN else self._created
             headers = (("Location", f"/api/v1/leases/{lease.id}"),)
-        return Reply(self._calls.view(lease, self._identity, self._token), status, headers, f"lease {lease.id}")
+        return Reply(
+            self._calls.view(lease, self._identity, self._token),
+            status,
+            headers,
+            f"lease {lease.id}",
+        )
 
 
 def _node_view(node: Node, full: bool) -> NodeView:
     port = node.connection_port
     return NodeView(
-        node.id or "", list(node.type), str(node.state), node.provider, node.az, node.interface_ip, node.username,
-        [key for key in node.host_keys if isinstance(key, str)], node.connection_type, node.python_path, node.shell_type,
-        node.attributes if isinstance(node.attributes, dict) else None, port if full or isinstance(port, int) else None,
-    )  # fmt: skip
+        node.id or "",
+        list(node.type),
+        str(node.state),
+        node.provider,
+        node.az,
+        node.interface_ip,
+        node.username,
+        [key for key in node.host_keys if isinstance(key, str)],
+        node.connection_type,
+        node.python_path,
+        node.shell_type,
+        node.attributes if isinstance(node.attributes, dict) else None,
+        port if full or isinstance(port, int) else None,
+    )
 
 
 def _may_use(identity: Identity, lease: Lease) -> bool:
@@ -423,14 +579,20 @@ def _may_use(identity: Identity, lease: Lease) -> bool:
         return identity.lease == lease.id
     if identity.role >= Role.OPERATE:
         return True
-    return identity.role >= Role.BORROW and identity.owner == lease.terms.owner and lease.terms.via != "record"
+    return (
+        identity.role >= Role.BORROW
+        and identity.owner == lease.terms.owner
+        and lease.terms.via != "record"
+    )
 
 
 def _forbidden(code: str, text: str) -> Refused:
     return Refused(http.HTTPStatus.FORBIDDEN, code, text)
 
 
-def _checked_notes(notes: dict[str, str | int | float | bool | None]) -> dict[str, str | int | float | bool | None]:
+def _checked_notes(
+    notes: dict[str, str | int | float | bool | None],
+) -> dict[str, str | int | float | bool | None]:
     size = len(msgspec.json.encode(notes))
     if size > MOST_NOTES:
         raise Refused(
@@ -447,7 +609,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_WAIT:
-        raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"wait must be seconds from 0 to {LONGEST_WAIT:g}")
+        raise Refused(
+            http.HTTPStatus.UNPROCESSABLE_ENTITY,
+            "bad-request",
+            f"wait must be seconds from 0 to {LONGEST_WAIT:g}",
+        )
     return seconds
 
 

@@ -13,7 +13,14 @@ from nodepool.access.identity import Role
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease import Terms, record
 from nodepool.status.results import format_duration
-from nodepool.web.actions.bodies import BuildChange, ImageChange, LeaseView, NewHold, NodeChange, UploadChange
+from nodepool.web.actions.bodies import (
+    BuildChange,
+    ImageChange,
+    LeaseView,
+    NewHold,
+    NodeChange,
+    UploadChange,
+)
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
 from nodepool.zk import paths
@@ -27,31 +34,96 @@ LOCK = 5.0
 class OperatorCalls:
     """The calls that need the role ``operate``."""
 
-    def __init__(self, zk: Callable[[], ZooKeeper], leases: LeaseCalls, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, zk: Callable[[], ZooKeeper], leases: LeaseCalls, now: Callable[[], float] = time.time
+    ) -> None:
         self._zk = zk
         self._leases = leases
         self._now = now
 
     def routes(self) -> list[Route]:
-        ok, accepted, empty = http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED, http.HTTPStatus.NO_CONTENT
+        ok, accepted, empty = (
+            http.HTTPStatus.OK,
+            http.HTTPStatus.ACCEPTED,
+            http.HTTPStatus.NO_CONTENT,
+        )
         image, operate = "image {image}", Role.OPERATE
         return [
-            Route("POST", "/nodes/{id}/hold", self.hold, "Lease a ready or held node to yourself", operate,
-                  {http.HTTPStatus.CREATED: LeaseView}, NewHold, target="node {id}"),
-            Route("DELETE", "/nodes/{id}", self.delete, "Delete a node", operate, {accepted: NodeChange}, target="node {id}",
-                  query={"force": "true: although somebody has leased it"}),
-            Route("DELETE", "/requests/{id}", self.cancel, "Cancel a request", operate, {empty: None}, target="request {id}"),
-            Route("POST", "/images/{image}/build", self.build, "Request the build of an image", operate,
-                  {accepted: ImageChange}, target=image),
-            Route("POST", "/images/{image}/pause", self.pause, "Stop building an image", operate, {ok: ImageChange},
-                  target=image),
-            Route("POST", "/images/{image}/resume", self.resume, "Build a paused image again", operate, {ok: ImageChange},
-                  target=image),
-            Route("DELETE", "/images/{image}/builds/{build}", self.delete_build, "Delete a build with its uploads", operate,
-                  {accepted: BuildChange}, target="build {image}-{build}"),
-            Route("DELETE", "/images/{image}/builds/{build}/providers/{provider}/uploads/{upload}", self.delete_upload,
-                  "Delete an upload", operate, {accepted: UploadChange}, target="upload {image}-{build} {provider} {upload}"),
-        ]  # fmt: skip
+            Route(
+                "POST",
+                "/nodes/{id}/hold",
+                self.hold,
+                "Lease a ready or held node to yourself",
+                operate,
+                {http.HTTPStatus.CREATED: LeaseView},
+                NewHold,
+                target="node {id}",
+            ),
+            Route(
+                "DELETE",
+                "/nodes/{id}",
+                self.delete,
+                "Delete a node",
+                operate,
+                {accepted: NodeChange},
+                target="node {id}",
+                query={"force": "true: although somebody has leased it"},
+            ),
+            Route(
+                "DELETE",
+                "/requests/{id}",
+                self.cancel,
+                "Cancel a request",
+                operate,
+                {empty: None},
+                target="request {id}",
+            ),
+            Route(
+                "POST",
+                "/images/{image}/build",
+                self.build,
+                "Request the build of an image",
+                operate,
+                {accepted: ImageChange},
+                target=image,
+            ),
+            Route(
+                "POST",
+                "/images/{image}/pause",
+                self.pause,
+                "Stop building an image",
+                operate,
+                {ok: ImageChange},
+                target=image,
+            ),
+            Route(
+                "POST",
+                "/images/{image}/resume",
+                self.resume,
+                "Build a paused image again",
+                operate,
+                {ok: ImageChange},
+                target=image,
+            ),
+            Route(
+                "DELETE",
+                "/images/{image}/builds/{build}",
+                self.delete_build,
+                "Delete a build with its uploads",
+                operate,
+                {accepted: BuildChange},
+                target="build {image}-{build}",
+            ),
+            Route(
+                "DELETE",
+                "/images/{image}/builds/{build}/providers/{provider}/uploads/{upload}",
+                self.delete_upload,
+                "Delete an upload",
+                operate,
+                {accepted: UploadChange},
+                target="upload {image}-{build} {provider} {upload}",
+            ),
+        ]
 
     # -- nodes and requests
 
@@ -74,7 +146,9 @@ class OperatorCalls:
             yield node
         except ZKException as error:
             # Somebody has deleted it meanwhile, with its lock.
-            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", f"Node {node.id} has changed: {error}") from error
+            raise Refused(
+                http.HTTPStatus.CONFLICT, "unavailable", f"Node {node.id} has changed: {error}"
+            ) from error
         finally:
             with suppress(KazooException, ZKException):
                 zk.unlockNode(node)
@@ -82,7 +156,9 @@ class OperatorCalls:
     def hold(self, call: Call) -> Reply:
         identity, body = call.identity, call.parsed(NewHold)
         with self._locked(call.names["id"]) as node, refusals():
-            lease = self._leases.leases.hold(node, Terms(identity.owner, identity.via, body.purpose), body.seconds)
+            lease = self._leases.leases.hold(
+                node, Terms(identity.owner, identity.via, body.purpose), body.seconds
+            )
             return Reply(self._leases.view(lease, identity), http.HTTPStatus.CREATED)
 
     def delete(self, call: Call) -> Reply:
@@ -90,8 +166,15 @@ class OperatorCalls:
             terms = Terms.read(node.user_data) if node.state == HOLD else None
             if terms is not None and call.query.get("force") != "true":
                 end = record.end_of(node)
-                left = "without an end" if end is None else f"for another {format_duration(end - self._now())}"
-                text = f"{terms.owner} has leased node {node.id} {left}; to delete it in any case, use force=true"
+                left = (
+                    "without an end"
+                    if end is None
+                    else f"for another {format_duration(end - self._now())}"
+                )
+                text = (
+                    f"{terms.owner} has leased node {node.id} {left}; to delete it in any case, "
+                    "use force=true"
+                )
                 raise Refused(http.HTTPStatus.CONFLICT, "leased", text)
             node.state = DELETING
             self._zk().storeNode(node)
@@ -114,13 +197,19 @@ class OperatorCalls:
         """
         name = call.names["image"]
         if name not in self._zk().getImageNames():
-            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"No builder has image {name}; GET /api/v1/images lists them")
+            raise Refused(
+                http.HTTPStatus.NOT_FOUND,
+                "not-found",
+                f"No builder has image {name}; GET /api/v1/images lists them",
+            )
         return name
 
     def build(self, call: Call) -> Reply:
         name = self._image(call)
         if self._zk().getImagePaused(name):
-            raise Refused(http.HTTPStatus.CONFLICT, "paused", f"Image {name} is paused; resume it first")
+            raise Refused(
+                http.HTTPStatus.CONFLICT, "paused", f"Image {name} is paused; resume it first"
+            )
         self._zk().submitBuildRequest(name)
         return Reply(ImageChange(name, "requested"), http.HTTPStatus.ACCEPTED)
 
@@ -145,10 +234,16 @@ class OperatorCalls:
 
         :raises Refused: it does not exist (404), or a builder is working on it (409).
         """
-        names = [call.names[key] for key in ("image", "build", "provider", "upload") if key in call.names]
+        names = [
+            call.names[key] for key in ("image", "build", "provider", "upload") if key in call.names
+        ]
         name, found = "/".join(names), self._zk().markDeleting(*names)
         if found is None:
             raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"There is no {kind} {name}")
         if found != DELETING:
-            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", f"The {kind} {name} is {found}; try again later")
+            raise Refused(
+                http.HTTPStatus.CONFLICT,
+                "unavailable",
+                f"The {kind} {name} is {found}; try again later",
+            )
         return name

@@ -27,7 +27,10 @@ class Places:
         """
         keys = list(enumerate(("", *names)))
         with self._lock:
-            if any(self._taken[key] >= limit * part for key, limit in zip(keys, self.limits, strict=True)):
+            if any(
+                self._taken[key] >= limit * part
+                for key, limit in zip(keys, self.limits, strict=True)
+            ):
                 return False
             self._taken.update(keys)
             return True

@@ -25,7 +25,13 @@ B = TypeVar("B", bound=Body)
 class Refused(HttpError):
     """The answer is an error (RFC 9457)."""
 
-    def __init__(self, status: http.HTTPStatus, code: str, detail: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self,
+        status: http.HTTPStatus,
+        code: str,
+        detail: str,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         super().__init__(status, detail, code, headers)
 
 
@@ -121,30 +127,46 @@ class Table:
 
         :raises Refused: the path exists with other methods (405), or names what cannot exist (404).
         """
-        found = [(route, match.groupdict()) for pattern, route in self._patterns if (match := pattern.match(path))]
+        found = [
+            (route, match.groupdict())
+            for pattern, route in self._patterns
+            if (match := pattern.match(path))
+        ]
         for route, names in found:
             if route.method == method:
                 if not paths.are_names(*names.values()):
-                    raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", "The path has a name that is not valid")
+                    raise Refused(
+                        http.HTTPStatus.NOT_FOUND,
+                        "not-found",
+                        "The path has a name that is not valid",
+                    )
                 return route, names
         allowed = ", ".join(sorted({route.method for route, _names in found}))
         raise Refused(
-            http.HTTPStatus.METHOD_NOT_ALLOWED, "method-not-allowed", f"{path} supports {allowed}", (("Allow", allowed),)
+            http.HTTPStatus.METHOD_NOT_ALLOWED,
+            "method-not-allowed",
+            f"{path} supports {allowed}",
+            (("Allow", allowed),),
         )
 
 
 def parse(route: Route, content_type: str, data: bytes) -> Body | None:
     """Return the body of a call.
 
-    :raises Refused: it is not JSON (415), or not of the route's type (422); the text names the place.
+    :raises Refused: it is not JSON (415), or not of the route's type (422); the text names the
+        place.
     """
     if route.body is None:
         return None
     if content_type.partition(";")[0].strip().lower() != JSON:
         raise Refused(
-            http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not-json", f"Content-Type must be {JSON}, not {content_type[:80] or 'empty'}"
+            http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "not-json",
+            f"Content-Type must be {JSON}, not {content_type[:80] or 'empty'}",
         )
     try:
         return msgspec.json.decode(data or b"{}", type=route.body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"Invalid body: {error}") from None
+        raise Refused(
+            http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"Invalid body: {error}"
+        ) from None

@@ -50,14 +50,18 @@ class Ended(NamedTuple):
 class Waiting:
     """The waiting leases of this server, and the clients that wait for leases.
 
-    Calls come from any thread; the state changes on the loop of the server only, unless stated otherwise.
+    Calls come from any thread; the state changes on the loop of the server only, unless stated
+    otherwise.
     """
 
-    def __init__(self, zk: Callable[[], ZooKeeper], feed: Feed | None, max_hold_age: Callable[[], float]) -> None:
+    def __init__(
+        self, zk: Callable[[], ZooKeeper], feed: Feed | None, max_hold_age: Callable[[], float]
+    ) -> None:
         self._zk = zk
         self._max_hold_age = max_hold_age
         self._feed = feed
-        #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn. Calls add to it.
+        #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn. Calls add to
+        #: it.
         self._expected: dict[str, float] = {}
         #: Lease id -> whether something has changed since its hand-over was started.
         self._running: dict[str, bool] = {}
@@ -127,7 +131,11 @@ class Waiting:
         :param since: number of the last event before the lease was read.
         """
         event = self._polls.setdefault(lease_id, asyncio.Event())
-        missed = self._feed.since(since)[0] if self._feed is not None and self._feed.number != since else []
+        missed = (
+            self._feed.since(since)[0]
+            if self._feed is not None and self._feed.number != since
+            else []
+        )
         if not any(each.get("request") == lease_id for each in missed):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -138,7 +146,9 @@ class Waiting:
     def _heard(self, event: Event) -> None:
         """Note an event; on the thread that brings it."""
         lease_id = event.get("request")
-        if isinstance(lease_id, str) and (lease_id in self._expected or self._unknown or lease_id in self._polls):
+        if isinstance(lease_id, str) and (
+            lease_id in self._expected or self._unknown or lease_id in self._polls
+        ):
             self._wake(lease_id)
 
     def _wake(self, lease_id: str | None) -> None:
@@ -170,7 +180,9 @@ class Waiting:
         try:
             finished = self._hand_over(lease_id, seconds)
         except (KazooException, ZKException, TimeoutError, Refused) as error:
-            log.warning("Lease %s: not handed over yet: %s: %s", lease_id, type(error).__name__, error)
+            log.warning(
+                "Lease %s: not handed over yet: %s: %s", lease_id, type(error).__name__, error
+            )
             finished, retry = False, True
         except Exception:
             log.exception("Lease %s: error while it was handed over:", lease_id)
@@ -198,10 +210,19 @@ class Waiting:
             request = zk.getNodeRequest(lease_id)  # the mirror may not have it yet
         if request is None:
             if Leases(zk).get(lease_id) is None:
-                self._end(lease_id, "gone", f"The request of lease {lease_id} was canceled, or lost with the session; ask again")
+                self._end(
+                    lease_id,
+                    "gone",
+                    f"The request of lease {lease_id} was canceled, or lost with the session; ask "
+                    "again",
+                )
         elif request.state == FAILED:
             cause = causes.of_request(Once(zk), request)
-            self._end(lease_id, "failed", f"{cause.text}. Suggestion: {cause.remedy}" if cause.remedy else cause.text)
+            self._end(
+                lease_id,
+                "failed",
+                f"{cause.text}. Suggestion: {cause.remedy}" if cause.remedy else cause.text,
+            )
             with suppress(NoNodeError):
                 zk.kazoo_client.delete(paths.request(lease_id))
         elif request.state == FULFILLED:

@@ -1,8 +1,9 @@
 """Locks of ours without an owner in this process.
 
-When the connection breaks, the result of a write is unknown, but the session (and with it every lock it holds) may
-continue. A lock that was being acquired or released at that moment is recorded here, and deleted as soon as the server
-can be asked again. Entries of other clients with the same name are kept.
+When the connection breaks, the result of a write is unknown, but the session (and with it every
+lock it holds) may continue. A lock that was being acquired or released at that moment is recorded
+here, and deleted as soon as the server can be asked again. Entries of other clients with the same
+name are kept.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class AbandonedLocks:
     def _state_changed(self, state: str) -> None:
         with self._lock:
             if state == KazooState.LOST:
-                self._paths = {path: ephemeral for path, ephemeral in self._paths.items() if not ephemeral}
+                self._paths = {
+                    path: ephemeral for path, ephemeral in self._paths.items() if not ephemeral
+                }
             waiting = sorted(self._paths)
         if state == KazooState.CONNECTED:
             for path in waiting:
@@ -59,12 +62,18 @@ class AbandonedLocks:
         client = self._client
         directory, _, start = path.rpartition("/")
 
-        def listed(result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int) -> None:
+        def listed(
+            result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int
+        ) -> None:
             if isinstance(error, NoNodeError):
                 self.forget(path)
             elif error is None:
                 # The server appends ten digits to the names of sequential znodes.
-                names = [name for name in result[0] if re.fullmatch(rf"{re.escape(start)}([0-9]{{10}})?", name)]
+                names = [
+                    name
+                    for name in result[0]
+                    if re.fullmatch(rf"{re.escape(start)}([0-9]{{10}})?", name)
+                ]
                 for name in names:
                     self._remove_own(path, f"{directory}/{name}")
                 if not names:

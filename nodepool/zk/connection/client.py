@@ -41,7 +41,9 @@ class RepeatFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO:
             return False  # kazoo prints whole records, which may contain credentials
-        if record.exc_info and isinstance(record.args, tuple):  # the same, when it cannot read an answer
+        if record.exc_info and isinstance(
+            record.args, tuple
+        ):  # the same, when it cannot read an answer
             record.args = tuple(type(value).__name__ for value in record.args)
         now = time.monotonic()
         message = record.getMessage()
@@ -92,7 +94,9 @@ class ZooKeeperClient:
                     with open(path, "rb"):
                         pass
                 except OSError as error:
-                    raise ConfigurationError(f"zookeeper-tls: {name}: cannot read {path}: {error.strerror}") from error
+                    raise ConfigurationError(
+                        f"zookeeper-tls: {name}: cannot read {path}: {error.strerror}"
+                    ) from error
             self._tls = {
                 "use_ssl": True,
                 "certfile": tls_cert,
@@ -110,20 +114,25 @@ class ZooKeeperClient:
         self.on_connect_listeners: list[Callable[[], Any]] = []
         #: (kind, id) of registrations whose result is unknown: their entries may exist.
         self.unsure_components: set[tuple[str, str | None]] = set()
-        #: Called with the path of each component that no longer exists, on the connection thread; must not block.
+        #: Called with the path of each component that no longer exists, on the connection thread;
+        #: must not block.
         self.component_listeners: list[Callable[[str], Any]] = []
         #: Called with kazoo's state name on the connection thread; must not block.
         self.state_listeners: list[StateListener] = []
         self._on_thread_end = on_thread_end
         self._state: str | None = None
         self._closing = False
-        #: Set once the connection that :meth:`connect` waits for is known here; kazoo's own event is set earlier.
+        #: Set once the connection that :meth:`connect` waits for is known here; kazoo's own event
+        #: is set earlier.
         self._live = threading.Event()
         self.stop_connecting = threading.Event()
 
     @classmethod
     def from_config(
-        cls, config: Config, session_file: str | None = None, on_thread_end: ThreadEnd = lambda _error: None
+        cls,
+        config: Config,
+        session_file: str | None = None,
+        on_thread_end: ThreadEnd = lambda _error: None,
     ) -> ZooKeeperClient:
         """Return the client for a configuration.
 
@@ -147,15 +156,23 @@ class ZooKeeperClient:
         before, self._state = self._state, state
         if state == KazooState.CONNECTED:
             self._live.set()
-            if before in (KazooState.SUSPENDED, KazooState.LOST):  # operators who saw the warning are informed of the end, too
+            if before in (
+                KazooState.SUSPENDED,
+                KazooState.LOST,
+            ):  # operators who saw the warning are informed of the end, too
                 self.log.warning("ZooKeeper connection: restored")
             else:
                 self.log.debug("ZooKeeper connection: connected")
-            if self.session_file is not None and self.client is not None and self.client.client_id is not None:
+            if (
+                self.session_file is not None
+                and self.client is not None
+                and self.client.client_id is not None
+            ):
                 self.session_file.remember(self.hosts, self.client.client_id)
         elif state == KazooState.SUSPENDED:
             self.log.warning(
-                "ZooKeeper connection: suspended; no new work is started until it is restored%s", self._invalid_certificate()
+                "ZooKeeper connection: suspended; no new work is started until it is restored%s",
+                self._invalid_certificate(),
             )
         elif not self._closing:
             self.log.warning("ZooKeeper connection: session lost, with its locks and registrations")
@@ -200,7 +217,8 @@ class ZooKeeperClient:
     def connect(self, timeout: float | None = None) -> None:
         """Connect; retry forever (or for ``timeout`` seconds), with a log message every 10 s.
 
-        :raises TimeoutError: no server answered in time, or :meth:`disconnect` was called meanwhile.
+        :raises TimeoutError: no server answered in time, or :meth:`disconnect` was called
+            meanwhile.
         """
         if self.client is not None:
             return
@@ -234,37 +252,54 @@ class ZooKeeperClient:
             if now - last >= CONNECT_MESSAGE_INTERVAL:
                 last = now
                 self.log.warning(
-                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s", self.hosts, now - started, self._why()
+                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s",
+                    self.hosts,
+                    now - started,
+                    self._why(),
                 )
         if left_behind is not None:
             end_session(
                 left_behind,
                 self.hosts,
                 lambda client_id: Client(
-                    hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"), **self._tls
+                    hosts=servers + chroot,
+                    timeout=self.timeout,
+                    client_id=client_id,
+                    handler=Handler("old session"),
+                    **self._tls,
                 ),
             )
         for listener in list(self.on_connect_listeners):
             listener()
 
     def _why(self) -> str:
-        return self._invalid_certificate() or (f"; the last attempt: {_calm.last}" if _calm.last else "")
+        return self._invalid_certificate() or (
+            f"; the last attempt: {_calm.last}" if _calm.last else ""
+        )
 
     def _invalid_certificate(self) -> str:
-        """Return which certificate of ours is not valid now: servers refuse it without saying why."""
-        from cryptography import x509  # paramiko requires it, too; only needed when no connection can be established
+        """Return which certificate of ours is not valid now: servers refuse it without saying
+        why.
+        """
+        from cryptography import (
+            x509,
+        )  # paramiko requires it, too; only needed when no connection can be established
 
         now = datetime.datetime.now(datetime.UTC)
         for option, path in (("cert", self._tls.get("certfile")), ("ca", self._tls.get("ca"))):
-            with contextlib.suppress(OSError, ValueError):  # kazoo reports files that cannot be used
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # kazoo reports files that cannot be used
                 certificate = x509.load_pem_x509_certificate(pathlib.Path(path or "").read_bytes())
                 start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
                 if not start <= now <= end:
                     return f"; zookeeper-tls: {option}: {path} " + (
-                        f"expired at {end:%Y-%m-%d %H:%M:%S UTC}. Suggestion: renew the certificate" if end < now else
-                        f"is not valid before {start:%Y-%m-%d %H:%M:%S UTC}. Suggestion: check the clock of this host, or the"
+                        f"expired at {end:%Y-%m-%d %H:%M:%S UTC}. Suggestion: renew the certificate"
+                        if end < now
+                        else f"is not valid before {start:%Y-%m-%d %H:%M:%S UTC}. Suggestion: "
+                        "check the clock of this host, or the"
                         " certificate"
-                    )  # fmt: skip
+                    )
         return ""
 
     def disconnect(self) -> None:

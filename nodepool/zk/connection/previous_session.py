@@ -1,8 +1,9 @@
 """Ends the session of a killed process, so that its locks end before the time-out.
 
-Id and password of the session are stored in a file that only its owner can read. A lock on the open file, which the
-kernel releases when the process dies, distinguishes a dead owner from a running one. For processes on another machine
-or before a reboot this is unknown, since a volume may be mounted elsewhere: such a session ends by its time-out.
+Id and password of the session are stored in a file that only its owner can read. A lock on the open
+file, which the kernel releases when the process dies, distinguishes a dead owner from a running
+one. For processes on another machine or before a reboot this is unknown, since a volume may be
+mounted elsewhere: such a session ends by its time-out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ TIMEOUT = 5.0
 class SessionFile:
     """Stores the present session for the next process.
 
-    :param path: file; its directory must be writable (the last part of it is created), otherwise nothing is stored.
+    :param path: file; its directory must be writable (the last part of it is created), otherwise
+        nothing is stored.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +47,8 @@ class SessionFile:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             log.info(
-                "Cannot store the ZooKeeper session in %s (%s): if this process is killed, its locks remain until "
+                "Cannot store the ZooKeeper session in %s (%s): if this process is killed, its "
+                "locks remain until "
                 "the session times out",
                 self.path,
                 error.strerror,
@@ -65,12 +68,24 @@ class SessionFile:
         if not isinstance(value, dict):
             return None
         if not value.get("boot") or value["boot"] != boot_id():
-            log.info("The previous process ran on another machine or before a reboot; its session ends by its time-out")
+            log.info(
+                "The previous process ran on another machine or before a reboot; its session ends "
+                "by its time-out"
+            )
             return None
         return value
 
     def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
-        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(), "boot": boot_id()}).encode())
+        self._write(
+            json.dumps(
+                {
+                    "hosts": hosts,
+                    "id": client_id[0],
+                    "password": client_id[1].hex(),
+                    "boot": boot_id(),
+                }
+            ).encode()
+        )
 
     def release(self) -> None:
         """Record that the session was ended in order."""
@@ -89,7 +104,9 @@ class SessionFile:
             log.warning("Cannot store the session in %s: %s", self.path, error.strerror)
 
 
-def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]) -> None:
+def end_session(
+    old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]
+) -> None:
     """Close the session of a dead process; if that is impossible, it ends by its time-out."""
     try:
         if old["hosts"] != hosts:
@@ -104,7 +121,9 @@ def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[in
         client.stop()
         client.close()
     except (KazooException, KazooTimeoutError, OSError) as error:
-        log.warning("Cannot end the session of the previous process: %r; it ends by its time-out", error)
+        log.warning(
+            "Cannot end the session of the previous process: %r; it ends by its time-out", error
+        )
         return
     if resumed:
         log.info("Ended the session of the previous process, which was killed")

@@ -1,8 +1,8 @@
 """A kazoo client with persistent recursive watches and a leaner connection loop.
 
-kazoo 2.11 has neither the AddWatch request (server 3.6) nor batching: it makes several system calls and a new selector
-for each message. This module overrides the private parts needed for both; the contract test
-tests/integration/zk/test_protocol.py checks whether a new kazoo still fits.
+kazoo 2.11 has neither the AddWatch request (server 3.6) nor batching: it makes several system calls
+and a new selector for each message. This module overrides the private parts needed for both; the
+contract test tests/integration/zk/test_protocol.py checks whether a new kazoo still fits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]
 ThreadEnd = Callable[[BaseException | None], Any]
-"""Called with the error, or None, when the thread of the connection has ended and will not be restarted."""
+"""Called with the error, or None, when the thread of the connection has ended and will not be
+restarted.
+"""
 
 
 class AddWatch:
@@ -109,25 +111,49 @@ class Handler(SequentialThreadingHandler):
 
     def spawn(self, func: Callable[..., Any], *args: object, **kwargs: object) -> threading.Thread:
         self._count += 1
-        kind = "connection" if getattr(func, "__name__", "") == "zk_loop" else f"worker {self._count}"
+        kind = (
+            "connection" if getattr(func, "__name__", "") == "zk_loop" else f"worker {self._count}"
+        )
         thread = threading.Thread(
-            target=func, args=args, kwargs=kwargs, daemon=True, name=f"ThreadPoolExecutor {self._thread_name} {kind}"
+            target=func,
+            args=args,
+            kwargs=kwargs,
+            daemon=True,
+            name=f"ThreadPoolExecutor {self._thread_name} {kind}",
         )
         thread.start()
         return thread
 
     def select(
-        self, rlist: Collection[Any], wlist: Collection[Any], xlist: Collection[Any], timeout: float | None = None
+        self,
+        rlist: Collection[Any],
+        wlist: Collection[Any],
+        xlist: Collection[Any],
+        timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        files = {item if isinstance(item, int) else item.fileno(): item for item in (*rlist, *wlist)}
+        files = {
+            item if isinstance(item, int) else item.fileno(): item for item in (*rlist, *wlist)
+        }
         if any(fd < 0 for fd in files):
             raise ConnectionDropped("socket closed")
         poll = select.poll()
         for fd, item in files.items():
-            poll.register(fd, (select.POLLIN if item in rlist else 0) | (select.POLLOUT if item in wlist else 0))
-        ready = [(files[fd], event) for fd, event in poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))]
+            poll.register(
+                fd,
+                (select.POLLIN if item in rlist else 0) | (select.POLLOUT if item in wlist else 0),
+            )
+        ready = [
+            (files[fd], event)
+            for fd, event in poll.poll(
+                None if timeout is None else max(0, math.ceil(timeout * 1000))
+            )
+        ]
         readable = [item for item, event in ready if event & ~select.POLLOUT and item in rlist]
-        writable = [item for item, event in ready if event & (select.POLLOUT | select.POLLERR | select.POLLHUP) and item in wlist]
+        writable = [
+            item
+            for item, event in ready
+            if event & (select.POLLOUT | select.POLLERR | select.POLLHUP) and item in wlist
+        ]
         return readable, writable, []
 
 
@@ -173,10 +199,17 @@ class Connection(kazoo_connection.ConnectionHandler):
         self._received = bytearray()
         self._message = None
         client, since = self.client, self._refused_since
-        if client.last_zxid and since is not None and time.monotonic() - since > client._session_timeout / 1000:
-            # A server refuses a client that has seen more than the server has: forever, if it was restored from
-            # a backup. A server that lags behind has caught up by now.
-            log.warning("Servers refused our session for longer than its time-out; accepting restored servers, too")
+        if (
+            client.last_zxid
+            and since is not None
+            and time.monotonic() - since > client._session_timeout / 1000
+        ):
+            # A server refuses a client that has seen more than the server has: forever, if it was
+            # restored from a backup. A server that lags behind has caught up by now.
+            log.warning(
+                "Servers refused our session for longer than its time-out; accepting restored "
+                "servers, too"
+            )
             client.last_zxid = 0
         result = super()._connect(host, hostip, port)
         self._refused_since = None
@@ -189,9 +222,14 @@ class Connection(kazoo_connection.ConnectionHandler):
 
     def _invoke(self, timeout: float, *args: object, **kwargs: object) -> Any:
         try:
-            return super()._invoke(min(timeout, self.handler.attempt(self.client._session_timeout / 1000)), *args, **kwargs)
+            return super()._invoke(
+                min(timeout, self.handler.attempt(self.client._session_timeout / 1000)),
+                *args,
+                **kwargs,
+            )
         except ConnectionDropped:
-            # Servers close the connection of a client that they refuse; one that is not reached refuses nothing.
+            # Servers close the connection of a client that they refuse; one that is not reached
+            # refuses nothing.
             self._refused_since = self._refused_since or time.monotonic()
             raise
 
@@ -246,7 +284,9 @@ class Connection(kazoo_connection.ConnectionHandler):
         if type(reply) is Reply:
             reply.zxid = header.zxid
         if header.err not in EXCEPTIONS:  # kazoo would end the connection
-            EXCEPTIONS[header.err] = functools.partial(KazooException, f"ZooKeeper error {header.err}")
+            EXCEPTIONS[header.err] = functools.partial(
+                KazooException, f"ZooKeeper error {header.err}"
+            )
         return super()._read_response(header, message, offset)
 
     def _read_watch_event(self, message: bytes, offset: int) -> None:
@@ -258,7 +298,9 @@ class Connection(kazoo_connection.ConnectionHandler):
         watch, _ = Watch.deserialize(message, offset)
         path = client.unchroot(watch.path)
         for root, callback in client.persistent_watches:
-            if path.startswith(root) and (len(path) == len(root) or root == "/" or path[len(root)] == "/"):
+            if path.startswith(root) and (
+                len(path) == len(root) or root == "/" or path[len(root)] == "/"
+            ):
                 try:
                     callback(watch.type, path)
                 except Exception:
@@ -267,8 +309,8 @@ class Connection(kazoo_connection.ConnectionHandler):
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """Send everything that waits, in as few system calls as possible."""
         client = self.client
-        # In this order nothing is lost: a byte is in the pipe whenever the flag is set, and requests appended
-        # while it was set are sent below.
+        # In this order nothing is lost: a byte is in the pipe whenever the flag is set, and
+        # requests appended while it was set are sent below.
         try:
             self._read_sock.recv(4096)
         except OSError:
@@ -295,7 +337,9 @@ class Connection(kazoo_connection.ConnectionHandler):
                 xid = self._xid
             try:
                 body = request.serialize()
-            except Exception as error:  # a request that cannot be written must not end the connection
+            except (
+                Exception
+            ) as error:  # a request that cannot be written must not end the connection
                 queue.popleft()
                 if reply is not None:
                     reply.set_exception(error)
@@ -303,7 +347,8 @@ class Connection(kazoo_connection.ConnectionHandler):
             kind = request.type
             header = _int.pack(xid) + (_int.pack(kind) if kind else b"")
             out += _int.pack(len(header) + len(body)) + header + body
-            # Pending before it is sent: a reply can only come afterwards, and a lost connection clears both queues.
+            # Pending before it is sent: a reply can only come afterwards, and a lost connection
+            # clears both queues.
             pending.append((request, reply, xid))
             queue.popleft()
             if len(out) >= _SEND_SIZE:
@@ -319,7 +364,9 @@ class Client(KazooClient):
     _connection: Any
     chroot: str
 
-    def __init__(self, *args: object, on_loop_end: ThreadEnd = lambda _error: None, **kwargs: object) -> None:
+    def __init__(
+        self, *args: object, on_loop_end: ThreadEnd = lambda _error: None, **kwargs: object
+    ) -> None:
         kwargs.setdefault("handler", Handler())
         self._on_loop_end = on_loop_end
         self.wake_sent = False
@@ -328,7 +375,9 @@ class Client(KazooClient):
         super().__init__(*args, **kwargs)
         self.abandoned = AbandonedLocks(self)
         old = self._connection
-        self._connection = Connection(self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)
+        self._connection = Connection(
+            self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options
+        )
 
     def submit(self, request: Any, reply: object) -> None:
         """Send a request; ``reply`` is a :class:`Reply` or a kazoo AsyncResult."""
@@ -368,12 +417,15 @@ class Client(KazooClient):
     def add_persistent_watch(self, root: str, callback: EventCallback) -> None:
         """Store the callback; :meth:`arm_persistent_watch` makes the server send events.
 
-        The callback runs on the connection thread with the type of event and the path without chroot.
+        The callback runs on the connection thread with the type of event and the path without
+        chroot.
         """
         self.persistent_watches.append((root, callback))
 
     def remove_persistent_watch(self, root: str, callback: EventCallback) -> None:
-        self.persistent_watches = [entry for entry in self.persistent_watches if entry != (root, callback)]
+        self.persistent_watches = [
+            entry for entry in self.persistent_watches if entry != (root, callback)
+        ]
 
     def arm_persistent_watch(self, root: str, reply: Reply) -> None:
         self.submit(AddWatch(self.full_path(root)), reply)

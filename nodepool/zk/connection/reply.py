@@ -12,8 +12,8 @@ log = logging.getLogger("nodepool.zk.protocol")
 class Reply:
     """Receives the answer to one request on the connection thread.
 
-    ``callback(result, error, zxid)`` must not block: it runs between reading two messages. It has the two methods of
-    kazoo's AsyncResult that the connection uses.
+    ``callback(result, error, zxid)`` must not block: it runs between reading two messages. It has
+    the two methods of kazoo's AsyncResult that the connection uses.
     """
 
     __slots__ = ("_callback", "zxid")

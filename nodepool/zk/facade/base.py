@@ -6,7 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-from kazoo.exceptions import ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError, OperationTimeoutError
+from kazoo.exceptions import (
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+)
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKLockException
@@ -99,7 +105,9 @@ class FacadeBase(Mirror):
 
     # -- records
 
-    def _parse(self, kind: type[R], path: str, read: tuple[bytes, ZnodeStat], *names: str) -> R | None:
+    def _parse(
+        self, kind: type[R], path: str, read: tuple[bytes, ZnodeStat], *names: str
+    ) -> R | None:
         """Return the record of a znode; None if there is none.
 
         Data that cannot be used are logged, and count as none.
@@ -118,7 +126,12 @@ class FacadeBase(Mirror):
         return None if read is None else self._parse(kind, path, read, *names)
 
     def _records(
-        self, kind: type[R], root: str, tree: NodeTree | RequestTree | None, cached: bool, cached_ids: bool
+        self,
+        kind: type[R],
+        root: str,
+        tree: NodeTree | RequestTree | None,
+        cached: bool,
+        cached_ids: bool,
     ) -> Iterator[R]:
         """Yield all records below *root*; from a complete mirror, else read (pipelined)."""
         ids: Iterable[str]
@@ -148,24 +161,38 @@ class FacadeBase(Mirror):
         record.stat = stat
 
     def change_unlocked(
-        self, seen: C, changed: C, written: Callable[[BaseException | None], object], exists: bool | None = None
+        self,
+        seen: C,
+        changed: C,
+        written: Callable[[BaseException | None], object],
+        exists: bool | None = None,
     ) -> None:
         """Write a record, unless it is locked or has changed since it was read; do not wait.
 
-        :param written: called with None, or why it was not written, here or on the thread of the connection.
-        :param exists: whether its lock has a directory; None: as the mirror shows, for requests none.
+        :param written: called with None, or why it was not written, here or on the thread of the
+            connection.
+        :param exists: whether its lock has a directory; None: as the mirror shows, for requests
+            none.
         """
         txn, record_id = Txn(self.kazoo_client), seen.id or ""
         tree: Tree[Any] = self.node_tree if isinstance(seen, Node) else self.request_tree
         if isinstance(seen, Node):
-            path, directory, known = paths.node(record_id), paths.node_lock(record_id), record_id in self.node_tree.lock_dirs
+            path, directory, known = (
+                paths.node(record_id),
+                paths.node_lock(record_id),
+                record_id in self.node_tree.lock_dirs,
+            )
         else:
             path, directory, known = paths.request(record_id), paths.request_lock(record_id), False
         locks.add_unlocked_check(txn, directory, known if exists is None else exists)
         txn.set(path, changed.serialize(), seen.version, tree=tree, record=changed.copy())
 
         def done(_results: list[Any] | None, error: BaseException | None) -> None:
-            refused = error.cause if isinstance(error, TransactionFailed) and error.path == directory else None
+            refused = (
+                error.cause
+                if isinstance(error, TransactionFailed) and error.path == directory
+                else None
+            )
             if refused is None or exists is not None or isinstance(refused, NotEmptyError):
                 written(error)
             else:  # our mirror did not show the directory yet
@@ -188,13 +215,17 @@ class FacadeBase(Mirror):
     ) -> None:
         if record.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {record.id}")
-        handle = locks.acquire(self.kazoo_client, directory, path, blocking, timeout, ephemeral, identifier)
+        handle = locks.acquire(
+            self.kazoo_client, directory, path, blocking, timeout, ephemeral, identifier
+        )
         try:
             self._refresh(record, path)
         except BaseException as error:
             locks.release(self.kazoo_client, handle)
             if isinstance(error, NoNodeError):
-                raise ZKLockException(f"Did not get lock on {record.id}: the {what} no longer exists") from error
+                raise ZKLockException(
+                    f"Did not get lock on {record.id}: the {what} no longer exists"
+                ) from error
             raise
         if ephemeral:
             record.lock = handle

@@ -16,7 +16,16 @@ from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore, ProgressTree
 from nodepool.zk.reading import remove, write
-from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING, ImageBuild, ImageBuildRequest, ImageUpload, newest_first
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    READY,
+    UPLOADING,
+    ImageBuild,
+    ImageBuildRequest,
+    ImageUpload,
+    newest_first,
+)
 
 #: How often a record is read again if another client changes it at the same time.
 TRIES = 10
@@ -35,24 +44,38 @@ class ImageMethods(FacadeBase):
         finally:
             locks.release(self.kazoo_client, handle)
 
-    def imageBuildLock(self, image: str, blocking: bool = True, timeout: float | None = None) -> Any:
+    def imageBuildLock(
+        self, image: str, blocking: bool = True, timeout: float | None = None
+    ) -> Any:
         """Lock held during a whole build of the image."""
         return self._locked(f"{paths.builds(image)}/lock", blocking, timeout)
 
-    def imageBuildIdLock(self, image: str, build_id: str, blocking: bool = True, timeout: float | None = None) -> Any:
+    def imageBuildIdLock(
+        self, image: str, build_id: str, blocking: bool = True, timeout: float | None = None
+    ) -> Any:
         """Lock held while a build is being deleted."""
         return self._locked(f"{paths.build(image, build_id)}/lock", blocking, timeout)
 
     def imageUploadLock(
-        self, image: str, build_id: str, provider: str, blocking: bool = True, timeout: float | None = None
+        self,
+        image: str,
+        build_id: str,
+        provider: str,
+        blocking: bool = True,
+        timeout: float | None = None,
     ) -> Any:
         """Lock held during a whole upload."""
         return self._locked(f"{paths.uploads(image, build_id, provider)}/lock", blocking, timeout)
 
-    def imageUploadNumberLock(self, image_upload: ImageUpload, blocking: bool = True, timeout: float | None = None) -> Any:
+    def imageUploadNumberLock(
+        self, image_upload: ImageUpload, blocking: bool = True, timeout: float | None = None
+    ) -> Any:
         """Lock held while an upload is being deleted."""
         path = paths.upload(
-            image_upload.image_name or "", image_upload.build_id or "", image_upload.provider_name or "", image_upload.id or ""
+            image_upload.image_name or "",
+            image_upload.build_id or "",
+            image_upload.provider_name or "",
+            image_upload.id or "",
         )
         return self._locked(f"{path}/lock", blocking, timeout)
 
@@ -71,7 +94,9 @@ class ImageMethods(FacadeBase):
         builds = [self.getBuild(image, i) for i in self.getBuildIds(image)]
         return [b for b in builds if b is not None and (states is None or b.state in states)]
 
-    def getMostRecentBuilds(self, count: int, image: str, state: str | None = None) -> list[ImageBuild]:
+    def getMostRecentBuilds(
+        self, count: int, image: str, state: str | None = None
+    ) -> list[ImageBuild]:
         """Return builds, newest first by ``state_time``."""
         return newest_first(self.getBuilds(image, None if state is None else [state]), count)
 
@@ -79,7 +104,9 @@ class ImageMethods(FacadeBase):
         """Create (new id) or write a build; return its id."""
         if build_id is None:
             build_id = uuid.uuid4().hex
-            self.kazoo_client.create(paths.build(image, build_id), build_data.serialize(), makepath=True)
+            self.kazoo_client.create(
+                paths.build(image, build_id), build_data.serialize(), makepath=True
+            )
         else:
             write(self.kazoo_client, paths.build(image, build_id), build_data.serialize())
         build_data.id = build_id
@@ -90,24 +117,28 @@ class ImageMethods(FacadeBase):
 
         def unused() -> bool:
             providers = self.getBuildProviders(image, build_id)
-            return not any(self.getImageUploadNumbers(image, build_id, provider) for provider in providers)
+            return not any(
+                self.getImageUploadNumbers(image, build_id, provider) for provider in providers
+            )
 
         return self._delete(paths.build(image, build_id), unused)
 
     def markDeleting(self, image: str, build_id: str, *upload: str) -> str | None:
         """Let builders delete a build, or an upload, unless a builder is working on it.
 
-        Only the version that was read is replaced; otherwise the record is read again, so that a builder that starts or
-        ends something at this moment is not overridden.
+        Only the version that was read is replaced; otherwise the record is read again, so that a
+        builder that starts or ends something at this moment is not overridden.
 
         :param upload: provider and number.
-        :return: ``deleting``, the state that forbids it, the last state of a record that keeps changing, or None: there
-            is no such record.
+        :return: ``deleting``, the state that forbids it, the last state of a record that keeps
+            changing, or None: there is no such record.
         """
         names, state = (image, build_id, *upload), None
         if not paths.are_names(*names):
             return None
-        path, running = (paths.upload(*names), UPLOADING) if upload else (paths.build(*names), BUILDING)
+        path, running = (
+            (paths.upload(*names), UPLOADING) if upload else (paths.build(*names), BUILDING)
+        )
         for _ in range(TRIES):
             record = self.getImageUpload(*names) if upload else self.getBuild(*names)
             state = None if record is None else record.state
@@ -115,7 +146,9 @@ class ImageMethods(FacadeBase):
                 return state
             record.state = DELETING
             try:
-                self.kazoo_client.set(path, record.serialize(), -1 if record.stat is None else record.stat.version)
+                self.kazoo_client.set(
+                    path, record.serialize(), -1 if record.stat is None else record.stat.version
+                )
             except BadVersionError:
                 continue
             except NoNodeError:
@@ -142,8 +175,8 @@ class ImageMethods(FacadeBase):
     def submitBuildRequest(self, image: str) -> int | None:
         """Request a build; return the zxid of the request: earlier builds are not for it.
 
-        Repeating the request lets a builder that waits after a failure try now. None: the earlier request was served at
-        this moment.
+        Repeating the request lets a builder that waits after a failure try now. None: the earlier
+        request was served at this moment.
         """
         path = f"{paths.image(image)}/request-build"
         try:
@@ -176,13 +209,18 @@ class ImageMethods(FacadeBase):
     def getImageUploadNumbers(self, image: str, build_id: str, provider: str) -> list[str]:
         return [i for i in self._children(paths.uploads(image, build_id, provider)) if i != "lock"]
 
-    def getImageUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> ImageUpload | None:
+    def getImageUpload(
+        self, image: str, build_id: str, provider: str, upload_number: str
+    ) -> ImageUpload | None:
         path = paths.upload(image, build_id, provider, upload_number)
         return self._record(ImageUpload, path, build_id, provider, image, upload_number)
 
-    def getUploads(self, image: str, build_id: str, provider: str, states: list[str] | None = None) -> list[ImageUpload]:
+    def getUploads(
+        self, image: str, build_id: str, provider: str, states: list[str] | None = None
+    ) -> list[ImageUpload]:
         uploads = [
-            self.getImageUpload(image, build_id, provider, n) for n in self.getImageUploadNumbers(image, build_id, provider)
+            self.getImageUpload(image, build_id, provider, n)
+            for n in self.getImageUploadNumbers(image, build_id, provider)
         ]
         return [u for u in uploads if u is not None and (states is None or u.state in states)]
 
@@ -190,15 +228,23 @@ class ImageMethods(FacadeBase):
         self, count: int, image: str, build_id: str, provider: str, state: str | None = None
     ) -> list[ImageUpload]:
         """Return ready uploads, newest first by ``state_time``."""
-        return newest_first(self.getUploads(image, build_id, provider, None if state is None else [state]), count)
+        return newest_first(
+            self.getUploads(image, build_id, provider, None if state is None else [state]), count
+        )
 
-    def getMostRecentImageUpload(self, image: str, provider: str, state: str = READY, cached: bool = False) -> ImageUpload | None:
+    def getMostRecentImageUpload(
+        self, image: str, provider: str, state: str = READY, cached: bool = False
+    ) -> ImageUpload | None:
         """Return the newest upload of the image to the provider over all builds."""
         tree = self.image_tree
         if cached and state == READY and tree is not None and tree.synced.is_set():
             return tree.newest_ready(image, provider)
         wanted = (image, provider, state)
-        found = [u for u in self.readImages(cached=False).uploads if (u.image_name, u.provider_name, u.state) == wanted]
+        found = [
+            u
+            for u in self.readImages(cached=False).uploads
+            if (u.image_name, u.provider_name, u.state) == wanted
+        ]
         return max(found, key=lambda upload: upload.state_time or 0, default=None)
 
     def getProviderUploads(self, provider_name: str) -> dict[str, dict[str, list[ImageUpload]]]:
@@ -213,10 +259,17 @@ class ImageMethods(FacadeBase):
 
     def getCachedImageUploads(self) -> list[ImageUpload]:
         """Return all mirrored uploads."""
-        return self.readImages().uploads if self.image_tree is None else self.image_tree.data().uploads
+        return (
+            self.readImages().uploads if self.image_tree is None else self.image_tree.data().uploads
+        )
 
     def storeImageUpload(
-        self, image: str, build_id: str, provider: str, image_data: ImageUpload, upload_number: str | None = None
+        self,
+        image: str,
+        build_id: str,
+        provider: str,
+        image_data: ImageUpload,
+        upload_number: str | None = None,
     ) -> str:
         """Create (new number) or write an upload; return its number.
 
@@ -226,11 +279,18 @@ class ImageMethods(FacadeBase):
             raise ZKException(f"Cannot find build {build_id} of image {image}")
         if upload_number is None:
             path = self.kazoo_client.create(
-                f"{paths.uploads(image, build_id, provider)}/", image_data.serialize(), makepath=True, sequence=True
+                f"{paths.uploads(image, build_id, provider)}/",
+                image_data.serialize(),
+                makepath=True,
+                sequence=True,
             )
             upload_number = str(path).rsplit("/", 1)[1]
         else:
-            write(self.kazoo_client, paths.upload(image, build_id, provider, upload_number), image_data.serialize())
+            write(
+                self.kazoo_client,
+                paths.upload(image, build_id, provider, upload_number),
+                image_data.serialize(),
+            )
         image_data.id = upload_number
         return upload_number
 
@@ -257,7 +317,10 @@ class ImageMethods(FacadeBase):
         data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
         wanted += [paths.build(b.image_name or "", b.id or "") for b in data.builds]
-        wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "") for u in data.uploads]
+        wanted += [
+            paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "")
+            for u in data.uploads
+        ]
         return {path: raw.decode("utf8") for path, (raw, _stat) in self._get_many(wanted)}
 
     def importImageData(self, import_data: dict[str, str]) -> None:
@@ -276,7 +339,8 @@ class ImageMethods(FacadeBase):
             parts = path.split("/")
             if len(parts) == 10 and parts[9].isdigit():
                 uploads.setdefault(path.rsplit("/", 1)[0], set()).add(int(parts[9]))
-        # The counter of a container only grows by creating children: advance it before a record prevents that.
+        # The counter of a container only grows by creating children: advance it before a record
+        # prevents that.
         for parent, numbers in uploads.items():
             self.kazoo_client.ensure_path(parent)
             reached = -1

@@ -19,7 +19,8 @@ from nodepool.zk.reading import remove
 from nodepool.zk.records import DELETED, DELETING, READY, Node
 from nodepool.zk.writer import TransactionFailed, Txn
 
-#: Seconds during which the deletion of a node of the pool prevents the deletion of another idle node.
+#: Seconds during which the deletion of a node of the pool prevents the deletion of another idle
+#: node.
 DELETION_GUARD = 300
 #: Records created in one transaction; servers accept 1 MiB at a time.
 CREATED_TOGETHER = 50
@@ -36,7 +37,9 @@ class NodeMethods(FacadeBase):
 
     def getNode(self, node: str, cached: bool = False, only_cached: bool = False) -> Node | None:
         """Return the record, or None if it is missing, empty or invalid."""
-        if self.node_tree is not None and (only_cached or (cached and self.node_tree.synced.is_set())):
+        if self.node_tree is not None and (
+            only_cached or (cached and self.node_tree.synced.is_set())
+        ):
             found = self.node_tree.get(node)
             if found is not None or only_cached:
                 return found
@@ -56,7 +59,11 @@ class NodeMethods(FacadeBase):
 
     def readChangingNodes(self) -> list[Node]:
         """Read the nodes whose last change the mirror does not show yet; none without a mirror."""
-        ids = [] if self.node_tree is None else [path.rpartition("/")[2] for path in self.node_tree.changing()]
+        ids = (
+            []
+            if self.node_tree is None
+            else [path.rpartition("/")[2] for path in self.node_tree.changing()]
+        )
         return [node for node in map(self.getNode, ids) if node is not None]
 
     def countNodes(self) -> NodeCounts:
@@ -75,7 +82,11 @@ class NodeMethods(FacadeBase):
         return result
 
     def countPoolNodes(self, provider_name: str, pool_name: str) -> int:
-        return sum(1 for node in self.nodeIterator() if node.provider == provider_name and node.pool == pool_name)
+        return sum(
+            1
+            for node in self.nodeIterator()
+            if node.provider == provider_name and node.pool == pool_name
+        )
 
     def getProviderNodes(self, provider_name: str) -> list[Node]:
         return [node for node in self.nodeIterator() if node.provider == provider_name]
@@ -121,13 +132,17 @@ class NodeMethods(FacadeBase):
         txn = Txn(self.kazoo_client)
         if isinstance(node.lock, LockHandle):
             txn.check(node.lock.path)
-        index = txn.set(paths.node(node.id), node.serialize(), tree=self.node_tree, record=node.copy())
+        index = txn.set(
+            paths.node(node.id), node.serialize(), tree=self.node_tree, record=node.copy()
+        )
         try:
             node.stat = self.writer.run(txn)[index]
         except TransactionFailed as error:
             if isinstance(error.cause, NoNodeError):
                 what = "lock on it" if error.index == 0 and node.lock else "record"
-                raise ZKException(f"Node {node.id} cannot be written: the {what} no longer exists") from error
+                raise ZKException(
+                    f"Node {node.id} cannot be written: the {what} no longer exists"
+                ) from error
             raise
 
     def createNodes(self, nodes: list[Node]) -> None:
@@ -139,7 +154,13 @@ class NodeMethods(FacadeBase):
             txn, part = Txn(self.kazoo_client), nodes[start : start + CREATED_TOGETHER]
             for node in part:
                 node.created_time = node.state_time
-                txn.create(f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.node_tree, record=node.copy())
+                txn.create(
+                    f"{paths.NODES}/",
+                    node.serialize(),
+                    sequence=True,
+                    tree=self.node_tree,
+                    record=node.copy(),
+                )
             for node, path in zip(part, self.writer.run(txn), strict=True):
                 node.id = str(path).rsplit("/", 1)[1]
 
@@ -175,28 +196,42 @@ class NodeMethods(FacadeBase):
         except queue.Empty:
             return False
 
-    def make_room(self, provider_name: str, pool_name: str, answered: Callable[[bool], object] = bool) -> None:
+    def make_room(
+        self, provider_name: str, pool_name: str, answered: Callable[[bool], object] = bool
+    ) -> None:
         """Mark the longest ready free node of the pool for deletion, without waiting.
 
         Nothing is done while a node of the pool is being deleted.
 
-        :param answered: called with whether a node is deleted, here or on the thread of the connection.
+        :param answered: called with whether a node is deleted, here or on the thread of the
+            connection.
         """
         tree = self.node_tree
         now = time.time()
         with tree.lock:
             deleting = tree.deleting.get((provider_name, pool_name), {})
             guarded = any(now - since < DELETION_GUARD for since in deleting.values())
-        oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # iterates over them
+        oldest = (
+            None if guarded else tree.oldest_free(provider_name, pool_name)
+        )  # iterates over them
         if oldest is None:
             answered(False)
             return
 
         def written(error: BaseException | None) -> None:
             if error is None:
-                self.log.info("Deleting idle node %s of %s %s to free capacity", oldest.id, provider_name, pool_name)
-            elif not isinstance(error, TransactionFailed):  # locked or changed in the meantime: it is not idle any more
-                self.log.warning("Cannot free capacity of %s %s now: %r", provider_name, pool_name, error)
+                self.log.info(
+                    "Deleting idle node %s of %s %s to free capacity",
+                    oldest.id,
+                    provider_name,
+                    pool_name,
+                )
+            elif not isinstance(
+                error, TransactionFailed
+            ):  # locked or changed in the meantime: it is not idle any more
+                self.log.warning(
+                    "Cannot free capacity of %s %s now: %r", provider_name, pool_name, error
+                )
             answered(error is None)
 
         node = oldest.copy()
@@ -216,7 +251,8 @@ class NodeMethods(FacadeBase):
         """Lock the node and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
-        :raises ZKLockException: held by another client (not blocking), by this very object, or the node was deleted.
+        :raises ZKLockException: held by another client (not blocking), by this very object, or the
+            node was deleted.
         """
         path, directory = paths.node(node.id or ""), paths.node_lock(node.id or "")
         self._lock(node, "node", path, directory, blocking, timeout, ephemeral, identifier)

@@ -28,7 +28,9 @@ class RequestMethods(FacadeBase):
         """Return the mirrored request in O(1); None without a mirror."""
         return self.request_tree.get(request_id) if self.request_tree is not None else None
 
-    def nodeRequestIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[NodeRequest]:
+    def nodeRequestIterator(
+        self, cached: bool = True, cached_ids: bool = False
+    ) -> Iterator[NodeRequest]:
         """Yield all requests; from a complete mirror, else read (pipelined)."""
         return self._records(NodeRequest, paths.REQUESTS, self.request_tree, cached, cached_ids)
 
@@ -38,7 +40,9 @@ class RequestMethods(FacadeBase):
 
     def readDeclines(self, requests: Iterable[NodeRequest]) -> dict[str, list[str]]:
         """Return request id -> published decline reasons; write nothing."""
-        return declines.reasons(self.kazoo_client, [request for request in requests if request.declined_by])
+        return declines.reasons(
+            self.kazoo_client, [request for request in requests if request.declined_by]
+        )
 
     def storeNodeRequest(self, request: NodeRequest, priority: str = "100") -> None:
         """Create the request (ephemeral; sets ``id``), or write it.
@@ -49,7 +53,11 @@ class RequestMethods(FacadeBase):
             if request.event_id is None:
                 request.event_id = uuid.uuid4().hex
             path = self.kazoo_client.create(
-                f"{paths.REQUESTS}/{priority}-", request.serialize(), makepath=True, ephemeral=True, sequence=True
+                f"{paths.REQUESTS}/{priority}-",
+                request.serialize(),
+                makepath=True,
+                ephemeral=True,
+                sequence=True,
             )
             request.id = path.rsplit("/", 1)[1]
         else:
@@ -59,7 +67,9 @@ class RequestMethods(FacadeBase):
         if request.id is not None:
             remove(self.kazoo_client, paths.request(request.id))
 
-    def lockNodeRequest(self, request: NodeRequest, blocking: bool = True, timeout: float | None = None) -> None:
+    def lockNodeRequest(
+        self, request: NodeRequest, blocking: bool = True, timeout: float | None = None
+    ) -> None:
         """Lock the request and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
@@ -88,7 +98,9 @@ class RequestMethods(FacadeBase):
         return None if stat is None else NodeRequestLockStats(lock_id, stat)
 
     def nodeRequestLockStatsIterator(self) -> Iterator[NodeRequestLockStats]:
-        for path, (_data, stat) in self._get_many(map(paths.request_lock, self.getNodeRequestLockIDs())):
+        for path, (_data, stat) in self._get_many(
+            map(paths.request_lock, self.getNodeRequestLockIDs())
+        ):
             yield NodeRequestLockStats(path.rsplit("/", 1)[1], stat)
 
     def deleteNodeRequestLock(self, lock_id: str) -> None:

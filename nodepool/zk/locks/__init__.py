@@ -46,12 +46,18 @@ def add_lock(txn: Txn, directory: str, exists: bool, owner: str = "") -> int:
     """Acquire the lock in a transaction; return the index of the result with our contender.
 
     The lock ends with our session, unless an owner is given.
-    The directory is created, which ZooKeeper refuses if anybody contends: the transaction succeeds only as the sole holder.
+    The directory is created, which ZooKeeper refuses if anybody contends: the transaction succeeds
+    only as the sole holder.
     """
     if exists:
         txn.delete(directory)
     txn.create(directory)
-    return txn.create(contender_prefix(directory), (owner or _our_name()).encode(), ephemeral=not owner, sequence=True)
+    return txn.create(
+        contender_prefix(directory),
+        (owner or _our_name()).encode(),
+        ephemeral=not owner,
+        sequence=True,
+    )
 
 
 def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
@@ -72,7 +78,8 @@ def acquire(
 ) -> LockHandle:
     """Acquire a lock.
 
-    :param record: the znode that must exist; without it the lock is not acquired (and nothing created).
+    :param record: the znode that must exist; without it the lock is not acquired (and nothing
+        created).
     :param timeout: seconds to wait when blocking; None waits as long as the session lives.
     :param identifier: of the holder, for others; default: program, host and process.
     :raises ZKLockException: another client holds it (not blocking), or the record no longer exists.
@@ -88,7 +95,10 @@ def acquire(
         while True:
             ahead = names_in_order(client, directory)
             if name not in ahead:
-                raise ZKLockException(f"Did not get lock on {directory}: our place in the queue was deleted concurrently")
+                raise ZKLockException(
+                    f"Did not get lock on {directory}: our place in the queue was deleted "
+                    "concurrently"
+                )
             place = ahead.index(name)
             if place == 0:
                 client_id = client.client_id
@@ -96,7 +106,12 @@ def acquire(
             if not blocking:
                 raise ZKLockException(f"Did not get lock on {directory}")
             gone = threading.Event()
-            if client.exists(f"{directory}/{ahead[place - 1]}", watch=lambda _event, gone=gone: gone.set()) is None:
+            if (
+                client.exists(
+                    f"{directory}/{ahead[place - 1]}", watch=lambda _event, gone=gone: gone.set()
+                )
+                is None
+            ):
                 continue
             left = 3600.0 if deadline is None else deadline - time.monotonic()
             if (left <= 0 or not gone.wait(left)) and deadline is not None:
@@ -161,5 +176,7 @@ def release(client: Client, handle: LockHandle) -> None:
 def names_in_order(client: Client, directory: str) -> list[str]:
     """Return the contenders, holder first."""
     names = children(client, directory)
-    numbered = sorted((n, name) for name in names if (n := paths.contender_number(name)) is not None)
+    numbered = sorted(
+        (n, name) for name in names if (n := paths.contender_number(name)) is not None
+    )
     return [name for _, name in numbered]

@@ -17,7 +17,8 @@ from nodepool.zk.locks import LockHandle
 #: Seconds.
 REGAIN_TIMEOUT = 5.0
 
-#: Seconds between two checks whether to wait any longer for a session, and between attempts to store a result.
+#: Seconds between two checks whether to wait any longer for a session, and between attempts to
+#: store a result.
 SESSION_WAIT, STORE_ATTEMPTS = 3.0, 10
 
 log = logging.getLogger("nodepool.zk.locks")
@@ -49,7 +50,9 @@ class HeldLock:
         kazoo = self._client.client
         if kazoo is None:
             raise ZKLockException(f"Did not get lock on {self.directory}: not connected")
-        self._handle = locks.acquire(kazoo, self.directory, self._record, blocking=timeout is not None, timeout=timeout)
+        self._handle = locks.acquire(
+            kazoo, self.directory, self._record, blocking=timeout is not None, timeout=timeout
+        )
 
     @property
     def held(self) -> bool:
@@ -58,7 +61,9 @@ class HeldLock:
         return handle is not None and handle.session_id == self._client.session_id
 
     def regain(self) -> bool:
-        """Acquire the lock after its session was lost; return False if another client was faster."""
+        """Acquire the lock after its session was lost; return False if another client was
+        faster.
+        """
         with self._guard:
             if self.held:
                 return True
@@ -74,7 +79,9 @@ class HeldLock:
             log.info("Re-acquired lock %s after the ZooKeeper session was lost", self.directory)
             return True
 
-    def store(self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]) -> None:
+    def store(
+        self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]
+    ) -> None:
         """Write a result with the lock held, as soon as the session allows.
 
         :param write: checks itself what others did if :attr:`regained`.
@@ -86,7 +93,10 @@ class HeldLock:
         for attempt in range(STORE_ATTEMPTS):
             while not usable.is_set():
                 if not said:
-                    log.info("Waiting for the ZooKeeper session to store the result under %s", self.directory)
+                    log.info(
+                        "Waiting for the ZooKeeper session to store the result under %s",
+                        self.directory,
+                    )
                 said = True
                 usable.wait(SESSION_WAIT)
                 if not usable.is_set() and not going_on():
@@ -98,7 +108,9 @@ class HeldLock:
                     write()
                     return
                 if usable.is_set():
-                    raise Lost("the ZooKeeper session was lost and the lock cannot be acquired again")
+                    raise Lost(
+                        "the ZooKeeper session was lost and the lock cannot be acquired again"
+                    )
             except ZKException as error:
                 raise Lost(str(error)) from error
             except KazooException as error:

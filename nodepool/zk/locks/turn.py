@@ -23,7 +23,9 @@ class TurnLock:
     """
 
     def __init__(self, kazoo: KazooClient, holder: str, *name: str) -> None:
-        self.path = f"{paths.ELECTIONS}/" + "-".join(urllib.parse.quote(part, safe="") for part in name)
+        self.path = f"{paths.ELECTIONS}/" + "-".join(
+            urllib.parse.quote(part, safe="") for part in name
+        )
         self._kazoo = kazoo
         self._holder = holder.encode()
 

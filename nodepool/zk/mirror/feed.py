@@ -1,8 +1,9 @@
 """Events in the cluster: changes that the mirror sees, and events of this launcher.
 
-An event is a JSON object with ``number`` (increasing by one within a process), ``time`` (UNIX seconds), ``type``
-(:data:`TYPES`) and the fields of its object; ``zxid`` is the transaction that changed it. Events are kept for a while in
-memory, for subscribers, and in ZooKeeper (:mod:`nodepool.zk.history`).
+An event is a JSON object with ``number`` (increasing by one within a process), ``time`` (UNIX
+seconds), ``type``
+(:data:`TYPES`) and the fields of its object; ``zxid`` is the transaction that changed it. Events
+are kept for a while in memory, for subscribers, and in ZooKeeper (:mod:`nodepool.zk.history`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from nodepool.zk.records import (
     USED,
     Node,
     NodeRequest,
-)  # fmt: skip
+)
 from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
@@ -58,8 +59,14 @@ TYPES = {
     "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
 #: Key in the data that Zuul or a lease stores -> field of an event and title of a fact.
-USER = {"tenant_name": "tenant", "project_name": "project", "job_name": "job", "build": "build", "build_set_uuid": "buildset",
-        "owner": "owner"}  # fmt: skip
+USER = {
+    "tenant_name": "tenant",
+    "project_name": "project",
+    "job_name": "job",
+    "build": "build",
+    "build_set_uuid": "buildset",
+    "owner": "owner",
+}
 #: Events in memory.
 KEPT = 5000
 
@@ -151,7 +158,9 @@ class Feed:
         with self._lock:
             self._number += 1
             event: Event = {"number": self._number, "time": round(self._clock(), 3), "type": kind}
-            event.update((name, value) for name, value in fields.items() if value not in (None, "", []))
+            event.update(
+                (name, value) for name, value in fields.items() if value not in (None, "", [])
+            )
             self._events.append(event)
             listeners = list(self._listeners)
         self._tell(listeners, event)
@@ -169,8 +178,13 @@ class Feed:
         node = new or old
         if node is None:
             return
-        fields = {"node": node_id, "provider": node.provider, "pool": node.pool, "labels": list(node.type),
-                  "zxid": node.stat.mzxid if node.stat is not None else None}  # fmt: skip
+        fields = {
+            "node": node_id,
+            "provider": node.provider,
+            "pool": node.pool,
+            "labels": list(node.type),
+            "zxid": node.stat.mzxid if node.stat is not None else None,
+        }
         if old is None:
             self._add("node-created", {**fields, "state": node.state, "request": node.allocated_to})
         elif new is None:
@@ -179,22 +193,39 @@ class Feed:
             if old.state != new.state:
                 external = new.external_id if isinstance(new.external_id, str) else None
                 launched = (
-                    seconds_between(new.created_time, new.state_time) if (old.state, new.state) == (BUILDING, READY) else None
+                    seconds_between(new.created_time, new.state_time)
+                    if (old.state, new.state) == (BUILDING, READY)
+                    else None
                 )
                 more = {"request": new.allocated_to, "external_id": external, "seconds": launched}
                 if new.state in (IN_USE, HOLD):
                     more |= user_of(new.tenant_name, new.user_data)
-                self._add("node-changed", {**fields, "state": new.state, "before": old.state, **more})
+                self._add(
+                    "node-changed", {**fields, "state": new.state, "before": old.state, **more}
+                )
             if old.allocated_to != new.allocated_to:
-                self._add("node-allocated", {**fields, "state": new.state, "request": new.allocated_to or old.allocated_to,
-                                             "taken": not new.allocated_to})  # fmt: skip
+                self._add(
+                    "node-allocated",
+                    {
+                        **fields,
+                        "state": new.state,
+                        "request": new.allocated_to or old.allocated_to,
+                        "taken": not new.allocated_to,
+                    },
+                )
 
-    def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
+    def _request_changed(
+        self, request_id: str, old: NodeRequest | None, new: NodeRequest | None
+    ) -> None:
         request = new or old
         if not self._begun or request is None:
             return
-        fields = {"request": request_id, "labels": list(request.node_types), "requestor": request.requestor,
-                  "zxid": request.stat.mzxid if request.stat is not None else None}  # fmt: skip
+        fields = {
+            "request": request_id,
+            "labels": list(request.node_types),
+            "requestor": request.requestor,
+            "zxid": request.stat.mzxid if request.stat is not None else None,
+        }
         if old is None:
             user = user_of(request.tenant_name, request.requestor_data)
             self._add("request-submitted", {**fields, "state": request.state, **user})
@@ -205,9 +236,15 @@ class Feed:
                 if launcher_id not in old.declined_by:
                     self._add("request-declined", {**fields, "launcher": launcher_id})
             if old.state != new.state:
-                waited = seconds_between(new.created_time, new.state_time) if new.state == FULFILLED else None
+                waited = (
+                    seconds_between(new.created_time, new.state_time)
+                    if new.state == FULFILLED
+                    else None
+                )
                 more = {"nodes": list(new.nodes), "seconds": waited}
-                self._add("request-changed", {**fields, "state": new.state, "before": old.state, **more})
+                self._add(
+                    "request-changed", {**fields, "state": new.state, "before": old.state, **more}
+                )
 
     def _image_changed(self, image: str) -> None:
         if self._begun:
@@ -216,7 +253,10 @@ class Feed:
     def _component_changed(self, path: str, gone: bool) -> None:
         if self._begun:
             kind, _, name = path.rpartition("/components/")[2].partition("/")
-            self._add("component-changed", {"kind": kind, "component": name, "state": "gone" if gone else "registered"})
+            self._add(
+                "component-changed",
+                {"kind": kind, "component": name, "state": "gone" if gone else "registered"},
+            )
 
     def _report_changed(self) -> None:
         if self._begun:
@@ -232,8 +272,16 @@ def user_of(tenant: str | None, data: object) -> dict[str, str]:
     """
     stored = data if isinstance(data, dict) else {}
     terms = stored.get("lease")
-    values = {**stored, **(terms if isinstance(terms, dict) else {}), "tenant_name": tenant or stored.get("tenant_name")}
-    return {field: one_line(value) for key, field in USER.items() if isinstance(value := values.get(key), str) and value}
+    values = {
+        **stored,
+        **(terms if isinstance(terms, dict) else {}),
+        "tenant_name": tenant or stored.get("tenant_name"),
+    }
+    return {
+        field: one_line(value)
+        for key, field in USER.items()
+        if isinstance(value := values.get(key), str) and value
+    }
 
 
 def seconds_between(begin: object, end: object) -> float | None:
@@ -241,7 +289,11 @@ def seconds_between(begin: object, end: object) -> float | None:
     if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)):
         return None
     # Compared first: a number in a record may be too large for a subtraction.
-    return round(float(end - begin), 3) if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9 else None
+    return (
+        round(float(end - begin), 3)
+        if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9
+        else None
+    )
 
 
 def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
@@ -257,7 +309,8 @@ def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
     return True
 
 
-#: State of a node before it is deleted -> why; for others a launcher or an operator has decided it: a separate event.
+#: State of a node before it is deleted -> why; for others a launcher or an operator has decided it:
+#: a separate event.
 _WHY_DELETED = {
     (DELETING, USED): ": its user has returned it",
     (DELETING, IN_USE): ": its user released or lost its lock without returning it",
@@ -273,16 +326,24 @@ def describe(event: Event) -> str:
     subject, _, what = kind.partition("-")
     place = "-".join(str(event[key]) for key in ("provider", "pool") if event.get(key))
     labels = counted(map(str, event.get("labels") or ()))
-    name = event.get("node") or event.get("request") or event.get("image") or event.get("component") or ""
+    name = (
+        event.get("node")
+        or event.get("request")
+        or event.get("image")
+        or event.get("component")
+        or ""
+    )
     texts = {
         "request-submitted": f"submitted by {event.get('requestor')} for {labels}",
         "request-changed": f"{event.get('state')} (was {event.get('before')})",
         "request-declined": f"declined by {event.get('launcher')}",
         "request-removed": f"removed (was {event.get('before')})",
-        "node-created": f"created in {place} for {labels}" + (f", request {event['request']}" if event.get("request") else ""),
+        "node-created": f"created in {place} for {labels}"
+        + (f", request {event['request']}" if event.get("request") else ""),
         "node-changed": f"{event.get('state')} (was {event.get('before')})"
         + _WHY_DELETED.get((str(event.get("state")), str(event.get("before"))), ""),
-        "node-allocated": f"{'deallocated from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
+        "node-allocated": f"{'deallocated from' if event.get('taken') else 'allocated to'} request "
+        f"{event.get('request')}",
         "node-removed": f"removed (was {event.get('before')})",
         "node-reconciled": f"{str(event.get('what')).lower()}, because {event.get('reason')}",
         "node-step": f"launch: {event.get('step')}",
@@ -294,7 +355,11 @@ def describe(event: Event) -> str:
     }
     if kind in ("node-changed", "request-changed") and event.get("nodes"):
         texts[kind] += f", nodes {', '.join(event['nodes'])}"
-    if kind in texts and (user := [f"{key} {event[key]}" for key in USER.values() if event.get(key)]) and kind != "action":
+    if (
+        kind in texts
+        and (user := [f"{key} {event[key]}" for key in USER.values() if event.get(key)])
+        and kind != "action"
+    ):
         texts[kind] += f" ({', '.join(user)})"
     whose = "node" if subject in ("launch", "console") else subject
     if kind == "action":

@@ -48,7 +48,10 @@ class ImageData:
         """
         since, held = self.build_locks.get(image, (0.0, False))
         return held and any(
-            build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
+            build.image_name == image
+            and build.state == BUILDING
+            and build.stat is not None
+            and build.stat.ctime / 1000 >= since
             for build in self.builds
         )
 
@@ -74,7 +77,9 @@ KINDS: dict[tuple[str, ...], str] = {
 def kind_of(parts: list[str]) -> str:
     """Return the kind of a znode; empty: it is none of ours."""
     for names, kind in KINDS.items():
-        if len(names) == len(parts) and all(name in ("*", part) for name, part in zip(names, parts, strict=True)):
+        if len(names) == len(parts) and all(
+            name in ("*", part) for name, part in zip(names, parts, strict=True)
+        ):
             return kind
     return ""
 
@@ -82,7 +87,8 @@ def kind_of(parts: list[str]) -> str:
 class ImageTree(Tree[Any]):
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, paths.IMAGES)
-        #: Path -> its parts, its kind, and what it contains: a record (None: it is empty), else its stat, if known.
+        #: Path -> its parts, its kind, and what it contains: a record (None: it is empty), else its
+        #: stat, if known.
         self._shown: dict[str, tuple[list[str], str, Any]] = {}
         #: (image, provider) -> newest ready upload.
         self._newest: dict[tuple[str, str], ImageUpload] = {}
@@ -118,7 +124,9 @@ class ImageTree(Tree[Any]):
         # What is below it is kept: it is deleted before it, or only the record is damaged.
         self._change(parts, path, kind_of(parts), None)
 
-    def _change(self, parts: list[str], path: str, kind: str, shown: tuple[list[str], str, Any] | None) -> None:
+    def _change(
+        self, parts: list[str], path: str, kind: str, shown: tuple[list[str], str, Any] | None
+    ) -> None:
         if kind in ("", "container"):
             return
         with self.lock:
@@ -130,8 +138,16 @@ class ImageTree(Tree[Any]):
         self.announce(self.listeners, parts[0])
 
     def _choose(self, image: str, provider: str) -> None:
-        uploads = [each for _parts, kind, each in self._shown.values() if kind == "upload" and each is not None]
-        ready = [u for u in uploads if (u.image_name, u.provider_name, u.state) == (image, provider, READY)]
+        uploads = [
+            each
+            for _parts, kind, each in self._shown.values()
+            if kind == "upload" and each is not None
+        ]
+        ready = [
+            u
+            for u in uploads
+            if (u.image_name, u.provider_name, u.state) == (image, provider, READY)
+        ]
         if ready:
             self._newest[(image, provider)] = max(ready, key=lambda u: u.state_time or 0)
         else:
@@ -153,7 +169,9 @@ class ImageTree(Tree[Any]):
         return data
 
 
-def _add_record(data: ImageData, parts: list[str], kind: str, record: ImageBuild | ImageUpload | None) -> None:
+def _add_record(
+    data: ImageData, parts: list[str], kind: str, record: ImageBuild | ImageUpload | None
+) -> None:
     if isinstance(record, ImageBuild):
         data.builds.append(record)
     elif isinstance(record, ImageUpload):

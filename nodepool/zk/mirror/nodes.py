@@ -54,7 +54,10 @@ class NodeCounts:
 
     def positive(self) -> NodeCounts:
         """Return a copy without zeros."""
-        providers, labels = ({k: +count for k, count in group.items() if +count} for group in (self.providers, self.labels))
+        providers, labels = (
+            {k: +count for k, count in group.items() if +count}
+            for group in (self.providers, self.labels)
+        )
         return NodeCounts(+self.states, providers, labels, +self.pools, +self.free)
 
 
@@ -90,7 +93,8 @@ class NodeTree(Tree[Node]):
         self.by_request: dict[str, set[str]] = {}
         #: ids of nodes that were created for min-ready and are still allocated.
         self.min_ready: set[str] = set()
-        #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
+        #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes,
+        #: oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
         #: Ready, unallocated nodes that no request gets, because their records are invalid.
         self.unfit: dict[str, str] = {}
@@ -171,7 +175,9 @@ class NodeTree(Tree[Node]):
             if present:
                 if names is None:
                     node = self.nodes.get(node_id)
-                    names = self.contenders[node_id] = node.lock_contenders if node is not None else set()
+                    names = self.contenders[node_id] = (
+                        node.lock_contenders if node is not None else set()
+                    )
                 names.add(name)
             elif names is not None:
                 names.discard(name)
@@ -181,7 +187,8 @@ class NodeTree(Tree[Node]):
             if before != now:
                 self._index_free(node_id, self.nodes.get(node_id))
         if before != now and (now or not self.is_changing(node_id)):
-            # (If we are writing or reading its record, the answer announces the node with the new record.)
+            # (If we are writing or reading its record, the answer announces the node with the new
+            # record.)
             self.announce(self.lock_listeners, node_id, now)
 
     def _replace(self, node_id: str, node: Node | None) -> None:
@@ -193,7 +200,9 @@ class NodeTree(Tree[Node]):
                 del self.nodes[node_id]
             else:
                 if old is not None and old.stat is not None and node.stat is not None:
-                    if node.stat.czxid == old.stat.czxid and self.is_older(paths.node(node_id), node.stat, old.stat):
+                    if node.stat.czxid == old.stat.czxid and self.is_older(
+                        paths.node(node_id), node.stat, old.stat
+                    ):
                         return
                     node.lock_contenders = old.lock_contenders
                 else:
@@ -206,14 +215,19 @@ class NodeTree(Tree[Node]):
             if node is not None:
                 self._count(node, 1, moved)
                 if node.promise is not None:
-                    # In the same step, so that nobody sees the resources counted twice or not at all.
+                    # In the same step, so that nobody sees the resources counted twice or not at
+                    # all.
                     self.reservations.release(node.promise)
                     node.promise = None
             self._index_free(node_id, node)
         self.announce(self.listeners, node_id, old, node)
 
     def _note_unfit(self, node_id: str, node: Node | None) -> None:
-        reason = node.unfit() if node is not None and node._state == READY and node.allocated_to is None else None
+        reason = (
+            node.unfit()
+            if node is not None and node._state == READY and node.allocated_to is None
+            else None
+        )
         if reason is None:
             self.unfit.pop(node_id, None)
         elif self.unfit.get(node_id) != reason:
@@ -244,7 +258,11 @@ class NodeTree(Tree[Node]):
             return
         tenant, resources = node.tenant or None, node.resources
         if resources and isinstance(resources, dict):
-            valid = {n: amount for n, amount in resources.items() if isinstance(amount, (int, float)) and abs(amount) < LARGEST}
+            valid = {
+                n: amount
+                for n, amount in resources.items()
+                if isinstance(amount, (int, float)) and abs(amount) < LARGEST
+            }
             self.measured.add(*pool, tenant, valid, sign)
         elif labels:
             self.unmeasured.add(*pool, tenant, {(*pool, labels[0]): 1}, sign)
@@ -293,7 +311,9 @@ class NodeTree(Tree[Node]):
         while True:
             with self.lock:
                 ids = self.free.get((provider, pool), {}).get(label, {})
-                portion = list(itertools.islice((node_id for node_id in ids if node_id not in seen), PORTION))
+                portion = list(
+                    itertools.islice((node_id for node_id in ids if node_id not in seen), PORTION)
+                )
             if not portion:
                 return
             seen.update(portion)
@@ -302,9 +322,11 @@ class NodeTree(Tree[Node]):
     def oldest_free(self, provider: str, pool: str) -> Node | None:
         """Return the free node of this pool that has been ready longest, whatever its label."""
         with self.lock:
-            # Not in the order of the dict: a node that was allocated for a while, or existed when we started,
-            # follows younger ones there.
-            ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
+            # Not in the order of the dict: a node that was allocated for a while, or existed when
+            # we started, follows younger ones there.
+            ids = {
+                i for per_label in self.free.get((provider, pool), {}).values() for i in per_label
+            }
             candidates = [self.nodes[i] for i in ids if i in self.nodes]
             return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
 
@@ -318,9 +340,18 @@ class NodeTree(Tree[Node]):
     ) -> tuple[Mapping[str, float], Mapping[str, float], list[tuple[str | None, str, float]]]:
         """Return :meth:`usage`, promises and :meth:`unmeasured_nodes`, all at one time."""
         with self.lock:
-            return self.usage(provider, pool), self.reservations.provider(provider, pool), self.unmeasured_nodes(provider, pool)
+            return (
+                self.usage(provider, pool),
+                self.reservations.provider(provider, pool),
+                self.unmeasured_nodes(provider, pool),
+            )
 
-    def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, float]]:
+    def unmeasured_nodes(
+        self, provider: str, pool: str | None = None
+    ) -> list[tuple[str | None, str, float]]:
         """Return (pool, label, count) of the provider's nodes without stored resources."""
         with self.lock:
-            return [(each, label, count) for (_provider, each, label), count in self.unmeasured.of(provider, pool).items()]
+            return [
+                (each, label, count)
+                for (_provider, each, label), count in self.unmeasured.of(provider, pool).items()
+            ]

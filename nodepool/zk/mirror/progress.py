@@ -3,14 +3,14 @@
 The records are outside the tree of release 11.0.0 (ZK-11): older builders and
 launchers iterate over ``/nodepool/images`` and find nothing new there.
 
-========================================================================== ============================================
-``/nodepool/image-progress/builds/<build id>``                             persistent
-``/nodepool/image-progress/uploads/<build id>-<provider>-<upload id>``     ephemeral, while the upload runs
-``/nodepool/image-progress/failed-uploads/<image>@<provider>``             persistent, until an upload works again
-========================================================================== ============================================
+- ``/nodepool/image-progress/builds/<build id>``: persistent
+- ``/nodepool/image-progress/uploads/<build id>-<provider>-<upload id>``: ephemeral, while the
+  upload runs
+- ``/nodepool/image-progress/failed-uploads/<image>@<provider>``: persistent, until an upload
+  works again
 
-Names of images and providers are percent-quoted.  Times are UNIX seconds.  No value of an environment variable is ever
-stored here: the builder removes them from the lines of a build log.
+Names of images and providers are percent-quoted.  Times are UNIX seconds.  No value of an
+environment variable is ever stored here: the builder removes them from the lines of a build log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ from nodepool.zk.records.progress import (
 )
 
 log = logging.getLogger("nodepool.zk.progress")
-KINDS: dict[str, type[ProgressRecord]] = {BUILDS: BuildProgress, UPLOADS: UploadProgress, FAILURES: UploadFailure}
+KINDS: dict[str, type[ProgressRecord]] = {
+    BUILDS: BuildProgress,
+    UPLOADS: UploadProgress,
+    FAILURES: UploadFailure,
+}
 
 
 class ProgressStore:
@@ -57,7 +61,12 @@ class ProgressStore:
 
     def write(self, record: ProgressRecord) -> None:
         """Create or replace a record; that of a running upload ends with the session."""
-        write(self._kazoo, record.path, record.serialize(), ephemeral=isinstance(record, UploadProgress))
+        write(
+            self._kazoo,
+            record.path,
+            record.serialize(),
+            ephemeral=isinstance(record, UploadProgress),
+        )
 
     def delete(self, record: ProgressRecord) -> None:
         """Delete a record; the fields in the name of its znode suffice."""
@@ -66,7 +75,11 @@ class ProgressStore:
     def read_build(self, build_id: str) -> BuildProgress | None:
         path = BuildProgress("", build_id).path
         try:
-            return parse(BuildProgress, path.rpartition("/")[2], self._kazoo.get_async(path).get(timeout=TIMEOUT)[0])
+            return parse(
+                BuildProgress,
+                path.rpartition("/")[2],
+                self._kazoo.get_async(path).get(timeout=TIMEOUT)[0],
+            )
         except NoNodeError:
             return None
         except RecordError as error:
@@ -128,4 +141,11 @@ class ProgressTree(Tree[Any]):
         )
 
 
-__all__ = ["BuildProgress", "ProgressData", "ProgressStore", "ProgressTree", "UploadFailure", "UploadProgress"]
+__all__ = [
+    "BuildProgress",
+    "ProgressData",
+    "ProgressStore",
+    "ProgressTree",
+    "UploadFailure",
+    "UploadProgress",
+]

@@ -49,7 +49,9 @@ class RequestTree(Tree[NodeRequest]):
         self._replace(parts[0], request)
 
     def store_own(self, parts: list[str], path: str, record: NodeRequest, stat: ZnodeStat) -> None:
-        if record.id is None:  # just created, and like all requests of ours it ends with the session
+        if (
+            record.id is None
+        ):  # just created, and like all requests of ours it ends with the session
             record.id = parts[0]
             stat = stat._replace(ephemeralOwner=self.client.session_id)
         record.stat = stat
@@ -67,7 +69,9 @@ class RequestTree(Tree[NodeRequest]):
                     return
                 del self.requests[request_id]
             else:
-                if old is not None and self.is_older(paths.request(request_id), request.stat, old.stat):
+                if old is not None and self.is_older(
+                    paths.request(request_id), request.stat, old.stat
+                ):
                     return
                 self.requests[request_id] = request
             if old is not None:

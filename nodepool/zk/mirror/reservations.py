@@ -1,7 +1,7 @@
 """Sums of resources: of stored nodes, and promises for nodes that are about to be stored.
 
-Promises are not part of any record yet. Without them, two decisions between a write and its appearance in the mirror
-would use the same quota.
+Promises are not part of any record yet. Without them, two decisions between a write and its
+appearance in the mirror would use the same quota.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ class Sums(Generic[K]):
         self.places: dict[object, Counter[K]] = defaultdict(Counter)
         self.tenants: dict[str, Counter[K]] = defaultdict(Counter)
 
-    def add(self, provider: str | None, pool: str | None, tenant: str | None, amounts: Mapping[K, float], sign: int) -> None:
+    def add(
+        self,
+        provider: str | None,
+        pool: str | None,
+        tenant: str | None,
+        amounts: Mapping[K, float],
+        sign: int,
+    ) -> None:
         targets: list[Counter[K]] = []
         if provider is not None:
             targets += [self.places[provider], self.places[provider, pool]]
@@ -51,7 +58,12 @@ class Reservations:
         self._sums: Sums[str] = Sums()
 
     def reserve(
-        self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None, resources: Mapping[str, float]
+        self,
+        key: Hashable,
+        provider: str | None,
+        pool: str | None,
+        tenant: str | None,
+        resources: Mapping[str, float],
     ) -> None:
         """Promise resources under ``key``; replaces an earlier promise under it."""
         with self._lock:

@@ -1,7 +1,8 @@
 """A live copy of a part of the tree, fed by a persistent recursive watch.
 
-Everything here runs on the connection thread, in the order of the server; a watch event always precedes the answer to
-any later request. Our own writes are adopted from the answer instead of being read.
+Everything here runs on the connection thread, in the order of the server; a watch event always
+precedes the answer to any later request. Our own writes are adopted from the answer instead of
+being read.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Tree(Generic[R]):
         self.reading: dict[str, int] = {}
         self.reads = 0
 
-    # -- to be implemented; by default, the children of the root have data, and no children of interest
+    # -- to be implemented; by default, the children of the root have data, and no children of
+    # interest
 
     def wants_data(self, parts: list[str]) -> bool:
         """Return whether the znode at these path parts (below the root) has data that we show."""
@@ -154,7 +156,9 @@ class Tree(Generic[R]):
             if generation != self._generation:
                 return
             if error is not None:
-                self._failed(generation, f"watch {self.root} (ZooKeeper 3.6 or newer is needed)", error)
+                self._failed(
+                    generation, f"watch {self.root} (ZooKeeper 3.6 or newer is needed)", error
+                )
                 return
             self._look_below(self.root, [], generation)
             self._done_one(generation)
@@ -201,7 +205,9 @@ class Tree(Generic[R]):
     def _look_below(self, path: str, parts: list[str], generation: int) -> None:
         self._outstanding += 1
 
-        def answer(result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int) -> None:
+        def answer(
+            result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int
+        ) -> None:
             if generation != self._generation:
                 return
             if error is None:

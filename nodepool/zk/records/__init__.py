@@ -112,7 +112,11 @@ class NodeRequest(BaseModel):
             setattr(self, name, read(d, name))
         self.reuse = bool(d.get("reuse", True))
         priority = 0 if d.get("relative_priority") is None else d["relative_priority"]
-        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not abs(priority) < LARGEST:
+        if (
+            isinstance(priority, bool)
+            or not isinstance(priority, (int, float))
+            or not abs(priority) < LARGEST
+        ):
             raise RecordError(f"relative_priority {priority!r} is not a number")
         self.relative_priority = int(priority)
 
@@ -170,9 +174,19 @@ _NODE_PLAIN = (
 _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
 #: Those that users of a node read as text.
 _NODE_TEXTS = (
-    "cloud", "region", "host_id", "public_ipv4", "private_ipv4", "public_ipv6", "interface_ip", "hostname",
-    "connection_type", "shell_type", "python_path", "username",
-)  # fmt: skip
+    "cloud",
+    "region",
+    "host_id",
+    "public_ipv4",
+    "private_ipv4",
+    "public_ipv6",
+    "interface_ip",
+    "hostname",
+    "connection_type",
+    "shell_type",
+    "python_path",
+    "username",
+)
 
 
 #: Fields with the types that users of a node can read, and what others are.
@@ -188,8 +202,18 @@ class Node(BaseModel):
     """A node (ZK-7). ``lock_contenders`` is set by the mirror."""
 
     LISTS = ("_type", "host_keys")
-    VALID_STATES = frozenset({INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
-    KEYS = BaseModel.KEYS | {*_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
+    VALID_STATES = frozenset(
+        {INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED}
+    )
+    KEYS = BaseModel.KEYS | {
+        *_NODE_PLAIN,
+        "type",
+        "connection_port",
+        "ssh_port",
+        "username",
+        "host_keys",
+        "hold_expiration",
+    }
 
     provider: str | None
     pool: str | None
@@ -332,7 +356,9 @@ class Node(BaseModel):
                 if not isinstance(getattr(self, name), kinds):
                     return f"{name} is {what}"
         for name, amount in (self.resources or {}).items():
-            if not isinstance(amount, (int, float)) or not abs(amount) < LARGEST:  # NaN fails the comparison, too
+            if (
+                not isinstance(amount, (int, float)) or not abs(amount) < LARGEST
+            ):  # NaN fails the comparison, too
                 return f"resources: {name} is not a finite number"
         if not isinstance((self.attributes or {}).get("executor-zone"), (str, NoneType)):
             return "attributes: executor-zone is not a string"

@@ -117,8 +117,11 @@ class BaseModel:
         if state is not None and (not isinstance(state, str) or state not in self.VALID_STATES):
             raise RecordError(f"unknown state {state!r}")
         state_time = d.get("state_time")
-        # Everybody sorts by it: a text among the numbers would stop them all. NaN fails the comparison, too.
-        if state_time is not None and (not isinstance(state_time, (int, float)) or not abs(state_time) < LATEST):
+        # Everybody sorts by it: a text among the numbers would stop them all. NaN fails the
+        # comparison, too.
+        if state_time is not None and (
+            not isinstance(state_time, (int, float)) or not abs(state_time) < LATEST
+        ):
             raise RecordError(f"state_time {state_time!r} is not a time in seconds")
         self._state = state
         self.state_time = state_time
@@ -178,7 +181,9 @@ class BaseModel:
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        values = " ".join(f"{key}={value!r}" for key, value in self.toDict().items() if key not in SECRETS)
+        values = " ".join(
+            f"{key}={value!r}" for key, value in self.toDict().items() if key not in SECRETS
+        )
         return f"<{type(self).__name__} {self._id} {values}>"
 
 

@@ -54,7 +54,11 @@ class ImageBuild(_ImageRecord):
     def toDict(self) -> dict[str, Any]:
         result = super().toDict()
         result["formats"] = ",".join(sorted(self.formats)) or None
-        return {name: value for name, value in result.items() if value is not None or name not in self.FIELDS[:3]}
+        return {
+            name: value
+            for name, value in result.items()
+            if value is not None or name not in self.FIELDS[:3]
+        }
 
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
         super().updateFromDict(d)
@@ -62,7 +66,9 @@ class ImageBuild(_ImageRecord):
         self.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
 
     @staticmethod
-    def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
+    def fromDict(
+        d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None
+    ) -> ImageBuild:
         return ImageBuild.of(d, image_name, o_id)
 
 
@@ -95,7 +101,12 @@ class ImageUpload(_ImageRecord):
         self.shell_type = shell_type
 
     def _comparable(self) -> dict[str, Any]:
-        return {**self.toDict(), "image": self.image_name, "build": self.build_id, "provider": self.provider_name}
+        return {
+            **self.toDict(),
+            "image": self.image_name,
+            "build": self.build_id,
+            "provider": self.provider_name,
+        }
 
     @staticmethod
     def fromDict(
@@ -113,7 +124,9 @@ R = TypeVar("R", ImageBuild, ImageUpload)
 
 def newest_first(records: Iterable[R], count: int) -> list[R]:
     """Sort by ``state_time``; ids say nothing about age and only break ties."""
-    return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
+    return sorted(
+        records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True
+    )[:count]
 
 
 @dataclass

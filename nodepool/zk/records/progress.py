@@ -85,15 +85,23 @@ def _sizes(value: object) -> dict[str, int]:
 
 #: Type of a field -> what reads its value; None: the field keeps its default.
 _READ: dict[str, Callable[[object], object]] = {
-    "str": _text, "str | None": _text, "int": _whole, "int | None": _whole, "float | None": _number, "list[str]": _texts,
-    "dict[str, int]": _sizes, "bool": lambda value: value is True,
-}  # fmt: skip
+    "str": _text,
+    "str | None": _text,
+    "int": _whole,
+    "int | None": _whole,
+    "float | None": _number,
+    "list[str]": _texts,
+    "dict[str, int]": _sizes,
+    "bool": lambda value: value is True,
+}
 _LENGTHS = {"phase": LINE_LENGTH, "last_line": LINE_LENGTH, "reason": REASON_LENGTH}
 
 
 def _cleaned(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with texts that fit a terminal and a record."""
-    cleaned: dict[str, Any] = {key: clean_line(values[key], length) for key, length in _LENGTHS.items() if values.get(key)}
+    cleaned: dict[str, Any] = {
+        key: clean_line(values[key], length) for key, length in _LENGTHS.items() if values.get(key)
+    }
     if "tail" in values:
         cleaned["tail"] = clip_tail(values["tail"])
     return {**values, **cleaned}
@@ -116,17 +124,23 @@ class ProgressRecord:
 
     @property
     def path(self) -> str:
-        return self.PATH.format(**{name: quote(getattr(self, name), safe="") for name in self.NAME.groupindex})
+        return self.PATH.format(
+            **{name: quote(getattr(self, name), safe="") for name in self.NAME.groupindex}
+        )
 
     def serialize(self) -> bytes:
-        values = {key: _number(value) if isinstance(value, float) else value for key, value in _cleaned(asdict(self)).items()}
+        values = {
+            key: _number(value) if isinstance(value, float) else value
+            for key, value in _cleaned(asdict(self)).items()
+        }
         return json.dumps(values, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
 
     @classmethod
     def fromDict(cls, values: dict[str, Any], name: str) -> Self:
         """Return the record; missing or invalid values become the default.
 
-        :raises RecordError: the name of the image or a valid state is missing, or the name of the znode is invalid.
+        :raises RecordError: the name of the image or a valid state is missing, or the name of the
+            znode is invalid.
         """
         found = cls.NAME.fullmatch(name)
         if found is None:
@@ -179,7 +193,12 @@ class BuildProgress(ProgressRecord):
         """
         if self.state == READY:
             return 1.0
-        if self.state != BUILDING or not self.expected or self.expected <= 0 or self.started is None:
+        if (
+            self.state != BUILDING
+            or not self.expected
+            or self.expected <= 0
+            or self.started is None
+        ):
             return None
         return min(0.99, max(0.0, (now - self.started) / self.expected))
 

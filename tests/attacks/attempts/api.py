@@ -1,4 +1,6 @@
-"""The API, asked by root of a sliver for what is not its own. Runs inside; standard library only."""
+"""The API, asked by root of a sliver for what is not its own. Runs inside; standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class _Connection(http.client.HTTPConnection):
             self.sock = socket.create_connection(("127.0.0.1", 812), 20)
 
 
-def post(body: bytes, headers: dict[str, str] | None = None, verb: str = "POST", path: str = "/") -> tuple[int, bytes]:
+def post(
+    body: bytes, headers: dict[str, str] | None = None, verb: str = "POST", path: str = "/"
+) -> tuple[int, bytes]:
     connection = _Connection()
     with contextlib.closing(connection):
         connection.request(verb, path, body, {"Content-Type": "text/xml", **(headers or {})})
@@ -69,7 +73,10 @@ def another_sliver() -> str:
         ("RenewSliver", (VICTIM, 2**31 - 1)),
         ("ListSlivers", ()),
         ("PutRecord", ({"account_type": "sliver", "name": VICTIM, "ssh_keys": _KEY},)),
-        ("PutRecord", ({"account_type": "sliver", "name": "mallory", "rspec": {"nm_mem_limit": 100000}},)),
+        (
+            "PutRecord",
+            ({"account_type": "sliver", "name": "mallory", "rspec": {"nm_mem_limit": 100000}},),
+        ),
         ("Destroy", (VICTIM,)),
         ("Create", (VICTIM,)),
         ("AdminTicket", ("x.y.z",)),
@@ -140,13 +147,17 @@ def malformed() -> str:
     bodies = [
         b"<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;'>]>"
         b"<methodCall><methodName>&b;</methodName></methodCall>",
-        b"<!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/shadow'>]><methodCall><methodName>Help</methodName><params><param><value>&a;</value>"
+        b"<!DOCTYPE x [<!ENTITY a SYSTEM "
+        b"'file:///etc/shadow'>]><methodCall><methodName>Help</methodName><params><param><value>&"
+        b"a;</value>"
         b"</param></params></methodCall>",
-        b"<methodCall><methodName>Help</methodName><params>" + b"<param><value><array><data>" * 5000,
+        b"<methodCall><methodName>Help</methodName><params>"
+        + b"<param><value><array><data>" * 5000,
         b"<methodCall><methodName>GetRecord</methodName><params><param><value><int>"
         + b"9" * 5000
         + b"</int></value></param></params></methodCall>",
-        b"<methodCall><methodName>SetLoans</methodName><params><param><value><double>nan</double></value></param></params></methodCall>",
+        b"<methodCall><methodName>SetLoans</methodName><params><param><value><double>nan</double></"
+        b"value></param></params></methodCall>",
         b"\0" * 5000,
         b"<" * 5000,
         b"<methodCall/>",
@@ -204,7 +215,10 @@ def impossible_loans() -> str:
 @attempt("2 the API's port of the host", {"none"})
 def port_of_the_host() -> str:
     # In the sliver's own network the port is the sliver's own door.
-    with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection("127.0.0.1", 812, timeout=5)) as connection:
+    with (
+        contextlib.suppress(OSError),
+        contextlib.closing(http.client.HTTPConnection("127.0.0.1", 812, timeout=5)) as connection,
+    ):
         connection.request("POST", "/", xmlrpc.client.dumps((), "DumpDatabase").encode())
         if b"<fault>" not in connection.getresponse().read():
             raise Escape("DumpDatabase by port 812")

@@ -1,4 +1,6 @@
-"""One sliver takes all that it can get of something that the kernel counts, tells how much, and holds it."""
+"""One sliver takes all that it can get of something that the kernel counts, tells how much, and
+holds it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def terminals() -> int:
 
 
 def mounted_terminals() -> int:
-    """More than the 4096 that a host usually has, on a devpts of its own, by children: descriptors are limited by process."""
+    """More than the 4096 that a host usually has, on a devpts of its own, by children:
+    descriptors are limited by process.
+    """
     os.makedirs("/mnt/pts", exist_ok=True)
     mount("devpts", "/mnt/pts", "devpts", 0, "newinstance,ptmxmode=0666")
     total = 0

@@ -1,4 +1,6 @@
-"""Calls of the kernel that have had holes, or that belong to the host. Runs inside; standard library only."""
+"""Calls of the kernel that have had holes, or that belong to the host. Runs inside; standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,10 @@ def sync_of_the_host() -> str:
 @attempt("16 thresholds of pressure of the host", {"refused"})
 def pressure() -> str:
     return all_tried(
-        [(name, lambda name=name: write(f"/proc/pressure/{name}", "some 100000 1000000\0")) for name in ("cpu", "memory", "io")],
+        [
+            (name, lambda name=name: write(f"/proc/pressure/{name}", "some 100000 1000000\0"))
+            for name in ("cpu", "memory", "io")
+        ],
         ("EINVAL", "EACCES", "EPERM", "EROFS", "ENOENT", "EOPNOTSUPP"),
     )
 
@@ -97,12 +102,18 @@ def pressure() -> str:
 @attempt("16 a better place before the out-of-memory killer", {"refused"})
 def out_of_memory_score() -> str:
     return all_tried(
-        [(str(value), lambda value=value: write("/proc/self/oom_score_adj", str(value))) for value in (-1, -500, -1000)],
+        [
+            (str(value), lambda value=value: write("/proc/self/oom_score_adj", str(value)))
+            for value in (-1, -500, -1000)
+        ],
         ("EACCES", "EPERM"),
     )
 
 
-@attempt("F13: process 1 is protected from the out-of-memory killer and can be asked to run programs", {"none"})
+@attempt(
+    "F13: process 1 is protected from the out-of-memory killer and can be asked to run programs",
+    {"none"},
+)
 def score_of_process_1() -> str:
     with open("/proc/1/oom_score_adj") as file:
         if int(file.read()) < 0:
@@ -170,7 +181,12 @@ def priorities() -> str:
             ("nice -20", lambda: os.setpriority(os.PRIO_PROCESS, 0, -20)),
             ("I/O class RT", lambda: _raise(call(251, 1, 0, 1 << 13))),
             ("more files", lambda: limit(resource.RLIMIT_NOFILE, files + 1)),
-            ("SCHED_DEADLINE", lambda: _raise(call(314, 0, struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 10**7, 10**7), 0))),
+            (
+                "SCHED_DEADLINE",
+                lambda: _raise(
+                    call(314, 0, struct.pack("=IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 10**7, 10**7), 0)
+                ),
+            ),
         ],
         ("EPERM", "EACCES"),
     )
@@ -191,16 +207,24 @@ def socket_families() -> str:
         if family not in (1, 2, 10, 16, 17)
     ]
     tries += [
-        (f"internet {protocol}", lambda protocol=protocol, kind=kind: socket.socket(2, kind, protocol))
+        (
+            f"internet {protocol}",
+            lambda protocol=protocol, kind=kind: socket.socket(2, kind, protocol),
+        )
         for protocol, kind in ((132, 1), (132, 5), (33, 6), (136, 2), (115, 2), (0x100, 1))
     ]
     tries += [
-        (f"netlink {protocol}", lambda protocol=protocol: socket.socket(16, 3, protocol)) for protocol in (7, 10, 11, 19, 20, 21)
+        (f"netlink {protocol}", lambda protocol=protocol: socket.socket(16, 3, protocol))
+        for protocol in (7, 10, 11, 19, 20, 21)
     ]
-    return all_tried(tries, ("EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "EINVAL", "EPERM"))
+    return all_tried(
+        tries, ("EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "EINVAL", "EPERM")
+    )
 
 
-@attempt("netlink of packet filters, IPsec and generic kinds", {"EPROTONOSUPPORT"}, privileged={"open"})
+@attempt(
+    "netlink of packet filters, IPsec and generic kinds", {"EPROTONOSUPPORT"}, privileged={"open"}
+)
 def netlink() -> str:
     for protocol in (6, 12, 16):
         try:
@@ -221,21 +245,33 @@ def raw_sockets() -> str:
 
 
 def _accept_all() -> ctypes.Array[ctypes.c_char]:
-    """A filter of one instruction that lets everything through: its length, its address, and itself."""
+    """A filter of one instruction that lets everything through: its length, its address, and
+    itself.
+    """
     whole = ctypes.create_string_buffer(24)
     whole[:] = struct.pack("@HPHBBI", 1, ctypes.addressof(whole) + 16, 0x06, 0, 0, 0x7FFF0000)
     return whole
 
 
-@attempt("filters on sockets, which the kernel compiles into an area of all slivers and the host", {"refused"}, {"done"})
+@attempt(
+    "filters on sockets, which the kernel compiles into an area of all slivers and the host",
+    {"refused"},
+    {"done"},
+)
 def filters_on_sockets() -> str:
     results = set()
-    for make in (lambda: socket.socket(2, 2), lambda: socket.socket(1, 2), lambda: socket.socket(16, 3, 0)):
+    for make in (
+        lambda: socket.socket(2, 2),
+        lambda: socket.socket(1, 2),
+        lambda: socket.socket(16, 3, 0),
+    ):
         for option in (26, 51):
             with make() as end:
                 results.add(name_of(call(54, end.fileno(), 1, option, _accept_all(), 16)))
     # The other option belongs to sockets that share a port.
-    return "refused" if results == {"EPERM"} else "done" if "done" in results else str(sorted(results))
+    return (
+        "refused" if results == {"EPERM"} else "done" if "done" in results else str(sorted(results))
+    )
 
 
 @attempt("system call filters of a program", {"EINVAL EINVAL"}, {"done done"})
@@ -258,14 +294,22 @@ def terminal_injection() -> str:
     return name_of(call(16, theirs, 0x5412, ctypes.create_string_buffer(b"x")))
 
 
-@attempt("24 attributes that overlays and capabilities trust in; files of ids that are not ours", {"refused"})
+@attempt(
+    "24 attributes that overlays and capabilities trust in; files of ids that are not ours",
+    {"refused"},
+)
 def trusted_attributes() -> str:
     path = "/root/attributes"
     with open(path, "w"):
         pass
     tries = [
         (name, lambda name=name: os.setxattr(path, name, b"y"))
-        for name in ("trusted.overlay.redirect", "trusted.overlay.metacopy", "trusted.overlay.opaque", "trusted.x")
+        for name in (
+            "trusted.overlay.redirect",
+            "trusted.overlay.metacopy",
+            "trusted.overlay.opaque",
+            "trusted.x",
+        )
     ]
     tries += [
         ("chown", lambda: os.chown(path, 65536, 65536)),
@@ -273,7 +317,10 @@ def trusted_attributes() -> str:
         ("mknod disk", lambda: os.mknod("/root/disk", 0o60600, os.makedev(253, 0))),
         ("mknod memory", lambda: os.mknod("/root/memory", 0o20600, os.makedev(1, 1))),
         ("mknod fuse", lambda: os.mknod("/dev/fuse", 0o20600, os.makedev(10, 229))),
-        ("mknod whiteout with privileges", lambda: os.mknod("/root/console", 0o20600, os.makedev(5, 1))),
+        (
+            "mknod whiteout with privileges",
+            lambda: os.mknod("/root/console", 0o20600, os.makedev(5, 1)),
+        ),
     ]
     return all_tried(tries, ("EPERM", "EINVAL", "EOPNOTSUPP", "EACCES"))
 
@@ -282,13 +329,18 @@ def trusted_attributes() -> str:
 def file_capabilities() -> str:
     with open("/root/program", "w"):
         pass
-    os.setxattr("/root/program", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0))
+    os.setxattr(
+        "/root/program", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)
+    )
     return "done"
 
 
 @attempt("17 ptrace and memory of processes outside", {"refused"})
 def processes_outside() -> str:
-    tries = [(f"ptrace {pid}", lambda pid=pid: _raise(call(101, 0x4206, pid, 0, 0))) for pid in (99999, 300000, 4000000)]
+    tries = [
+        (f"ptrace {pid}", lambda pid=pid: _raise(call(101, 0x4206, pid, 0, 0)))
+        for pid in (99999, 300000, 4000000)
+    ]
     tries += [("kill all outside", lambda: os.kill(4000000, 0))]
     return all_tried(tries, ("ESRCH", "EPERM"))
 
@@ -297,13 +349,16 @@ def processes_outside() -> str:
 def calls_of_32_bit() -> str:
     import mmap
 
-    # mov eax, 20 (getpid of i386); int 0x80; ret; in a child, as a kernel without them sends a signal
+    # mov eax, 20 (getpid of i386); int 0x80; ret; in a child, as a kernel without them sends a
+    # signal
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         memory = mmap.mmap(-1, 4096, prot=7)
         memory.write(bytes.fromhex("b814000000cd80c3"))
-        function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        function = ctypes.CFUNCTYPE(ctypes.c_int)(
+            ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        )
         os.write(writing, str(function()).encode())
         os._exit(0)
     os.close(writing)
@@ -318,7 +373,14 @@ def disks_of_others() -> str:
         with open(path, "rb") as file:
             if text := file.read(4096):
                 raise Escape(f"{path}: {text[:80]!r}")
-    for place in ("block", "devices/virtual/block", "fs/ext4", "class/block", "class/bdi", "dev/block"):
+    for place in (
+        "block",
+        "devices/virtual/block",
+        "fs/ext4",
+        "class/block",
+        "class/bdi",
+        "dev/block",
+    ):
         if os.path.isdir(f"/sys/{place}") and os.listdir(f"/sys/{place}"):
             raise Escape(f"/sys/{place}: {os.listdir(f'/sys/{place}')}")
     return "none"
@@ -350,7 +412,13 @@ def kernel_secrets() -> str:
         except OSError:
             continue
         if path in ("/proc/iomem", "/proc/kallsyms"):  # numbers all 0 are none
-            text = b"" if all(set(line.split()[0]) <= set(b"0-") for line in text.splitlines()[:-1] if line) else text
+            text = (
+                b""
+                if all(
+                    set(line.split()[0]) <= set(b"0-") for line in text.splitlines()[:-1] if line
+                )
+                else text
+            )
         if text:
             raise Escape(f"{path}: {text[:80]!r}")
     return "none"

@@ -6,7 +6,17 @@ import contextlib
 import ctypes
 import os
 
-from tests.attacks.library import Escape, all_tried, attempt, call, libc, mount, name_of, refused, write
+from tests.attacks.library import (
+    Escape,
+    all_tried,
+    attempt,
+    call,
+    libc,
+    mount,
+    name_of,
+    refused,
+    write,
+)
 
 USER, MNT, NET, PID, TIME, CGROUP = 0x10000000, 0x20000, 0x40000000, 0x20000000, 0x80, 0x2000000
 
@@ -47,7 +57,9 @@ def user_namespace_by_x32() -> str:
     return name_of(call(0x40000000 + 272, USER))
 
 
-@attempt("10 the sliver's own user namespace anew, which gives all capabilities", {"EPERM", "EINVAL"})
+@attempt(
+    "10 the sliver's own user namespace anew, which gives all capabilities", {"EPERM", "EINVAL"}
+)
 def own_user_namespace() -> str:
     space = os.open("/proc/1/ns/user", os.O_RDONLY)
     try:
@@ -92,7 +104,19 @@ def block_devices() -> str:
 
 
 #: With the privilege only what the kernel lets every user namespace mount.
-_HARMLESS = {"proc", "sysfs", "tmpfs", "ramfs", "mqueue", "devpts", "cgroup", "cgroup2", "binfmt_misc", "cpuset", "overlay"}
+_HARMLESS = {
+    "proc",
+    "sysfs",
+    "tmpfs",
+    "ramfs",
+    "mqueue",
+    "devpts",
+    "cgroup",
+    "cgroup2",
+    "binfmt_misc",
+    "cpuset",
+    "overlay",
+}
 
 
 @attempt("13 file systems of many kinds", {"none"}, privileged=_HARMLESS | {"some"})
@@ -130,11 +154,18 @@ def kinds_of_mounts() -> str:
     return "some" if mounted else "none"
 
 
-@attempt("14 masks of /proc and /sys are taken away, or made anew without", {"refused"}, privileged={"refused"})
+@attempt(
+    "14 masks of /proc and /sys are taken away, or made anew without",
+    {"refused"},
+    privileged={"refused"},
+)
 def masks() -> str:
     os.makedirs("/mnt/p", exist_ok=True)
     tries = [
-        (f"umount {path}", lambda path=path: _raise(-ctypes.get_errno() if libc.umount2(path.encode(), 2) else 0))
+        (
+            f"umount {path}",
+            lambda path=path: _raise(-ctypes.get_errno() if libc.umount2(path.encode(), 2) else 0),
+        )
         for path in (
             "/proc/kcore",
             "/proc/keys",
@@ -167,7 +198,19 @@ def masks() -> str:
 @attempt("8 cgroups of version 1: release_agent and limits", {"refused"})
 def cgroups_1() -> str:
     for number, controller in enumerate(
-        ("memory", "pids", "cpu", "devices", "freezer", "blkio", "cpuset", "cpuacct", "rdma", "misc", "net_cls")
+        (
+            "memory",
+            "pids",
+            "cpu",
+            "devices",
+            "freezer",
+            "blkio",
+            "cpuset",
+            "cpuacct",
+            "rdma",
+            "misc",
+            "net_cls",
+        )
     ):
         target = f"/mnt/c{number}"
         os.makedirs(target, exist_ok=True)
@@ -176,7 +219,10 @@ def cgroups_1() -> str:
         except OSError:
             continue
         tries = [
-            (f"{controller} {name}", lambda name=name, text=text, target=target: write(f"{target}/{name}", text))
+            (
+                f"{controller} {name}",
+                lambda name=name, text=text, target=target: write(f"{target}/{name}", text),
+            )
             for name, text in (
                 ("release_agent", "/x"),
                 ("notify_on_release", "1"),
@@ -227,7 +273,8 @@ def cgroups_2() -> str:
 
 
 @attempt(
-    "overlays of layers that are not ours (CVE-2021-3493, CVE-2023-0386): no capability comes of it",
+    "overlays of layers that are not ours (CVE-2021-3493, CVE-2023-0386): no capability comes of "
+    "it",
     {"EPERM"},
     privileged={"EPERM", "EINVAL", "none", "ENODEV"},
 )

@@ -19,7 +19,12 @@ def abstract_sockets() -> str:
     return all_tried(
         [
             (name, lambda name=name: connect(name))
-            for name in ("/tmp/.X11-unix/X0", "/org/kernel/udev/udevd", "ISCSIADM_ABSTRACT_NAMESPACE", "nodepool-attack")
+            for name in (
+                "/tmp/.X11-unix/X0",
+                "/org/kernel/udev/udevd",
+                "ISCSIADM_ABSTRACT_NAMESPACE",
+                "nodepool-attack",
+            )
         ],
         ("ECONNREFUSED", "ENOENT"),
     )
@@ -27,7 +32,9 @@ def abstract_sockets() -> str:
 
 @attempt("22 ports of the host, its metadata service, its neighbours", {"none"})
 def ports_of_the_host() -> str:
-    for address, port in [("127.0.0.1", port) for port in (22, 111, 2181, 2281, 8005, 8120, 22000)] + [
+    for address, port in [
+        ("127.0.0.1", port) for port in (22, 111, 2181, 2281, 8005, 8120, 22000)
+    ] + [
         ("169.254.169.254", 80),
         ("168.63.129.16", 80),
         ("100.100.100.200", 80),
@@ -40,7 +47,11 @@ def ports_of_the_host() -> str:
     return "none"
 
 
-@attempt("interfaces, addresses, neighbours, connections and sockets of the host by /proc, /sys and netlink", {"none"})
+@attempt(
+    "interfaces, addresses, neighbours, connections and sockets of the host by /proc, /sys and "
+    "netlink",
+    {"none"},
+)
 def sights_of_the_host() -> str:
     names = {name for _, name in socket.if_nameindex()}
     if names - {
@@ -65,8 +76,12 @@ def sights_of_the_host() -> str:
     if set(os.listdir("/sys/class/net")) - names - {"bonding_masters"}:
         raise Escape(f"interfaces in /sys: {os.listdir('/sys/class/net')}")
     with open("/proc/net/tcp") as file:
-        # Closed connections to the sliver's own port of the API stay for a minute, at the end that was closed first.
-        ports = [(line, {end.split(":")[1] for end in line.split()[1:3]}) for line in file.read().splitlines()[1:]]
+        # Closed connections to the sliver's own port of the API stay for a minute, at the end that
+        # was closed first.
+        ports = [
+            (line, {end.split(":")[1] for end in line.split()[1:3]})
+            for line in file.read().splitlines()[1:]
+        ]
     lines = [line for line, ends in ports if f"{812:04X}" not in ends]
     if lines:
         raise Escape(f"connections: {lines[:3]}")
@@ -79,7 +94,8 @@ def sights_of_the_host() -> str:
 
 @attempt("listening on ports of the host", {"none"})
 def listen_for_the_host() -> str:
-    # In the sliver's own network all of them are free; whether the host sees one, the test looks from outside.
+    # In the sliver's own network all of them are free; whether the host sees one, the test looks
+    # from outside.
     with contextlib.ExitStack() as held:
         for port in (80, 443, 2181):
             end = held.enter_context(socket.socket())
@@ -100,7 +116,9 @@ def descriptors_to_the_daemon() -> str:
                 end.settimeout(5)
                 answer, descriptors, _, _ = socket.recv_fds(end, 65536, 16)
                 if descriptors:
-                    raise Escape(f"the daemon sent {len(descriptors)} descriptors with {answer[:40]!r}")
+                    raise Escape(
+                        f"the daemon sent {len(descriptors)} descriptors with {answer[:40]!r}"
+                    )
     return "none"
 
 
@@ -134,7 +152,9 @@ def network_namespaces() -> str:
     )
 
 
-@attempt("BPF on a socket of our own (classic filters are allowed, extended programs not)", {"EPERM"})
+@attempt(
+    "BPF on a socket of our own (classic filters are allowed, extended programs not)", {"EPERM"}
+)
 def socket_programs() -> str:
     with socket.socket() as end:
         result = call(54, end.fileno(), 1, 50, struct.pack("i", 3), 4)  # SO_ATTACH_BPF

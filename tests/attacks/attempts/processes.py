@@ -1,4 +1,6 @@
-"""Programs that the host starts inside, and what root does to them. Runs inside; standard library only."""
+"""Programs that the host starts inside, and what root does to them. Runs inside; standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def race_for_the_helper() -> str:
                         raise Escape(f"process {pid} has {what}")
             with contextlib.suppress(OSError):
                 text = os.readlink(f"/proc/{pid}/exe")
-                if "python" in text and os.stat(f"/proc/{pid}/exe").st_dev != own and pid != os.getpid() and not _ours(pid):
+                if (
+                    "python" in text
+                    and os.stat(f"/proc/{pid}/exe").st_dev != own
+                    and pid != os.getpid()
+                    and not _ours(pid)
+                ):
                     raise Escape(f"process {pid} shows {text} of the host")
             with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
                 if b"VIRTUAL_ENV" in file.read() or b"NODEPOOL" in file.read():
@@ -48,8 +55,13 @@ def trace_process_1() -> str:
     if call(101, 0x4206, 1, 0, 0) < 0:
         return "none"
     with open("/proc/1/status") as first, open("/proc/self/status") as own:
-        one, mine = (dict(line.split(":\t", 1) for line in file if ":\t" in line) for file in (first, own))
-    if any(int(one[name], 16) & ~int(mine[name], 16) for name in ("CapEff", "CapBnd")) or one["Seccomp"] != "2\n":
+        one, mine = (
+            dict(line.split(":\t", 1) for line in file if ":\t" in line) for file in (first, own)
+        )
+    if (
+        any(int(one[name], 16) & ~int(mine[name], 16) for name in ("CapEff", "CapBnd"))
+        or one["Seccomp"] != "2\n"
+    ):
         raise Escape("process 1 has more rights")
     return "none"
 

@@ -1,4 +1,5 @@
-"""What root inside can take from the programs that the host starts in the sliver: descriptors, above all sockets.
+"""What root inside can take from the programs that the host starts in the sliver: descriptors,
+above all sockets.
 
 Runs inside, by `python3 -I -`, after the library; standard library only.
 """
@@ -19,7 +20,9 @@ API = "/run/nodepool/nodemanager.api"
 
 
 def stolen() -> list[tuple[int, str, int]]:
-    """(pid, what the descriptor is, our copy of it) of all that others have open; also by /proc where pidfd_getfd is refused."""
+    """(pid, what the descriptor is, our copy of it) of all that others have open; also by /proc
+    where pidfd_getfd is refused.
+    """
     found = []
     for pid in others():
         try:
@@ -65,7 +68,9 @@ def interfaces(end: socket.socket) -> list[str]:
     room = ctypes.create_string_buffer(8192)
     request = struct.pack("iP", len(room), ctypes.addressof(room))
     size, _ = struct.unpack("iP", fcntl.ioctl(end, SIOCGIFCONF, request))
-    return sorted({room.raw[place : place + 16].split(b"\0")[0].decode() for place in range(0, size, 40)})
+    return sorted(
+        {room.raw[place : place + 16].split(b"\0")[0].decode() for place in range(0, size, 40)}
+    )
 
 
 @attempt("1 a descriptor of a session is a socket of the host's network", {"none"})
@@ -86,7 +91,9 @@ def reuse_sockets() -> str:
         with end:
             for what, address in ((end.connect, ("127.0.0.1", 22)), (end.bind, ("127.0.0.1", 0))):
                 try:
-                    call(42, end.fileno(), struct.pack("=H14x", 0), 16)  # AF_UNSPEC: dissolve the connection
+                    call(
+                        42, end.fileno(), struct.pack("=H14x", 0), 16
+                    )  # AF_UNSPEC: dissolve the connection
                     what(address)
                 except (OSError, TypeError):
                     continue
@@ -116,9 +123,14 @@ def peers_of_sockets() -> str:
     visible = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
     for pid, end in sockets():
         with end:
-            peer, uid, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            peer, uid, _ = struct.unpack(
+                "3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
             if uid == 65534 and not is_api(end):  # the API is the host's
-                raise Escape(f"the peer of a socket of process {pid} is of nobody inside: pid {peer} uid {uid}")
+                raise Escape(
+                    f"the peer of a socket of process {pid} is of nobody inside: pid {peer} uid "
+                    f"{uid}"
+                )
             try:
                 pidfd = end.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
             except OSError:
@@ -132,7 +144,10 @@ def peers_of_sockets() -> str:
     return "none"
 
 
-@attempt("the API's socket gives a pidfd of the daemon: signals, descriptors, namespaces by it", {"refused", "ENOPROTOOPT"})
+@attempt(
+    "the API's socket gives a pidfd of the daemon: signals, descriptors, namespaces by it",
+    {"refused", "ENOPROTOOPT"},
+)
 def pidfd_of_the_daemon() -> str:
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(API)
@@ -168,7 +183,9 @@ def files_of_sessions() -> str:
             try:
                 what = os.readlink(f"/proc/{pid}/fd/{number}")
                 with open(f"/proc/{pid}/fdinfo/{number}") as file:
-                    mount = next(int(line.split()[1]) for line in file if line.startswith("mnt_id:"))
+                    mount = next(
+                        int(line.split()[1]) for line in file if line.startswith("mnt_id:")
+                    )
             except OSError:
                 continue
             if what.startswith("/") and not what.startswith("/memfd:") and mount not in mounts:

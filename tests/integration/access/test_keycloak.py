@@ -16,7 +16,12 @@ from tests.support.job_tokens import Verifiers
 from tests.support.keycloak import Keycloak
 
 pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]
-RULE = {"match": {"pool_groups": "builders"}, "role": "borrow", "owner": "{azp}", "labels": ["small-*"]}
+RULE = {
+    "match": {"pool_groups": "builders"},
+    "role": "borrow",
+    "owner": "{azp}",
+    "labels": ["small-*"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keycloak]:
 
 
 def issuer(server: Keycloak, **changes: Any) -> Issuer:
-    return Issuer({"name": "keycloak", "issuer": server.issuer, "audience": "nodepool", "rules": [RULE], **changes})
+    return Issuer(
+        {
+            "name": "keycloak",
+            "issuer": server.issuer,
+            "audience": "nodepool",
+            "rules": [RULE],
+            **changes,
+        }
+    )
 
 
 def status(verifiers: Verifiers, token: str) -> int:
@@ -38,7 +51,11 @@ def status(verifiers: Verifiers, token: str) -> int:
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
 def test_service_account_is_identified_by_its_claims(server: Keycloak, algorithm: str) -> None:
     found = Verifiers([issuer(server)]).identify(server.token(algorithm))
-    assert (found.owner, found.via, found.role) == (f"keycloak:ci-{algorithm}", "oidc:keycloak", Role.BORROW)
+    assert (found.owner, found.via, found.role) == (
+        f"keycloak:ci-{algorithm}",
+        "oidc:keycloak",
+        Role.BORROW,
+    )
     assert found.labels == ("small-*",)
 
 
@@ -59,7 +76,13 @@ def test_token_of_another_realm_is_refused(server: Keycloak) -> None:
 
 
 def test_service_account_without_a_matching_rule_is_refused(server: Keycloak) -> None:
-    assert status(Verifiers([issuer(server, rules=[{**RULE, "match": {"pool_groups": "build"}}])]), server.token()) == 403
+    assert (
+        status(
+            Verifiers([issuer(server, rules=[{**RULE, "match": {"pool_groups": "build"}}])]),
+            server.token(),
+        )
+        == 403
+    )
 
 
 def test_changed_token_is_refused(server: Keycloak) -> None:

@@ -49,10 +49,23 @@ def start(pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[St
     token.write_text(f"{pool.token}\n")
     token.chmod(0o600)
 
-    def start(scripts: dict[str, str] | None = None, run: bool = True, **workers: dict[str, Any]) -> Master:
-        common = {"label": "small-noble", "url": pool.url, "token_file": str(token), "key_file": str(pool.key_file)}
+    def start(
+        scripts: dict[str, str] | None = None, run: bool = True, **workers: dict[str, Any]
+    ) -> Master:
+        common = {
+            "label": "small-noble",
+            "url": pool.url,
+            "token_file": str(token),
+            "key_file": str(pool.key_file),
+        }
         folder = tmp_path / f"master{len(made)}"
-        made.append(Master(folder, {name: {**common, **options} for name, options in workers.items()}, scripts or {}))
+        made.append(
+            Master(
+                folder,
+                {name: {**common, **options} for name, options in workers.items()},
+                scripts or {},
+            )
+        )
         if run:
             made[-1].start()
         return made[-1]
@@ -65,7 +78,9 @@ def start(pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[St
     wait_for(lambda: programs(home) == [], 20, "no worker's program")
 
 
-def test_build_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_build_runs_on_a_leased_node_and_returns_it(
+    start: Start, pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     go = tmp_path / "go"
     master = start({"one": HELD.format(go=go)}, one={})
     master.force("one")
@@ -76,33 +91,52 @@ def test_build_runs_on_a_leased_node_and_returns_it(start: Start, pool: Pool, ho
     tac = home / ".buildbot-worker" / "one" / "buildbot.tac"
     password = tac.read_text().partition("'one', '")[2].partition("'")[0]
     assert len(password) == 43 and tac.stat().st_mode & 0o777 == 0o600
-    assert password not in command_lines() and password not in master.log() and (pool.token or "") not in master.log()
+    assert (
+        password not in command_lines()
+        and password not in master.log()
+        and (pool.token or "") not in master.log()
+    )
     go.touch()
     assert master.finished("one") == [SUCCESS]
     wait_for(lambda: pool.leases() == [], 20, "the lease returned")
     assert not tac.exists() and programs(home) == []
 
 
-def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(start: Start, pool: Pool, bench: LauncherBench) -> None:
+def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(
+    start: Start, pool: Pool, bench: LauncherBench
+) -> None:
     with pool.lease("small-noble", "small-noble", for_="1h"):
         master = start(one={"priority": "300", "tenant": "acme"})
         master.force("one")
-        wait_for(lambda: "waiting for a node small-noble: position 1 in the queue, " in master.step("one"), 60, "a reason")
-        assert [(lease.id[:4], lease.tenant) for lease in pool.leases(state="waiting")] == [("300-", "acme")]
+        wait_for(
+            lambda: (
+                "waiting for a node small-noble: position 1 in the queue, " in master.step("one")
+            ),
+            60,
+            "a reason",
+        )
+        assert [(lease.id[:4], lease.tenant) for lease in pool.leases(state="waiting")] == [
+            ("300-", "acme")
+        ]
         [build] = master.builds("one")
         master.post(f"builds/{build['buildid']}", "stop")
         assert master.finished("one", timeout=20) == [CANCELLED]
         wait_for(lambda: bench.zk.getNodeRequests() == [], 20, "no request")
 
 
-def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(start: Start, pool: Pool) -> None:
+def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(
+    start: Start, pool: Pool
+) -> None:
     with pool.lease("small-noble", "small-noble", for_="1h") as other:
         master = start(one={"wait": "1s"})
         master.force("one")
         assert master.finished("one")[0] == RETRY
-        assert "gave up after 1s: waiting for a node small-noble: " in master.text("one", name="worker_preparation")
+        assert "gave up after 1s: waiting for a node small-noble: " in master.text(
+            "one", name="worker_preparation"
+        )
         other.give_back()
-        # On a busy machine the node is not ready within a second, and the build is repeated once more.
+        # On a busy machine the node is not ready within a second, and the build is repeated once
+        # more.
         wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
@@ -122,7 +156,9 @@ def test_build_is_repeated_on_another_node_when_its_lease_ends(
     wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
-def test_killed_master_returns_its_old_lease_when_it_starts_again(start: Start, pool: Pool, tmp_path: pathlib.Path) -> None:
+def test_killed_master_returns_its_old_lease_when_it_starts_again(
+    start: Start, pool: Pool, tmp_path: pathlib.Path
+) -> None:
     go = tmp_path / "go"
     master = start({"one": HELD.format(go=go)}, one={})
     master.force("one")
@@ -131,12 +167,16 @@ def test_killed_master_returns_its_old_lease_when_it_starts_again(start: Start, 
     master.end(signal.SIGKILL)
     go.touch()
     master.start()
-    wait_for(lambda: old.id not in [lease.id for lease in pool.leases()], 20, "the old lease returned")
+    wait_for(
+        lambda: old.id not in [lease.id for lease in pool.leases()], 20, "the old lease returned"
+    )
     assert f"worker one: returning lease {old.id} of an earlier start of the master" in master.log()
     wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
 
 
-def test_stopped_master_leaves_no_lease_even_while_it_waits(start: Start, pool: Pool, bench: LauncherBench) -> None:
+def test_stopped_master_leaves_no_lease_even_while_it_waits(
+    start: Start, pool: Pool, bench: LauncherBench
+) -> None:
     master = start({"two": "sleep 3600"}, two={}, three={})
     master.force("two")
     wait_for(lambda: master.builds("two") and pool.leases(), 60, "a lease")
@@ -151,7 +191,9 @@ def test_stopped_master_leaves_no_lease_even_while_it_waits(start: Start, pool: 
 
 
 @pytest.mark.parametrize("delay", [0, 0.1, 0.2, 0.3, 0.5, 1.0])
-def test_master_that_is_stopped_while_a_build_starts_ends_soon(start: Start, pool: Pool, delay: float) -> None:
+def test_master_that_is_stopped_while_a_build_starts_ends_soon(
+    start: Start, pool: Pool, delay: float
+) -> None:
     master = start({"one": "sleep 3600"}, one={})
     master.force("one")
     time.sleep(delay)  # any moment of the start has to be fine
@@ -161,10 +203,13 @@ def test_master_that_is_stopped_while_a_build_starts_ends_soon(start: Start, poo
     assert pool.leases() == []
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"token_file": "bad"}, "The token is unknown, has expired, or was revoked"),
-    ({"label": "large"}, "no launcher offers large"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"token_file": "bad"}, "The token is unknown, has expired, or was revoked"),
+        ({"label": "large"}, "no launcher offers large"),
+    ],
+)
 def test_build_that_can_never_get_a_node_fails_with_the_reason(
     start: Start, tmp_path: pathlib.Path, options: dict[str, str], text: str
 ) -> None:
@@ -178,7 +223,9 @@ def test_build_that_can_never_get_a_node_fails_with_the_reason(
     assert text in master.text("one", name="worker_preparation")
 
 
-def test_node_without_the_worker_program_is_returned_with_the_reason(start: Start, pool: Pool) -> None:
+def test_node_without_the_worker_program_is_returned_with_the_reason(
+    start: Start, pool: Pool
+) -> None:
     master = start(one={"program": "no-such-worker"})
     master.force("one")
     assert master.finished("one")[0] == RETRY
@@ -192,7 +239,11 @@ def test_server_that_does_not_answer_does_not_block_the_master(start: Start, poo
         master = start(one={}, **{f"slow{number}": {"url": url} for number in range(12)})
         for number in range(12):
             master.force(f"slow{number}")
-        wait_for(lambda: all(master.builds(f"slow{number}") for number in range(12)), 60, "builds that wait")
+        wait_for(
+            lambda: all(master.builds(f"slow{number}") for number in range(12)),
+            60,
+            "builds that wait",
+        )
         assert master.get("workers", timeout=2)
         master.force("one")
         assert master.finished("one", timeout=40) == [SUCCESS]
@@ -202,8 +253,11 @@ def test_server_that_does_not_answer_does_not_block_the_master(start: Start, poo
 
 def test_invalid_options_are_named_by_checkconfig(start: Start) -> None:
     options: dict[str, dict[str, Any]] = {
-        "one": {"label": ""}, "two": {"master": "host"}, "three": {"wait": "soon"}, "four": {"url": "pool.example.org"},
-    }  # fmt: skip
+        "one": {"label": ""},
+        "two": {"master": "host"},
+        "three": {"wait": "soon"},
+        "four": {"url": "pool.example.org"},
+    }
     found = start(run=False, **options).check_config()
     for text in (
         "one: label is missing: the label of the node",

@@ -1,4 +1,6 @@
-"""The page of the manual on several CI systems with one pool: its configuration, and what it says about limits and order."""
+"""The page of the manual on several CI systems with one pool: its configuration, and what it
+says about limits and order.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def shared(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
 
 def rows(table: str) -> list[list[str]]:
     """Return state, owner, labels and purpose of each lease in a table."""
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines() if "| 200-" in line]
+    cells = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in table.splitlines()
+        if "| 200-" in line
+    ]
     return [[row[1], row[2], row[3], row[6]] for row in cells]
 
 
@@ -41,7 +47,11 @@ def test_one_tenant_has_one_limit_over_all_systems_and_lets_others_pass(
     zuul = bench.submit("small-noble", tenant_name="acme")
     bench.wait_request(zuul, "fulfilled")
     [node] = bench.zuul.accept(zuul)
-    github, gitlab, alice = (shared.pool("github", tenant="acme"), shared.pool("gitlab", tenant="acme"), shared.pool("alice"))
+    github, gitlab, alice = (
+        shared.pool("github", tenant="acme"),
+        shared.pool("gitlab", tenant="acme"),
+        shared.pool("alice"),
+    )
     github.lease("small-noble", for_="1h", purpose="job 1")
     github.lease("small-noble", for_="1h", purpose="job 2")
     waiting = gitlab.lease("small-noble", for_="1h", purpose="job 3", wait=None)
@@ -59,7 +69,9 @@ def test_one_tenant_has_one_limit_over_all_systems_and_lets_others_pass(
     assert waiting.wait("30s").state == "held"
 
 
-def test_full_pool_serves_by_priority_then_relative_priority_then_arrival(shared: Api, bench: LauncherBench) -> None:
+def test_full_pool_serves_by_priority_then_relative_priority_then_arrival(
+    shared: Api, bench: LauncherBench
+) -> None:
     alice = shared.pool()
     held = [alice.lease("small-noble", for_="1h") for _ in range(6)]
     # In the opposite order of what they get.
@@ -68,17 +80,29 @@ def test_full_pool_serves_by_priority_then_relative_priority_then_arrival(shared
     busy = bench.submit("small-noble", relative_priority=1)
     first, second = (alice.lease("small-noble", for_="1h", wait=None) for _ in range(2))
     urgent = bench.submit("small-noble", priority="100")
-    wait_for(lambda: bench.zuul.request(urgent)["state"] == "pending", 20, "the most urgent one at the pool")
+    wait_for(
+        lambda: bench.zuul.request(urgent)["state"] == "pending",
+        20,
+        "the most urgent one at the pool",
+    )
 
     def served() -> list[bool]:
-        states = [bench.zuul.request(urgent)["state"], first.refresh().state, second.refresh().state]
+        states = [
+            bench.zuul.request(urgent)["state"],
+            first.refresh().state,
+            second.refresh().state,
+        ]
         states += [bench.zuul.request(busy)["state"], nightly.refresh().state]
         return [state in ("held", "fulfilled") for state in states]
 
     for number in range(5):
         assert sum(served()) == number
         held.pop().give_back()
-        wait_for(lambda number=number: served() == [True] * (number + 1) + [False] * (4 - number), 20, f"{number + 1} in order")
+        wait_for(
+            lambda number=number: served() == [True] * (number + 1) + [False] * (4 - number),
+            20,
+            f"{number + 1} in order",
+        )
 
 
 def test_priority_100_needs_the_role_operate(shared: Api) -> None:

@@ -28,7 +28,9 @@ PLAYBOOK = """
 
 
 def test_commands_of_the_page_on_ansible(shell: Shell, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "work" / "site.yaml").write_text(PLAYBOOK.replace("/tmp/{{ marker }}", f"{tmp_path}/made"))
+    (tmp_path / "work" / "site.yaml").write_text(
+        PLAYBOOK.replace("/tmp/{{ marker }}", f"{tmp_path}/made")
+    )
     text = "set -eu\n" + "\n".join(manual.commands("ansible"))
     done = shell(text, {"ANSIBLE_NOCOLOR": "1"}, path=str(pathlib.Path(program("ansible")).parent))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +38,9 @@ def test_commands_of_the_page_on_ansible(shell: Shell, tmp_path: pathlib.Path) -
     assert {path.read_text().split()[0] for path in tmp_path.glob("made-n?")} == {"node"}
 
 
-def test_inventory_lets_ansible_refuse_a_host_with_another_key(shell: Shell, tmp_path: pathlib.Path) -> None:
+def test_inventory_lets_ansible_refuse_a_host_with_another_key(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
     lease, inventory, ping, _playbook, returned = manual.commands("ansible")
     other = "ssh-keygen -q -t ed25519 -N '' -f other; key=$(ssh-keygen -yf other | cut -d' ' -f2)"
     forged = 'sed -i "s| AAAA.*| $key|" ~/.cache/nodepool/leases/*/known_hosts'
@@ -49,29 +53,48 @@ def test_inventory_lets_ansible_refuse_a_host_with_another_key(shell: Shell, tmp
 def test_templates_in_the_data_of_nodes_do_not_run_in_ansible(tmp_path: pathlib.Path) -> None:
     def node(number: int, **changes: object) -> Node:
         made = Node(f"{number:010}")
-        made.type, made.interface_ip, made.connection_port, made.username = ["small", "n1"], f"192.0.2.{number}", 22, "root"
+        made.type, made.interface_ip, made.connection_port, made.username = (
+            ["small", "n1"],
+            f"192.0.2.{number}",
+            22,
+            "root",
+        )
         for name, value in changes.items():
             setattr(made, name, value)
         return made
 
     template = f"{{{{ lookup('pipe', 'touch {tmp_path}/ran') }}}}"
-    nodes = [node(1), node(2), node(3, username=template), node(4, interface_ip=template), node(5, python_path=template)]
+    nodes = [
+        node(1),
+        node(2),
+        node(3, username=template),
+        node(4, interface_ip=template),
+        node(5, python_path=template),
+    ]
     lease = of_nodes("200-0000000001", nodes)
     (tmp_path / "i.json").write_text(json.dumps(ssh.inventory(lease, str(tmp_path))))
     (tmp_path / "p.yaml").write_text(
-        "- {hosts: all, gather_facts: false, connection: local, tasks: [{debug: {var: ansible_user}}]}"
+        "- {hosts: all, gather_facts: false, connection: local, tasks: [{debug: {var: "
+        "ansible_user}}]}"
     )
     folder = pathlib.Path(program("ansible")).parent
     argv = [folder / "ansible-playbook", "-i", tmp_path / "i.json", tmp_path / "p.yaml"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0 and "n1 " in done.stdout and "n3" not in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "n1 " in done.stdout and "n3" not in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert not (tmp_path / "ran").exists()
     for name, address in (("n1", "192.0.2.1"), ("n2", "192.0.2.2")):
         shown = subprocess.run(
             [folder / "ansible-inventory", "-i", tmp_path / "i.json", "--host", name],
-            capture_output=True, text=True, timeout=200, check=True,
-        )  # fmt: skip
-        assert json.loads(shown.stdout)["ansible_host"] == address and "same name" not in shown.stderr
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+        assert (
+            json.loads(shown.stdout)["ansible_host"] == address and "same name" not in shown.stderr
+        )
     assert ssh.inventory(lease)["label-n1"] == {"hosts": ["n1", "n2"]}
 
 
@@ -80,8 +103,13 @@ def test_commands_of_the_page_on_tmt(shell: Shell, tmp_path: pathlib.Path) -> No
     (work / ".fmf").mkdir()
     (work / ".fmf" / "version").write_text("1\n")
     test = f"{{name: check, test: 'echo $TMT_TEST_NAME > {tmp_path}/made'}}"
-    (work / "plan.fmf").write_text(f"discover: {{how: shell, tests: [{test}]}}\nexecute: {{how: tmt}}\n")
-    variables = {"TMT_SCRIPTS_DIR": str(tmp_path / "scripts"), "TMT_WORKDIR_ROOT": str(tmp_path / "tmt")}
+    (work / "plan.fmf").write_text(
+        f"discover: {{how: shell, tests: [{test}]}}\nexecute: {{how: tmt}}\n"
+    )
+    variables = {
+        "TMT_SCRIPTS_DIR": str(tmp_path / "scripts"),
+        "TMT_WORKDIR_ROOT": str(tmp_path / "tmt"),
+    }
     text = "set -eu\n" + "\n".join(manual.commands("tmt"))
     done = shell(text, variables, path=str(pathlib.Path(program("tmt")).parent))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,8 +122,13 @@ def jenkins_scripts() -> list[str]:
 
 
 @pytest.mark.parametrize(("check", "status"), [("test -e wanted && touch done", 0), ("exit 9", 2)])
-def test_scripts_of_the_page_on_jenkins(shell: Shell, pool: Pool, home: pathlib.Path, check: str, status: int) -> None:
-    variables = {"BUILD_TAG": "jenkins-site-12", "BUILD_URL": "https://jenkins.example.org/job/site/12/"}
+def test_scripts_of_the_page_on_jenkins(
+    shell: Shell, pool: Pool, home: pathlib.Path, check: str, status: int
+) -> None:
+    variables = {
+        "BUILD_TAG": "jenkins-site-12",
+        "BUILD_URL": "https://jenkins.example.org/job/site/12/",
+    }
     assert shell(f"printf 'check:\\n\\t{check}\\n' > Makefile; touch wanted").returncode == 0
     lease, run, last = jenkins_scripts()
     done = shell(lease, variables)
@@ -110,19 +143,25 @@ def test_scripts_of_the_page_on_jenkins(shell: Shell, pool: Pool, home: pathlib.
     assert shell("rm .lease.json").returncode == 0 and shell(last, variables).returncode == 0
 
 
-def test_script_of_the_page_on_jenkins_withdraws_its_request_when_it_is_aborted(shell: Shell, pool: Pool) -> None:
+def test_script_of_the_page_on_jenkins_withdraws_its_request_when_it_is_aborted(
+    shell: Shell, pool: Pool
+) -> None:
     variables = {"BUILD_TAG": "t", "BUILD_URL": "u"}
     waits = "until grep -q 'position 1 in the queue' said || ! kill -0 $!; do sleep 0.1; done"
     with pool.lease("small-noble", "small-noble", for_="1h"):
         # Jenkins sends SIGTERM to all processes of the step.
-        step = f"set -m\ntouch said\n({jenkins_scripts()[0]}) 2>said &\n{waits}\nkill -TERM -- -$!; wait $!"
+        step = (
+            f"set -m\ntouch said\n({jenkins_scripts()[0]}) 2>said &\n{waits}\nkill -TERM -- "
+            "-$!; wait $!"
+        )
         done = shell(f"{step}; status=$?; cat said >&2; exit $status", variables)
         assert done.returncode > 128 and "position 1 in the queue" in done.stderr, done
         wait_for(lambda: len(pool.leases()) == 1, 20, "only ours")
 
 
 @pytest.mark.parametrize(
-    ("label", "check", "status"), [("small-noble", "touch done", 0), ("small-noble", "exit 9", 2), ("", "", 0)]
+    ("label", "check", "status"),
+    [("small-noble", "touch done", 0), ("small-noble", "exit 9", 2), ("", "", 0)],
 )
 def test_hooks_of_the_page_on_buildkite(
     shell: Shell, pool: Pool, home: pathlib.Path, label: str, check: str, status: int
@@ -130,10 +169,22 @@ def test_hooks_of_the_page_on_buildkite(
     before, after = manual.block("buildkite", "bash"), manual.block("buildkite", "bash", 1)
     [step] = yaml.safe_load(manual.block("buildkite", "yaml"))["steps"]
     assert step["env"] == {"NODEPOOL_LABEL": "small-noble"}
-    variables = {"BUILDKITE_JOB_ID": "0190", "BUILDKITE_BUILD_URL": "https://buildkite.com/acme/site/builds/12"}
-    assert shell(f"printf 'check:\\n\\t{check}\\n' > Makefile\ncat > before <<'END'\n{before}END\n").returncode == 0
+    variables = {
+        "BUILDKITE_JOB_ID": "0190",
+        "BUILDKITE_BUILD_URL": "https://buildkite.com/acme/site/builds/12",
+    }
+    assert (
+        shell(
+            f"printf 'check:\\n\\t{check}\\n' > Makefile\ncat > before <<'END'\n{before}END\n"
+        ).returncode
+        == 0
+    )
     command = step["command"] if label else 'test -z "${NODEPOOL_LEASE:-}"'
-    # The agent sources the first hook and keeps the variables; what follows runs even if the command failed.
-    done = shell(f"export NODEPOOL_LABEL={label}\n. ./before\nset +e\n({command})\ns=$?\n({after})\nexit $s", variables)
+    # The agent sources the first hook and keeps the variables; what follows runs even if the
+    # command failed.
+    done = shell(
+        f"export NODEPOOL_LABEL={label}\n. ./before\nset +e\n({command})\ns=$?\n({after})\nexit $s",
+        variables,
+    )
     assert done.returncode == status, done.stderr
     assert (home / "work" / "done").exists() == (check == "touch done")

@@ -1,4 +1,6 @@
-"""Credentials that change, come late or are wrong, against moto over HTTP: nothing needs a restart (issue, bad input)."""
+"""Credentials that change, come late or are wrong, against moto over HTTP: nothing needs a
+restart (issue, bad input).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Keys:
         self.path, self.accepted = path, accepted
 
     def write(self, key: str, profile: str = "default") -> None:
-        self.path.write_text(f"[{profile}]\naws_access_key_id = {key}\naws_secret_access_key = secret-of-{key}\n")
+        self.path.write_text(
+            f"[{profile}]\naws_access_key_id = {key}\naws_secret_access_key = secret-of-{key}\n"
+        )
         self.path.chmod(0o600)
 
 
@@ -47,7 +51,11 @@ def recovers(bench: LauncherBench) -> None:
     """Wait until a request is fulfilled; the first one after a change may fail."""
 
     def state(request_id: str) -> Any:
-        return wait_for(lambda: {"fulfilled", "failed"} & {bench.zuul.request(request_id)["state"]}, 20, "an end")
+        return wait_for(
+            lambda: {"fulfilled", "failed"} & {bench.zuul.request(request_id)["state"]},
+            20,
+            "an end",
+        )
 
     assert {"fulfilled"} in (state(bench.submit("small")), state(bench.submit("small")))
 
@@ -86,7 +94,9 @@ def test_refused_keys_are_read_once_per_interval(
 def test_keys_that_come_late(bench: LauncherBench, aws: AwsCloud, keys: Keys) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     bench.submit("small")
-    error: Any = wait_for(lambda: adapter(bench).calls.describe()["last_error"], 20, "a call without credentials")
+    error: Any = wait_for(
+        lambda: adapter(bench).calls.describe()["last_error"], 20, "a call without credentials"
+    )
     assert "credentials" in error["message"]
     keys.write("good")
     recovers(bench)

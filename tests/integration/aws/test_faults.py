@@ -14,7 +14,16 @@ from tests.conftest import wait_for
 from tests.support.aws.cloud import AwsCloud
 from tests.support.aws.scene import adapter, all_gone, failed, one, run_params, start
 from tests.support.deadline import limit
-from tests.support.fault_proxy import Action, Request, cut_off, drop, ec2_error, hang, html, lose_answer
+from tests.support.fault_proxy import (
+    Action,
+    Request,
+    cut_off,
+    drop,
+    ec2_error,
+    hang,
+    html,
+    lose_answer,
+)
 from tests.support.launcher import LauncherBench
 
 
@@ -31,7 +40,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [ec2_error("RequestLimitExceeded", 503), ec2_error("Throttling"), ec2_error("SlowDown", 503)],
     ids=["limit", "throttling", "slowdown"],
 )
-def test_throttled_provider_slows_down_and_recovers(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
+def test_throttled_provider_slows_down_and_recovers(
+    bench: LauncherBench, aws: AwsCloud, action: Action
+) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail("RunInstances", action, times=3)
     request_id, _ = one(bench)
@@ -52,7 +63,9 @@ def test_throttled_provider_slows_down_and_recovers(bench: LauncherBench, aws: A
     [html(502), html(200), drop(), lose_answer(), cut_off(), ec2_error("InternalError", 500)],
     ids=["html502", "html200", "drop", "lost", "cut", "internal"],
 )
-def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
+def test_one_instance_whatever_happens_to_the_answer(
+    bench: LauncherBench, aws: AwsCloud, action: Action
+) -> None:
     """The token of the call makes the second try the same launch."""
     start(bench, aws, aws.label(), launch_retries=1)
     fault = aws.proxy.fail("RunInstances", action)
@@ -64,20 +77,34 @@ def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: 
 
 
 @pytest.mark.parametrize(
-    "action", [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)], ids=["html", "drop", "cut", "limit"]
+    "action",
+    [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)],
+    ids=["html", "drop", "cut", "limit"],
 )
 @pytest.mark.spec("AWS, issue 3: a failed look never harms a healthy launch")
-def test_failed_polls_harm_no_healthy_launch(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
+def test_failed_polls_harm_no_healthy_launch(
+    bench: LauncherBench, aws: AwsCloud, action: Action
+) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
-    aws.proxy.fail(lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params, action, times=4)
+    aws.proxy.fail(
+        lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params,
+        action,
+        times=4,
+    )
     request_id, _ = one(bench)
     bench.use_up(request_id)
 
 
-@pytest.mark.spec("AWS, issue 3: waiting for an instance asks for that instance, for all who wait at once")
-def test_waiting_asks_for_those_waited_for(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "AWS, issue 3: waiting for an instance asks for that instance, for all who wait at once"
+)
+def test_waiting_asks_for_those_waited_for(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(AwsAdapter, "LOOK_FLOOR", 0.5)
-    aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
+    aws.ec2.run_instances(
+        ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet
+    )
     start(bench, aws, aws.label())
     requests = [bench.submit("small") for _ in range(10)]
     for request in requests:
@@ -88,7 +115,9 @@ def test_waiting_asks_for_those_waited_for(bench: LauncherBench, aws: AwsCloud, 
     looks = aws.proxy.seen("DescribeInstances")
     listings = [look for look in looks if "Filter.1.Name" not in look.params]
     assert len(listings) <= 1, "one listing of the region, for the quota"
-    assert all(look.params["Filter.1.Name"] == "instance-id" for look in looks if look not in listings)
+    assert all(
+        look.params["Filter.1.Name"] == "instance-id" for look in looks if look not in listings
+    )
     assert len(aws.proxy.seen("TerminateInstances")) <= 10
     calls = len(aws.proxy.requests)
     assert calls <= 10 * 5, f"{calls} calls for 10 nodes"
@@ -101,7 +130,9 @@ def start_ids(request: Request) -> list[str]:
 @pytest.mark.spec("AWS-2.5: up to 50 per call; 230 deletions are asked for within 5 s")
 def test_many_deletions_are_sent_within_seconds(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), rate=2)
-    made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=230, MaxCount=230, InstanceType="t3.medium", SubnetId=aws.subnet)
+    made = aws.ec2.run_instances(
+        ImageId=aws.ami, MinCount=230, MaxCount=230, InstanceType="t3.medium", SubnetId=aws.subnet
+    )
     began = time.monotonic()
     deletes = adapter(bench).deletes
     futures = [deletes.delete("instance", each["InstanceId"]) for each in made["Instances"]]
@@ -117,10 +148,14 @@ def test_many_deletions_are_sent_within_seconds(bench: LauncherBench, aws: AwsCl
 @pytest.mark.spec("AWS-2.5: one bad id does not fail the batch; each is retried by itself")
 def test_a_bad_id_in_a_batch(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
-    made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
+    made = aws.ec2.run_instances(
+        ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet
+    )
     ids = [each["InstanceId"] for each in made["Instances"]]
     protected = aws.proxy.fail(
-        lambda r: r.operation == "TerminateInstances" and ids[0] in start_ids(r), ec2_error("OperationNotPermitted"), times=3
+        lambda r: r.operation == "TerminateInstances" and ids[0] in start_ids(r),
+        ec2_error("OperationNotPermitted"),
+        times=3,
     )
     deletes = adapter(bench).deletes
     futures = [deletes.delete("instance", one_id) for one_id in [*ids, "i-0123456789abcdef0"]]
@@ -152,14 +187,18 @@ def test_absence_is_confirmed(bench: LauncherBench, aws: AwsCloud) -> None:
 def test_an_instance_that_never_was(bench: LauncherBench, aws: AwsCloud, form: str) -> None:
     start(bench, aws, aws.label())
     gone = "i-0123456789abcdef0"
-    node = bench.ready_node("ec2-us", "main", "small", external_id=gone if form == "str" else {"instance": gone})
+    node = bench.ready_node(
+        "ec2-us", "main", "small", external_id=gone if form == "str" else {"instance": gone}
+    )
     node.state = "deleting"
     bench.zk.storeNode(node)
     bench.wait_gone(node.id)
 
 
 @pytest.mark.spec("AWS, issue 3: deletions have their own lane: creations never wait behind them")
-def test_hanging_deletions_do_not_delay_creations(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_deletions_do_not_delay_creations(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(AwsAdapter, "READ_TIMEOUT", 3)
     start(bench, aws, aws.label())
     request_id, _ = one(bench)
@@ -175,12 +214,16 @@ def test_hanging_deletions_do_not_delay_creations(bench: LauncherBench, aws: Aws
     bench.wait_gone(node_id)
 
 
-@pytest.mark.spec("AWS, issue bad input: wrong credentials: a clear error, and it recovers without restart")
+@pytest.mark.spec(
+    "AWS, issue bad input: wrong credentials: a clear error, and it recovers without restart"
+)
 def test_wrong_credentials_are_reported_and_recovered_from(
     bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     denied = aws.proxy.fail(
-        lambda _r: True, ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"), times=float("inf")
+        lambda _r: True,
+        ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"),
+        times=float("inf"),
     )
     start(bench, aws, aws.label(), launch_retries=1)
     request = bench.submit("small")
@@ -189,17 +232,27 @@ def test_wrong_credentials_are_reported_and_recovered_from(
     assert error["kind"] == "configuration"
     assert "not able to validate" in error["message"]
     _, details = bench.pools[0].getReadiness()
-    assert any(line.startswith("provider ec2-us: ") and "not able to validate" in line for line in details)
-    wait_for(lambda: bench.zuul.request(request)["state"] in ("failed", "requested"), 20, "request declined or waiting")
+    assert any(
+        line.startswith("provider ec2-us: ") and "not able to validate" in line for line in details
+    )
+    wait_for(
+        lambda: bench.zuul.request(request)["state"] in ("failed", "requested"),
+        20,
+        "request declined or waiting",
+    )
     aws.proxy.heal()
     one(bench)
     assert "run_instances" not in str(bench.pools[0].getReadiness()[1])
     assert "secret-of-test" not in caplog.text
 
 
-@pytest.mark.parametrize(("code", "option"), [("InvalidKeyPair.NotFound", "zuul"), ("InvalidSubnetID.NotFound", "subnet-1")])
-def test_what_aws_does_not_know_is_named(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture, code: str,
-                                         option: str) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "option"),
+    [("InvalidKeyPair.NotFound", "zuul"), ("InvalidSubnetID.NotFound", "subnet-1")],
+)
+def test_what_aws_does_not_know_is_named(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture, code: str, option: str
+) -> None:
     start(bench, aws, aws.label("bad"), aws.label("good"), launch_retries=1)
     aws.proxy.fail("RunInstances", ec2_error(code, message=f"{option} does not exist"))
     failed(bench, "bad")
@@ -209,12 +262,16 @@ def test_what_aws_does_not_know_is_named(bench: LauncherBench, aws: AwsCloud, ca
     one(bench, "good")
 
 
-def test_an_unreachable_api_harms_no_other_provider(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_harms_no_other_provider(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(AwsAdapter, "READ_TIMEOUT", 3)
     good = aws.provider(aws.label("good"))
     bad = {**aws.provider(aws.label("bad")), "name": "ec2-eu", "region-name": "eu-west-1"}
     gate = threading.Event()
-    aws.proxy.fail(lambda r: "eu-west-1" in r.headers.get("authorization", ""), hang(gate), times=float("inf"))
+    aws.proxy.fail(
+        lambda r: "eu-west-1" in r.headers.get("authorization", ""), hang(gate), times=float("inf")
+    )
     bench.start(aws.config(good, bad), cleanup_interval=600)
     bench.submit("bad")
     began = time.monotonic()
@@ -223,7 +280,9 @@ def test_an_unreachable_api_harms_no_other_provider(bench: LauncherBench, aws: A
     gate.set()
 
 
-@pytest.mark.spec("AWS, issue 5: a ready node whose instance is gone, stopped or reclaimed is not handed out")
+@pytest.mark.spec(
+    "AWS, issue 5: a ready node whose instance is gone, stopped or reclaimed is not handed out"
+)
 @pytest.mark.parametrize("action", ["stop_instances", "terminate_instances"])
 def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: str) -> None:
     pool = start(bench, aws, aws.label())
@@ -244,12 +303,20 @@ def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: s
 
 
 @pytest.mark.spec("AWS, issue 2: offers in order with a memory of what was sold out")
-def test_offers_are_tried_in_order_without_sold_out_ones(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_offers_are_tried_in_order_without_sold_out_ones(
+    bench: LauncherBench, aws: AwsCloud
+) -> None:
     other = aws.new_subnet("10.0.2.0/24", "b")
     start(
         bench,
         aws,
-        aws.label(use_spot=True, alternatives=[{"subnet-ids": [other]}, {"instance-types": ["t3.large"], "use-spot": False}]),
+        aws.label(
+            use_spot=True,
+            alternatives=[
+                {"subnet-ids": [other]},
+                {"instance-types": ["t3.large"], "use-spot": False},
+            ],
+        ),
         launch_retries=1,
     )
     aws.proxy.fail(
@@ -259,9 +326,18 @@ def test_offers_are_tried_in_order_without_sold_out_ones(bench: LauncherBench, a
     )
     _, node = one(bench)
     tried = [
-        (p["InstanceType"], p["NetworkInterface.1.SubnetId"], "InstanceMarketOptions.MarketType" in p) for p in run_params(aws)
+        (
+            p["InstanceType"],
+            p["NetworkInterface.1.SubnetId"],
+            "InstanceMarketOptions.MarketType" in p,
+        )
+        for p in run_params(aws)
     ]
-    assert tried == [("t3.medium", aws.subnet, True), ("t3.medium", other, True), ("t3.large", aws.subnet, False)]
+    assert tried == [
+        ("t3.medium", aws.subnet, True),
+        ("t3.medium", other, True),
+        ("t3.large", aws.subnet, False),
+    ]
     assert node.node_properties == {"spot": False, "fleet": False}
     assert node.resources["L-1216C47A"] == 2
     one(bench)
@@ -280,7 +356,9 @@ def test_ladder_without_any_capacity(bench: LauncherBench, aws: AwsCloud) -> Non
     failed(bench)
     assert len(run_params(aws)) == 2
     one(bench)
-    assert run_params(aws)[-1]["InstanceType"] == "t3.medium", "all are sold out: the one refused first is tried"
+    assert run_params(aws)[-1]["InstanceType"] == "t3.medium", (
+        "all are sold out: the one refused first is tried"
+    )
 
 
 def test_ladder_with_types_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud) -> None:
@@ -303,7 +381,9 @@ def test_ladder_with_types_that_the_zone_does_not_have(bench: LauncherBench, aws
     assert len(run_params(aws)) == 4, "the only way left that was not refused before"
 
 
-def test_a_type_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_type_that_the_zone_does_not_have(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without another way it is what somebody has to mend."""
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail("RunInstances", ec2_error("Unsupported"))
@@ -311,7 +391,9 @@ def test_a_type_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud,
     assert "the cloud refuses t3.medium" in caplog.text
 
 
-def test_console_log_of_a_failed_scan(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_console_log_of_a_failed_scan(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     import base64
 
     from tests.support.fault_proxy import reply
@@ -323,13 +405,21 @@ def test_console_log_of_a_failed_scan(bench: LauncherBench, aws: AwsCloud, caplo
         reply(
             200,
             (
-                '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+                "<GetConsoleOutputResponse "
+                'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
                 f"<instanceId>i</instanceId><output>{output}</output></GetConsoleOutputResponse>"
             ),
         ),
         times=5,
     )
-    start(bench, aws, aws.label(console_log=True), pool={"host-key-checking": True}, boot_timeout=1, launch_retries=1)
+    start(
+        bench,
+        aws,
+        aws.label(console_log=True),
+        pool={"host-key-checking": True},
+        boot_timeout=1,
+        launch_retries=1,
+    )
     failed(bench)
     assert "kernel panic" in caplog.text
     assert "second line" in caplog.text

@@ -1,4 +1,6 @@
-"""The aws driver: what goes wrong with one call, thing or launch does no harm to others and leaves nothing."""
+"""The aws driver: what goes wrong with one call, thing or launch does no harm to others and
+leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ def console(text: str) -> Any:
     return reply(
         200,
         (
-            '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
-            f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output></GetConsoleOutputResponse>"
+            "<GetConsoleOutputResponse "
+            'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+            f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output>"
+            "</GetConsoleOutputResponse>"
         ),
     )
 
@@ -63,10 +67,22 @@ def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.spec("DRV-7.7: reading a console log that hangs holds up no other launch")
-def test_console_log_holds_up_nobody(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_console_log_holds_up_nobody(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    provider = aws.provider(aws.label(console_log=True), pool={"host-key-checking": True}, boot_timeout=1, launch_retries=1)
-    other = {**provider["pools"][0], "name": "other", "host-key-checking": False, "labels": [aws.label("plain")]}
+    provider = aws.provider(
+        aws.label(console_log=True),
+        pool={"host-key-checking": True},
+        boot_timeout=1,
+        launch_retries=1,
+    )
+    other = {
+        **provider["pools"][0],
+        "name": "other",
+        "host-key-checking": False,
+        "labels": [aws.label("plain")],
+    }
     provider["pools"].append(other)
     gate = threading.Event()
     fault = aws.proxy.fail("GetConsoleOutput", hang(gate, console("kernel panic")), times=2)
@@ -84,19 +100,30 @@ def test_console_log_holds_up_nobody(bench: LauncherBench, aws: AwsCloud, caplog
 
 def test_unknown_size_of_a_running_instance(bench: LauncherBench, aws: AwsCloud) -> None:
     """The instance runs: that its type cannot be looked up is no reason to throw it away."""
-    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
+    start(
+        bench,
+        aws,
+        aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}),
+        launch_retries=1,
+    )
     aws.proxy.fail("DescribeInstanceTypes", ec2_error("UnauthorizedOperation", 403), times=math.inf)
     _, node = one(bench)
     assert node.resources["instances"] == 1
 
 
 def test_id_is_recorded_before_the_size_is_known(bench: LauncherBench, aws: AwsCloud) -> None:
-    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}))
+    start(
+        bench,
+        aws,
+        aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}),
+    )
     gate = threading.Event()
     aws.proxy.fail("DescribeInstanceTypes", hang(gate, forward), times=math.inf)
     request = bench.submit("small")
     try:
-        wait_for(lambda: [node for node in bench.nodes() if node.external_id], 10, "id in the record")
+        wait_for(
+            lambda: [node for node in bench.nodes() if node.external_id], 10, "id in the record"
+        )
     finally:
         gate.set()
     bench.wait_request(request, "fulfilled", timeout=20)
@@ -120,7 +147,9 @@ def in_threads(*functions: Callable[[], Any]) -> list[Future[Any]]:
 
 
 @pytest.mark.spec("design: no unbounded wait: facts that another thread asks for")
-def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_question_of_another(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start(bench, aws, aws.label())
     cloud = adapter(bench).cloud
     gate = threading.Event()
@@ -135,7 +164,10 @@ def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud
     (third,) = in_threads(lambda: cloud.instance_type("c5.large"))
     gate.set()
     assert first.result(10) == third.result(10)
-    assert len([r for r in aws.proxy.seen("DescribeInstanceTypes") if "c5.large" in r.params.values()]) == 1
+    assert (
+        len([r for r in aws.proxy.seen("DescribeInstanceTypes") if "c5.large" in r.params.values()])
+        == 1
+    )
     # An error is shared, too, and not kept.
     gate.clear()
     fault = aws.proxy.fail("DescribeInstanceTypes", hang(gate, ec2_error("InvalidInstanceType")))
@@ -149,8 +181,14 @@ def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud
 
 
 @pytest.mark.spec("design: no unbounded wait: templates that another thread makes")
-def test_waiting_for_templates_of_another(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}))
+def test_waiting_for_templates_of_another(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(
+        bench,
+        aws,
+        aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}),
+    )
     templates = adapter(bench).templates
     (name,) = templates._wanted
     templates.forget(name)
@@ -169,8 +207,15 @@ def test_waiting_for_templates_of_another(bench: LauncherBench, aws: AwsCloud, m
 
 @pytest.mark.spec("AWS-2.4: a template that somebody else has removed is made again")
 def test_a_lost_template(bench: LauncherBench, aws: AwsCloud) -> None:
-    """Equal settings share a template, so another provider may remove it with its own configuration."""
-    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
+    """Equal settings share a template, so another provider may remove it with its own
+    configuration.
+    """
+    start(
+        bench,
+        aws,
+        aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}),
+        launch_retries=1,
+    )
     (template,) = aws.ec2.describe_launch_templates()["LaunchTemplates"]
     aws.ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
     aws.proxy.fail("CreateFleet", ec2_error("InvalidLaunchTemplateName.NotFoundException"))
@@ -188,8 +233,16 @@ def test_an_instance_that_comes_too_late(bench: LauncherBench, aws: AwsCloud) ->
         assert fault.used == 1
     finally:
         gate.set()
-    wait_for(lambda: len(run_params(aws)) == 2 and len(aws.proxy.seen("TerminateInstances")) == 1, 15, "late one is terminated")
-    wait_for(lambda: [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]], 15, "only the node's")
+    wait_for(
+        lambda: len(run_params(aws)) == 2 and len(aws.proxy.seen("TerminateInstances")) == 1,
+        15,
+        "late one is terminated",
+    )
+    wait_for(
+        lambda: [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]],
+        15,
+        "only the node's",
+    )
 
 
 def labels_for(aws: AwsCloud) -> dict[str, tuple[dict[str, Any], str]]:
@@ -201,7 +254,9 @@ def labels_for(aws: AwsCloud) -> dict[str, tuple[dict[str, Any], str]]:
     }
 
 
-@pytest.mark.spec("AWS-2.3: a call that is unclear to the end of its deadline makes no second instance")
+@pytest.mark.spec(
+    "AWS-2.3: a call that is unclear to the end of its deadline makes no second instance"
+)
 @pytest.mark.parametrize("operation", ["RunInstances", "CreateFleet", "AllocateHosts"])
 def test_the_next_attempt_gets_what_the_unclear_one_made(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, operation: str
@@ -225,7 +280,10 @@ def test_the_next_attempt_gets_what_the_unclear_one_made(
 def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     request, node = one(bench)
-    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": node.id}]
+    tags = [
+        {"Key": "nodepool_provider_name", "Value": "ec2-us"},
+        {"Key": "nodepool_node_id", "Value": node.id},
+    ]
     aws.ec2.allocate_hosts(
         AvailabilityZone="us-east-1a",
         InstanceType="c5.large",
@@ -243,7 +301,9 @@ def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> Non
 
     def become(state: str) -> None:
         bench.zuul.write_node(node.id, state=state)
-        wait_for(lambda: bench.pools[0].zk.getNode(node.id, cached=True).state == state, 10, "mirrored")
+        wait_for(
+            lambda: bench.pools[0].zk.getNode(node.id, cached=True).state == state, 10, "mirrored"
+        )
 
     bench.zuul.accept(request)
     become("building")
@@ -259,11 +319,16 @@ def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> Non
     bench.wait_gone(node.id)
 
 
-def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_leaked_host_that_is_not_released(
+    bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     """Amazon reports it in an answer that is no error; it is not counted as removed."""
     spend_node_ids(bench.zk)
     start(bench, aws, aws.label())
-    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": "0000000099"}]
+    tags = [
+        {"Key": "nodepool_provider_name", "Value": "ec2-us"},
+        {"Key": "nodepool_node_id", "Value": "0000000099"},
+    ]
     aws.ec2.allocate_hosts(
         AvailabilityZone="us-east-1a",
         InstanceType="c5.large",
@@ -275,8 +340,11 @@ def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud,
         reply(
             200,
             (
-                '<ReleaseHostsResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><successful/>'
-                "<unsuccessful><item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
+                "<ReleaseHostsResponse "
+                'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+                "<successful/>"
+                "<unsuccessful><item><error><code>Client.InvalidHost.Occupied</code><message>"
+                "occupied</message></error>"
                 "<resourceId>h-1</resourceId></item></unsuccessful></ReleaseHostsResponse>"
             ),
         ),
@@ -288,8 +356,12 @@ def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud,
     assert adapter(bench) is not None
 
 
-def test_an_orphan_that_cannot_be_deleted(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tried at a decent pace, and not for ever (a provider that is replaced could not end): the search for leaks has it then."""
+def test_an_orphan_that_cannot_be_deleted(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried at a decent pace, and not for ever (a provider that is replaced could not end): the
+    search for leaks has it then.
+    """
     from nodepool.driver.aws.launch.machines import AwsDeleteStateMachine
     from nodepool.driver.statemachine import launcher as module
 
@@ -302,7 +374,11 @@ def test_an_orphan_that_cannot_be_deleted(bench: LauncherBench, aws: AwsCloud, m
         times=math.inf,
     )
     bench.submit("small")
-    wait_for(lambda: manager.launchers and manager.launchers[0]._saved_external_id, 10, "launch under way")
+    wait_for(
+        lambda: manager.launchers and manager.launchers[0]._saved_external_id,
+        10,
+        "launch under way",
+    )
     (launch,) = manager.launchers
     tries: list[float] = []
 

@@ -1,4 +1,6 @@
-"""Images of the aws driver with a whole builder (AWS-2.8, AWS-2.9, AWS-3.14 to AWS-3.18), against moto over HTTP."""
+"""Images of the aws driver with a whole builder (AWS-2.8, AWS-2.9, AWS-3.14 to AWS-3.18),
+against moto over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -65,18 +67,34 @@ def test_alien_images_are_ours_without_a_record(
     config = builders.config([image], [provider(aws)])
     builders.start(config)
     builders.wait_upload(provider="ec2-us")
-    made = {name: aws.ec2.register_image(Name=name, RootDeviceName="/dev/sda1")["ImageId"] for name in ("alien", "foreign")}
-    aws.ec2.create_tags(Resources=[made["alien"]], Tags=[{"Key": "nodepool_build_id", "Value": "b"}])
+    made = {
+        name: aws.ec2.register_image(Name=name, RootDeviceName="/dev/sda1")["ImageId"]
+        for name in ("alien", "foreign")
+    }
+    aws.ec2.create_tags(
+        Resources=[made["alien"]], Tags=[{"Key": "nodepool_build_id", "Value": "b"}]
+    )
     capsys.readouterr()
     assert nodepoolcmd.main(["-c", config, "alien-image-list"]) == 0
-    rows = [line.strip("| ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [row for row in rows if row[0] != "Provider"] == [["ec2-us", "|", "alien", "|", made["alien"]]]
+    rows = [
+        line.strip("| ").split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("|")
+    ]
+    assert [row for row in rows if row[0] != "Provider"] == [
+        ["ec2-us", "|", "alien", "|", made["alien"]]
+    ]
 
 
-@pytest.mark.spec("AWS-3.14: snapshot import survives a resource-limit error; tags of both sources; no ImdsSupport")
+@pytest.mark.spec(
+    "AWS-3.14: snapshot import survives a resource-limit error; tags of both sources; no "
+    "ImdsSupport"
+)
 def test_snapshot_import_survives_a_resource_limit(builders: BuilderBench, aws: AwsCloud) -> None:
     limit = aws.proxy.fail("ImportSnapshot", ec2_error("ResourceCountLimitExceeded"))
-    upload = build(builders, aws, {"iops": 1000, "throughput": 100, "volume-size": 20}, image_import_timeout=60)
+    upload = build(
+        builders, aws, {"iops": 1000, "throughput": 100, "volume-size": 20}, image_import_timeout=60
+    )
     assert limit.used == 1
     (image,) = aws.images()
     assert image["ImageId"] == upload.external_id
@@ -89,9 +107,17 @@ def test_snapshot_import_survives_a_resource_limit(builders: BuilderBench, aws: 
     assert "ImdsSupport" not in request.params
     assert request.params["Architecture"] == "x86_64"
     assert request.params["EnaSupport"] == "true"
-    device = {key.rpartition(".")[2]: value for key, value in request.params.items() if ".Ebs." in key}
+    device = {
+        key.rpartition(".")[2]: value for key, value in request.params.items() if ".Ebs." in key
+    }
     assert aws.like.real_snapshot(device.pop("SnapshotId")) == snapshot
-    assert device == {"DeleteOnTermination": "true", "VolumeSize": "20", "VolumeType": "gp3", "Iops": "1000", "Throughput": "100"}
+    assert device == {
+        "DeleteOnTermination": "true",
+        "VolumeSize": "20",
+        "VolumeType": "gp3",
+        "Iops": "1000",
+        "Throughput": "100",
+    }
     (put,) = [r for r in aws.proxy.requests if r.method == "PUT" and upload.external_name in r.path]
     assert "nodepool_build_id=" in put.headers["x-amz-tagging"]
     assert upload.external_name + ".raw" in put.path
@@ -125,9 +151,11 @@ def test_import_that_fails(builders: BuilderBench, aws: AwsCloud) -> None:
 @pytest.mark.parametrize("fault", ["ExpiredToken", "Throttling", "drop"])
 def test_an_import_outlives_failed_looks(
     builders: BuilderBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("nodepool.driver.aws.adapter.READ_DEADLINE", 0.2)
-    failing = aws.proxy.fail("DescribeImportSnapshotTasks", drop() if fault == "drop" else ec2_error(fault), times=8)
+    failing = aws.proxy.fail(
+        "DescribeImportSnapshotTasks", drop() if fault == "drop" else ec2_error(fault), times=8
+    )
     build(builders, aws)
     assert failing.used == 8
     assert len(aws.proxy.seen("ImportSnapshot")) == 1, "the first upload is the one that succeeds"
@@ -140,8 +168,13 @@ def test_an_import_that_cannot_be_seen_at_all(
     monkeypatch.setattr("nodepool.driver.aws.images.imports.IMPORT_LIMIT", 0.5)
     (tmp_path / "image").write_bytes(b"x")
     start(bench, aws, object_storage={"bucket-name": "nodepool"})
-    options = SimpleNamespace(import_method=method, encrypted=False, kms_key_id=None, architecture="x86_64")
-    for fault, error in (("ExpiredToken", "Timeout importing"), ("UnauthorizedOperation", "UnauthorizedOperation")):
+    options = SimpleNamespace(
+        import_method=method, encrypted=False, kms_key_id=None, architecture="x86_64"
+    )
+    for fault, error in (
+        ("ExpiredToken", "Timeout importing"),
+        ("UnauthorizedOperation", "UnauthorizedOperation"),
+    ):
         kind = "Snapshot" if method == "snapshot" else "Image"
         aws.proxy.fail(f"DescribeImport{kind}Tasks", ec2_error(fault), times=float("inf"))
         with pytest.raises(Exception, match=error):
@@ -164,7 +197,9 @@ def test_image_import_tags_image_and_snapshot(builders: BuilderBench, aws: AwsCl
 @pytest.mark.spec("AWS-3.15: ebs-direct with IMDSv2; needs no object storage")
 def test_ebs_direct_needs_no_object_storage(builders: BuilderBench, aws: AwsCloud) -> None:
     image = builders.image(metadata={"diskimage_metadata": "diskimage"})
-    options = provider(aws, {"import-method": "ebs-direct", "imds-support": "v2.0", "volume-size": 12})
+    options = provider(
+        aws, {"import-method": "ebs-direct", "imds-support": "v2.0", "volume-size": 12}
+    )
     del options["object-storage"]
     builders.start(builders.config([image], [options]))
     upload = builders.wait_upload(provider="ec2-us")
@@ -173,14 +208,18 @@ def test_ebs_direct_needs_no_object_storage(builders: BuilderBench, aws: AwsClou
     check_tags(ami, upload)
     (request,) = aws.proxy.seen("RegisterImage")
     assert request.params["ImdsSupport"] == "v2.0"
-    assert request.params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "12", "the larger of size and volume-size"
+    assert request.params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "12", (
+        "the larger of size and volume-size"
+    )
     puts = [r for r in aws.proxy.requests if r.method == "PUT" and "/blocks/" in r.path]
     assert puts
     assert all(len(r.body) == EBSSnapshotUploader.segment_size for r in puts)
 
 
 @pytest.mark.spec("AWS-2.8: blocks are retried; nothing stays behind after a failure")
-def test_blocks_are_retried_and_a_failed_upload_leaves_nothing(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
+def test_blocks_are_retried_and_a_failed_upload_leaves_nothing(
+    aws: AwsCloud, tmp_path: Any, bench: LauncherBench
+) -> None:
     start(bench, aws)
     path = tmp_path / "image.raw"
     block = EBSSnapshotUploader.segment_size
@@ -189,12 +228,16 @@ def test_blocks_are_retried_and_a_failed_upload_leaves_nothing(aws: AwsCloud, tm
     aws.proxy.fail(lambda r: r.operation.startswith("PUT /snapshots/"), drop())
 
     def upload() -> Any:
-        made = EBSSnapshotUploader(adapter(bench), adapter(bench).log, str(path), "image", {"key": "value"})
+        made = EBSSnapshotUploader(
+            adapter(bench), adapter(bench).log, str(path), "image", {"key": "value"}
+        )
         return made.upload(60), made
 
     (snapshot, size), made = upload()
     assert (size, made._sent) == (1, {0, 3}), "blank blocks are not sent"
-    assert tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0]) == {"key": "value"}
+    assert tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0]) == {
+        "key": "value"
+    }
     aws.ec2.delete_snapshot(SnapshotId=snapshot)
     refused = reply(400, '{"Message": "no", "Reason": "INVALID"}', "application/json")
     aws.proxy.fail(lambda r: r.operation.startswith("PUT /snapshots/"), refused, times=float("inf"))
@@ -205,7 +248,9 @@ def test_blocks_are_retried_and_a_failed_upload_leaves_nothing(aws: AwsCloud, tm
 
 @pytest.mark.spec("AWS-3.16: removing the image from the configuration deletes upload and build")
 @pytest.mark.parametrize("method", ["snapshot", "image", "ebs-direct"])
-def test_image_removed_from_the_configuration_is_deleted(builders: BuilderBench, aws: AwsCloud, method: str) -> None:
+def test_image_removed_from_the_configuration_is_deleted(
+    builders: BuilderBench, aws: AwsCloud, method: str
+) -> None:
     upload = build(builders, aws, {"import-method": method})
     assert aws.images()
     builders.config([], [{**aws.provider(pool={"labels": []}), "diskimages": []}])
@@ -215,11 +260,21 @@ def test_image_removed_from_the_configuration_is_deleted(builders: BuilderBench,
     assert aws.objects() == []
 
 
-@pytest.mark.spec("AWS-3.14: nodes use the disk image's user name; the label's iops and throughput reach the instance")
-def test_node_of_an_uploaded_image(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud) -> None:
+@pytest.mark.spec(
+    "AWS-3.14: nodes use the disk image's user name; the label's iops and throughput reach the "
+    "instance"
+)
+def test_node_of_an_uploaded_image(
+    builders: BuilderBench, bench: LauncherBench, aws: AwsCloud
+) -> None:
     upload = build(builders, aws)
     content = aws.config(
-        {**provider(aws), "pools": aws.provider(aws.label(diskimage="fake-image", iops=2000, throughput=300))["pools"]},
+        {
+            **provider(aws),
+            "pools": aws.provider(aws.label(diskimage="fake-image", iops=2000, throughput=300))[
+                "pools"
+            ],
+        },
         diskimages=[{"name": "fake-image", "username": "another-user"}],
     )
     bench.start(content, cleanup_interval=600)
@@ -228,7 +283,10 @@ def test_node_of_an_uploaded_image(builders: BuilderBench, bench: LauncherBench,
     assert node.username == "another-user"
     assert node.image_id.endswith(upload.id)
     params = aws.proxy.seen("RunInstances")[0].params
-    assert (params["BlockDeviceMapping.1.Ebs.Iops"], params["BlockDeviceMapping.1.Ebs.Throughput"]) == ("2000", "300")
+    assert (
+        params["BlockDeviceMapping.1.Ebs.Iops"],
+        params["BlockDeviceMapping.1.Ebs.Throughput"],
+    ) == ("2000", "300")
     assert params["BlockDeviceMapping.1.DeviceName"] == "/dev/sda1"
 
 
@@ -236,11 +294,16 @@ def test_node_of_an_uploaded_image(builders: BuilderBench, bench: LauncherBench,
 
 
 def nodepool_tags(**more: str) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in {"nodepool_provider_name": "ec2-us", **more}.items()]
+    return [
+        {"Key": key, "Value": value}
+        for key, value in {"nodepool_provider_name": "ec2-us", **more}.items()
+    ]
 
 
 @pytest.mark.spec("AWS-3.17: leaked instance, volume and object are removed and counted")
-def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
+def test_leaked_resources_are_deleted_and_counted(
+    bench: LauncherBench, aws: AwsCloud, statsd: Any
+) -> None:
     spend_node_ids(bench.zk)
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)
@@ -254,7 +317,9 @@ def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: Aws
         TagSpecifications=[{"ResourceType": "instance", "Tags": of_lost_node}],
     )
     volume = aws.ec2.create_volume(
-        AvailabilityZone="us-east-1a", Size=5, TagSpecifications=[{"ResourceType": "volume", "Tags": of_lost_node}]
+        AvailabilityZone="us-east-1a",
+        Size=5,
+        TagSpecifications=[{"ResourceType": "volume", "Tags": of_lost_node}],
     )["VolumeId"]
     aws.ec2.allocate_hosts(
         AvailabilityZone="us-east-1a",
@@ -262,14 +327,20 @@ def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: Aws
         Quantity=1,
         TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": of_lost_node}],
     )
-    upload = "nodepool_provider_name=ec2-us&nodepool_build_id=0000000042&nodepool_upload_id=0000000042"
+    upload = (
+        "nodepool_provider_name=ec2-us&nodepool_build_id=0000000042&nodepool_upload_id=0000000042"
+    )
     aws.s3.put_object(Bucket="nodepool", Key="testimage", Body=b"x", Tagging=upload)
-    aws.s3.put_object(Bucket="nodepool", Key="foreign", Body=b"x", Tagging=upload.replace("ec2-us", "other"))
+    aws.s3.put_object(
+        Bucket="nodepool", Key="foreign", Body=b"x", Tagging=upload.replace("ec2-us", "other")
+    )
     cleanup(bench)
     assert len(aws.instances()) == 2, "one sighting is not enough"
     asked = len([r for r in aws.proxy.requests if "tagging" in r.path])
     cleanup(bench, 1)
-    assert len([r for r in aws.proxy.requests if "tagging" in r.path]) == asked, "tags of an object are asked for once"
+    assert len([r for r in aws.proxy.requests if "tagging" in r.path]) == asked, (
+        "tags of an object are asked for once"
+    )
     assert [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]]
     assert aws.hosts() == []
     assert volume not in [each["VolumeId"] for each in aws.ec2.describe_volumes()["Volumes"]]
@@ -279,15 +350,27 @@ def test_leaked_resources_are_deleted_and_counted(bench: LauncherBench, aws: Aws
     bench.stop(pool)
 
 
-@pytest.mark.spec("AWS-3.17: untagged import results are recognised; a live image of another build stays")
+@pytest.mark.spec(
+    "AWS-3.17: untagged import results are recognised; a live image of another build stays"
+)
 @pytest.mark.parametrize("kind", ["snap", "ami"])
-def test_leaked_import_results_are_deleted_and_live_images_stay(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
+def test_leaked_import_results_are_deleted_and_live_images_stay(
+    bench: LauncherBench, aws: AwsCloud, kind: str
+) -> None:
     live = bench.store_image("fake-image", "ec2-us")
     start(bench, aws)
-    of_live = {"nodepool_provider_name": "ec2-us", "nodepool_build_id": live.build_id, "nodepool_upload_id": live.id}
+    of_live = {
+        "nodepool_provider_name": "ec2-us",
+        "nodepool_build_id": live.build_id,
+        "nodepool_upload_id": live.id,
+    }
     of_lost = {**of_live, "nodepool_build_id": "build-of-old"}
     made = {}
-    for name, task_tags in (("live", of_live), ("lost", of_lost), ("foreign", {**of_lost, "nodepool_provider_name": "other"})):
+    for name, task_tags in (
+        ("live", of_live),
+        ("lost", of_lost),
+        ("foreign", {**of_lost, "nodepool_provider_name": "other"}),
+    ):
         task = aws.like.tasks[aws.like.new_task(kind, task_tags, looks=0)]
         made[name] = task["snapshot"]
         if kind == "snap":
@@ -297,10 +380,16 @@ def test_leaked_import_results_are_deleted_and_live_images_stay(bench: LauncherB
     cleanup(bench, 3)
     images = [each["ImageId"] for each in aws.images()]
     assert sorted(images) == sorted([made["live image"], made["foreign image"]])
-    assert sorted(aws.snapshots()) == sorted([aws.like.real_snapshot(made[name]) for name in ("live", "foreign")])
-    looked = len(aws.proxy.seen("DescribeImportImageTasks")) + len(aws.proxy.seen("DescribeImportSnapshotTasks"))
+    assert sorted(aws.snapshots()) == sorted(
+        [aws.like.real_snapshot(made[name]) for name in ("live", "foreign")]
+    )
+    looked = len(aws.proxy.seen("DescribeImportImageTasks")) + len(
+        aws.proxy.seen("DescribeImportSnapshotTasks")
+    )
     cleanup(bench)
-    now = len(aws.proxy.seen("DescribeImportImageTasks")) + len(aws.proxy.seen("DescribeImportSnapshotTasks"))
+    now = len(aws.proxy.seen("DescribeImportImageTasks")) + len(
+        aws.proxy.seen("DescribeImportSnapshotTasks")
+    )
     assert now == looked, "foreign ones are remembered"
 
 
@@ -314,13 +403,20 @@ def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
 
 def test_removal_of_missing_resources_succeeds(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
-    for kind, prefix in (("ami", "ami"), ("snapshot", "snap"), ("volume", "vol"), ("instance", "i")):
+    for kind, prefix in (
+        ("ami", "ami"),
+        ("snapshot", "snap"),
+        ("volume", "vol"),
+        ("instance", "i"),
+    ):
         adapter(bench).remove(kind, f"{prefix}-00000000000000000")
     adapter(bench).deleteImage("ami-00000000000000000")
 
 
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])
-def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
+def test_a_list_that_fails_stops_no_other_cleanup(
+    bench: LauncherBench, aws: AwsCloud, operation: str
+) -> None:
     spend_node_ids(bench.zk)
     start(bench, aws)
     aws.ec2.run_instances(
@@ -329,7 +425,9 @@ def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: Aws
         MaxCount=1,
         InstanceType="t3.medium",
         SubnetId=aws.subnet,
-        TagSpecifications=[{"ResourceType": "instance", "Tags": nodepool_tags(nodepool_node_id="42")}],
+        TagSpecifications=[
+            {"ResourceType": "instance", "Tags": nodepool_tags(nodepool_node_id="42")}
+        ],
     )
     aws.proxy.fail(operation, ec2_error("UnauthorizedOperation", 403), times=float("inf"))
     cleanup(bench, 2)
@@ -350,16 +448,25 @@ def test_upload_to_s3_survives_a_bad_moment(builders: BuilderBench, aws: AwsClou
 
 
 @pytest.mark.parametrize("size", [100_000, 20_000_000], ids=["whole", "parts"])
-def test_a_throttled_upload_to_s3_begins_anew(bench: LauncherBench, aws: AwsCloud, tmp_path: Any, size: int) -> None:
+def test_a_throttled_upload_to_s3_begins_anew(
+    bench: LauncherBench, aws: AwsCloud, tmp_path: Any, size: int
+) -> None:
     """What the first try has read of the file is sent again."""
     start(bench, aws, object_storage={"bucket-name": "nodepool"})
     content = bytes(number % 251 for number in range(1000)) * (size // 1000)
     path = tmp_path / "image.raw"
     path.write_bytes(content)
-    slow_down = reply(503, "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>")
+    slow_down = reply(
+        503,
+        "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
+    )
     # As often as the library itself tries to send one part.
     fault = aws.proxy.fail(
-        lambda r: r.method == "PUT" and "image.raw" in r.path and ("partNumber=" not in r.path or "partNumber=1" in r.path),
+        lambda r: (
+            r.method == "PUT"
+            and "image.raw" in r.path
+            and ("partNumber=" not in r.path or "partNumber=1" in r.path)
+        ),
         slow_down,
         times=5,
     )

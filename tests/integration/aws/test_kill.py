@@ -34,16 +34,28 @@ LAUNCHER_CALLS = {
 
 def matches(operation: str) -> Callable[[Request], bool]:
     # Looks at what is waited for, not lists of the region.
-    return lambda r: r.operation.startswith(operation) and (operation != "DescribeInstances" or "Filter.1.Name" in r.params)
+    return lambda r: (
+        r.operation.startswith(operation)
+        and (operation != "DescribeInstances" or "Filter.1.Name" in r.params)
+    )
 
 
-@pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.spec(
+    "issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up"
+)
 @pytest.mark.parametrize("kind", LAUNCHER_CALLS)
 def test_killed_launcher_leaves_nothing_in_the_cloud(
     bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, kind: str
 ) -> None:
-    label = aws.label(instance_type="c5.large", dedicated_host=True) if kind == "host" else aws.label()
-    config = bench.config({**aws.config(aws.provider(label, pool={"availability-zone": "us-east-1a"})), "zookeeper-timeout": 2.0})
+    label = (
+        aws.label(instance_type="c5.large", dedicated_host=True) if kind == "host" else aws.label()
+    )
+    config = bench.config(
+        {
+            **aws.config(aws.provider(label, pool={"availability-zone": "us-east-1a"})),
+            "zookeeper-timeout": 2.0,
+        }
+    )
     daemons: list[Daemon] = []
     faults = [
         aws.proxy.fail(matches(operation), killing(daemons, when))
@@ -72,10 +84,17 @@ def test_killed_launcher_leaves_nothing_in_the_cloud(
         daemon.stop()
 
 
-@pytest.mark.spec("issue: SIGKILL of the builder leaves nothing, not even parts of an object that no list shows")
-def test_parts_of_an_upload(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "issue: SIGKILL of the builder leaves nothing, not even parts of an object that no list shows"
+)
+def test_parts_of_an_upload(
+    builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path
+) -> None:
     def parts() -> list[str]:
-        return [upload["Key"] for upload in aws.s3.list_multipart_uploads(Bucket="nodepool").get("Uploads") or []]
+        return [
+            upload["Key"]
+            for upload in aws.s3.list_multipart_uploads(Bucket="nodepool").get("Uploads") or []
+        ]
 
     provider: dict[str, Any] = {
         **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image"}]),
@@ -100,7 +119,9 @@ def test_parts_of_an_upload(builders: BuilderBench, bench: LauncherBench, aws: A
             aws.s3.create_multipart_upload(Bucket="nodepool", Key=other)
         assert set(parts()) == {key, *others}
         daemon.again()
-        wait_for(lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start")
+        wait_for(
+            lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start"
+        )
         wait_for(lambda: set(parts()) == set(others), 30, "the parts are removed, and only they")
         assert aws.objects() == []
     finally:
@@ -119,14 +140,22 @@ def stop_in_time(daemon: Daemon) -> None:
     assert took <= limit(STOP_LIMIT), f"{took:.1f} s"
 
 
-@pytest.mark.spec("CLI-2: TERM is time-limited; issue: an instance whose creation is unclear is found")
-def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
-    """Nothing answers: no launch ends, nor do the questions for quota and leaks. What comes later is removed."""
+@pytest.mark.spec(
+    "CLI-2: TERM is time-limited; issue: an instance whose creation is unclear is found"
+)
+def test_an_orderly_stop_while_amazon_hangs(
+    bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path
+) -> None:
+    """Nothing answers: no launch ends, nor do the questions for quota and leaks. What comes
+    later is removed.
+    """
     config = bench.config({**aws.config(aws.provider()), "zookeeper-timeout": 2.0})
     gate = threading.Event()
     daemon = Daemon(tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5")
     try:
-        hanging = aws.proxy.fail("RunInstances", hang(gate, lambda request, forward: forward(request)), times=1)
+        hanging = aws.proxy.fail(
+            "RunInstances", hang(gate, lambda request, forward: forward(request)), times=1
+        )
         everything = aws.proxy.fail(lambda _r: hanging.used > 0, hang(gate), times=float("inf"))
         request = bench.submit("small")
         wait_for(lambda: hanging.used > 0, 20, "the launch hangs")
@@ -138,14 +167,18 @@ def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud,
         aws.proxy.heal()
         bench.zuul.cancel(request)
         daemon.again()
-        wait_for(lambda: not bench.nodes() and not aws.instances(), 30, "no node and no instance left")
+        wait_for(
+            lambda: not bench.nodes() and not aws.instances(), 30, "no node and no instance left"
+        )
     finally:
         gate.set()
         daemon.kill()
 
 
 @pytest.mark.spec("CLI-2: TERM is time-limited")
-def test_an_orderly_stop_while_a_provider_starts(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
+def test_an_orderly_stop_while_a_provider_starts(
+    bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path
+) -> None:
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
     config = bench.config(aws.config(aws.provider(aws.label(fleet=fleet))))
     gate = threading.Event()
@@ -165,7 +198,9 @@ def test_an_orderly_stop_of_the_builder_while_amazon_hangs(
     builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str
 ) -> None:
     provider: dict[str, Any] = {
-        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
+        **aws.provider(
+            pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]
+        ),
         "object-storage": {"bucket-name": "nodepool"},
     }
     config = builders.config([builders.image()], [provider])
@@ -182,8 +217,14 @@ def test_an_orderly_stop_of_the_builder_while_amazon_hangs(
         aws.proxy.heal()
         aws.like.looks = 0
         daemon.again()
-        wait_for(lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start")
-        wait_for(lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1, 20, "only the finished record")
+        wait_for(
+            lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start"
+        )
+        wait_for(
+            lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1,
+            20,
+            "only the finished record",
+        )
     finally:
         gate.set()
         daemon.kill()
@@ -196,13 +237,17 @@ BUILDER_CALLS = {
 }
 
 
-@pytest.mark.spec("issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.spec(
+    "issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up"
+)
 @pytest.mark.parametrize("method", BUILDER_CALLS)
 def test_killed_builder_leaves_nothing_in_the_cloud(
     builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str
 ) -> None:
     provider: dict[str, Any] = {
-        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
+        **aws.provider(
+            pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]
+        ),
         "object-storage": {"bucket-name": "nodepool"},
     }
     config = builders.config([builders.image()], [provider], **{"zookeeper-timeout": 2.0})
@@ -223,13 +268,19 @@ def test_killed_builder_leaves_nothing_in_the_cloud(
 
         (upload,) = wait_for(uploaded, 100, "an upload")
         assert [fault.used for fault in faults] == [1] * len(faults)
-        wait_for(lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1, 20, "only the finished record")
+        wait_for(
+            lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1,
+            20,
+            "only the finished record",
+        )
         start(bench, aws, object_storage={"bucket-name": "nodepool"})
 
         def left() -> tuple[list[str], int, list[str]]:
             cleanup(bench)
             return [each["ImageId"] for each in aws.images()], len(aws.snapshots()), aws.objects()
 
-        wait_for(lambda: left() == ([upload.external_id], 1, []), 20, "only the finished upload is left")
+        wait_for(
+            lambda: left() == ([upload.external_id], 1, []), 20, "only the finished upload is left"
+        )
     finally:
         daemon.stop()

@@ -10,7 +10,16 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.support.aws.cloud import REGION, AwsCloud
-from tests.support.aws.scene import adapter, all_gone, failed, instance, one, run_params, start, tags
+from tests.support.aws.scene import (
+    adapter,
+    all_gone,
+    failed,
+    instance,
+    one,
+    run_params,
+    start,
+    tags,
+)
 from tests.support.fault_proxy import ec2_error, hang, lose_answer
 from tests.support.launcher import LauncherBench
 from tests.support.node_ids import spend_node_ids
@@ -57,7 +66,9 @@ def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.spec("AWS-3.8: image filters in either capitalisation, the newest match")
 def test_image_filters_choose_the_newest_match(bench: LauncherBench, aws: AwsCloud) -> None:
-    newest = aws.ec2.register_image(Name="wanted", Architecture="x86_64", VirtualizationType="hvm")["ImageId"]
+    newest = aws.ec2.register_image(Name="wanted", Architecture="x86_64", VirtualizationType="hvm")[
+        "ImageId"
+    ]
     start(
         bench,
         aws,
@@ -65,9 +76,21 @@ def test_image_filters_choose_the_newest_match(bench: LauncherBench, aws: AwsClo
         aws.label("upper", cloud_image="upper"),
         aws.label("none", cloud_image="none"),
         cloud_images=[
-            {"name": "lower", "username": "u", "image-filters": [{"name": "name", "values": ["wanted"]}]},
-            {"name": "upper", "username": "u", "image-filters": [{"Name": "name", "Values": ["wan*"]}]},
-            {"name": "none", "username": "u", "image-filters": [{"name": "name", "values": ["nothing"]}]},
+            {
+                "name": "lower",
+                "username": "u",
+                "image-filters": [{"name": "name", "values": ["wanted"]}],
+            },
+            {
+                "name": "upper",
+                "username": "u",
+                "image-filters": [{"Name": "name", "Values": ["wan*"]}],
+            },
+            {
+                "name": "none",
+                "username": "u",
+                "image-filters": [{"name": "name", "values": ["nothing"]}],
+            },
         ],
     )
     for label in ("lower", "upper"):
@@ -88,9 +111,13 @@ def test_unknown_image_id_fails_the_request(bench: LauncherBench, aws: AwsCloud)
     failed(bench)
 
 
-@pytest.mark.spec("AWS-3.9: public-ip-address false gives a private address only, which is the interface address")
+@pytest.mark.spec(
+    "AWS-3.9: public-ip-address false gives a private address only, which is the interface address"
+)
 @pytest.mark.parametrize("key", ["public-ip-address", "public-ipv4"])
-def test_node_without_public_address_uses_its_private_one(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
+def test_node_without_public_address_uses_its_private_one(
+    bench: LauncherBench, aws: AwsCloud, key: str
+) -> None:
     start(bench, aws, aws.label(), pool={key: False})
     _, node = one(bench)
     assert node.public_ipv4 is None
@@ -112,11 +139,16 @@ def test_use_internal_ip(bench: LauncherBench, aws: AwsCloud) -> None:
     assert node.interface_ip == node.private_ipv4
 
 
-@pytest.mark.spec("AWS-3.11: tags; values as text, Name is the hostname, dynamic tags, tenant None for min-ready")
+@pytest.mark.spec(
+    "AWS-3.11: tags; values as text, Name is the hostname, dynamic tags, tenant None for min-ready"
+)
 def test_instances_have_static_and_dynamic_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     label = aws.label(
         tags={"has-tags": True, "number": 3, "Name": "ignored", "nodepool_node_id": "ignored"},
-        dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}", "bad": "{request.nothing_like_this}"},
+        dynamic_tags={
+            "dynamic-tenant": "Tenant is {request.tenant_name}",
+            "bad": "{request.nothing_like_this}",
+        },
     )
     start(bench, aws, label)
     request_id, node = one(bench, tenant_name="tenant-1")
@@ -131,21 +163,27 @@ def test_instances_have_static_and_dynamic_tags(bench: LauncherBench, aws: AwsCl
         "nodepool_pool_name": "main",
         "nodepool_provider_name": "ec2-us",
     }
-    volumes = aws.ec2.describe_volumes(Filters=[{"Name": "attachment.instance-id", "Values": [node.external_id["instance"]]}])
+    volumes = aws.ec2.describe_volumes(
+        Filters=[{"Name": "attachment.instance-id", "Values": [node.external_id["instance"]]}]
+    )
     assert {tags(volume)["nodepool_node_id"] for volume in volumes["Volumes"]} == {node.id}
     bench.use_up(request_id)
 
 
 @pytest.mark.spec("AWS-3.11: dynamic tags of min-ready nodes have tenant None")
 def test_min_ready_tags(bench: LauncherBench, aws: AwsCloud) -> None:
-    content = aws.config(aws.provider(aws.label(dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}"})))
+    content = aws.config(
+        aws.provider(aws.label(dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}"}))
+    )
     content["labels"] = [{"name": "small", "min-ready": 1}]
     bench.start(content, cleanup_interval=600)
     (node,) = bench.wait_nodes(1, state="ready")
     assert tags(instance(aws, node))["dynamic-tenant"] == "Tenant is None"
 
 
-@pytest.mark.spec("AWS-3.12: IAM profile by name and by ARN, ebs-optimized, userdata, shell type, IMDSv2 required")
+@pytest.mark.spec(
+    "AWS-3.12: IAM profile by name and by ARN, ebs-optimized, userdata, shell type, IMDSv2 required"
+)
 def test_instance_gets_the_options_of_its_label(bench: LauncherBench, aws: AwsCloud) -> None:
     profile = aws.iam.create_instance_profile(InstanceProfileName="profile")["InstanceProfile"]
     try:
@@ -154,7 +192,13 @@ def test_instance_gets_the_options_of_its_label(bench: LauncherBench, aws: AwsCl
             aws,
             aws.label("by-name", iam_instance_profile={"name": "profile"}),
             aws.label("by-arn", iam_instance_profile={"arn": profile["Arn"]}),
-            aws.label("rest", ebs_optimized=True, userdata="#!/bin/true", imdsv2="required", cloud_image="shell"),
+            aws.label(
+                "rest",
+                ebs_optimized=True,
+                userdata="#!/bin/true",
+                imdsv2="required",
+                cloud_image="shell",
+            ),
             cloud_images=[
                 {"name": "base", "image-id": aws.ami, "username": "ubuntu"},
                 {"name": "shell", "image-id": aws.ami, "username": "ubuntu", "shell-type": "csh"},
@@ -168,7 +212,9 @@ def test_instance_gets_the_options_of_its_label(bench: LauncherBench, aws: AwsCl
         assert there["EbsOptimized"] is True
         assert node.shell_type == "csh"
         assert there["MetadataOptions"]["HttpTokens"] == "required"
-        data = aws.ec2.describe_instance_attribute(InstanceId=there["InstanceId"], Attribute="userData")
+        data = aws.ec2.describe_instance_attribute(
+            InstanceId=there["InstanceId"], Attribute="userData"
+        )
         assert base64.b64decode(data["UserData"]["Value"]) == b"#!/bin/true"
     finally:
         aws.iam.delete_instance_profile(InstanceProfileName="profile")
@@ -192,7 +238,11 @@ def test_volume_groups_and_reservation(bench: LauncherBench, aws: AwsCloud) -> N
     )
     one(bench)
     (params,) = run_params(aws)
-    device = {key.rpartition(".")[2]: value for key, value in params.items() if key.startswith("BlockDeviceMapping.1.Ebs.")}
+    device = {
+        key.rpartition(".")[2]: value
+        for key, value in params.items()
+        if key.startswith("BlockDeviceMapping.1.Ebs.")
+    }
     device.pop("SnapshotId")
     assert device == {
         "DeleteOnTermination": "true",
@@ -203,8 +253,14 @@ def test_volume_groups_and_reservation(bench: LauncherBench, aws: AwsCloud) -> N
         "Encrypted": "true",
         "KmsKeyId": "key-1",
     }
-    assert [params["NetworkInterface.1.SecurityGroupId.1"], params["NetworkInterface.1.SecurityGroupId.2"]] == [aws.group, second]
-    assert params["CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"] == "cr-1"
+    assert [
+        params["NetworkInterface.1.SecurityGroupId.1"],
+        params["NetworkInterface.1.SecurityGroupId.2"],
+    ] == [aws.group, second]
+    assert (
+        params["CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"]
+        == "cr-1"
+    )
 
 
 @pytest.mark.spec("AWS-3.13: an invalid instance type fails only requests for that label")
@@ -215,9 +271,16 @@ def test_invalid_instance_type(bench: LauncherBench, aws: AwsCloud) -> None:
     assert bench.pools[0].getProviderManager("ec2-us").errorLabels() == {"bad"}
 
 
-@pytest.mark.spec("AWS-3.4, AWS-3.19: spot instances; an instance type without known code is launched")
+@pytest.mark.spec(
+    "AWS-3.4, AWS-3.19: spot instances; an instance type without known code is launched"
+)
 def test_spot_instances_are_launched(bench: LauncherBench, aws: AwsCloud) -> None:
-    start(bench, aws, aws.label("spot", use_spot=True), aws.label("odd", instance_type="u-6tb1.56xlarge", use_spot=True))
+    start(
+        bench,
+        aws,
+        aws.label("spot", use_spot=True),
+        aws.label("odd", instance_type="u-6tb1.56xlarge", use_spot=True),
+    )
     _, node = one(bench, "spot")
     assert node.node_properties == {"spot": True, "fleet": False}
     assert node.resources["L-34B43A08"] == 2
@@ -228,12 +291,22 @@ def test_spot_instances_are_launched(bench: LauncherBench, aws: AwsCloud) -> Non
     one(bench, "odd")
 
 
-@pytest.mark.spec("AWS-3.20: a dedicated host comes and goes with its instance; node list can be rendered")
+@pytest.mark.spec(
+    "AWS-3.20: a dedicated host comes and goes with its instance; node list can be rendered"
+)
 def test_dedicated_host_is_released_with_its_instance(bench: LauncherBench, aws: AwsCloud) -> None:
-    start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"})
+    start(
+        bench,
+        aws,
+        aws.label(instance_type="c5.large", dedicated_host=True),
+        pool={"availability-zone": f"{REGION}a"},
+    )
     request_id, node = one(bench)
     (host,) = aws.hosts()
-    assert node.external_id == {"host": host["HostId"], "instance": aws.instances()[0]["InstanceId"]}
+    assert node.external_id == {
+        "host": host["HostId"],
+        "instance": aws.instances()[0]["InstanceId"],
+    }
     assert tags(host)["nodepool_node_id"] == node.id
     assert tags(host)["Name"] == f"np{node.id}"
     params = run_params(aws)[0]
@@ -261,7 +334,9 @@ def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: 
     wait_for(lambda: not aws.hosts() and not aws.instances(), 15, "host and instance gone")
 
 
-def test_dedicated_host_of_an_unclear_launch(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dedicated_host_of_an_unclear_launch(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The instance is there and no record has its id: the host could never be released."""
     monkeypatch.setattr("nodepool.driver.aws.adapter.DEADLINE", 0.2)
     start(
@@ -274,7 +349,11 @@ def test_dedicated_host_of_an_unclear_launch(bench: LauncherBench, aws: AwsCloud
     lost = aws.proxy.fail("RunInstances", lose_answer(), times=float("inf"))
     failed(bench)
     assert lost.used
-    wait_for(lambda: not aws.hosts() and not aws.instances() and not bench.nodes(), 15, "instance, host and record gone")
+    wait_for(
+        lambda: not aws.hosts() and not aws.instances() and not bench.nodes(),
+        15,
+        "instance, host and record gone",
+    )
     assert aws.instances("terminated"), "there was one"
 
 
@@ -283,7 +362,10 @@ def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) ->
     start(bench, aws)
 
     def named(provider: str, node: str) -> list[dict[str, str]]:
-        return [{"Key": "nodepool_provider_name", "Value": provider}, {"Key": "nodepool_node_id", "Value": node}]
+        return [
+            {"Key": "nodepool_provider_name", "Value": provider},
+            {"Key": "nodepool_node_id", "Value": node},
+        ]
 
     def host(with_tags: list[dict[str, str]]) -> str:
         return str(
@@ -306,7 +388,11 @@ def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) ->
         )
         return str(made["Instances"][0]["InstanceId"])
 
-    ours, other, untagged = host(named("ec2-us", "1")), host(named("other", "1")), host([{"Key": "a", "Value": "b"}])
+    ours, other, untagged = (
+        host(named("ec2-us", "1")),
+        host(named("other", "1")),
+        host([{"Key": "a", "Value": "b"}]),
+    )
     mine = instance_on(ours, named("ec2-us", "1"))
     for each in (named("ec2-us", "2"), named("other", "1"), [{"Key": "a", "Value": "b"}]):
         instance_on(ours, each)
@@ -314,7 +400,9 @@ def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) ->
     instance_on(untagged, [{"Key": "c", "Value": "d"}])
     cloud = adapter(bench).cloud
     assert cloud.left_on_host(ours) == [mine]
-    assert [cloud.left_on_host(one_host) for one_host in (other, untagged, "h-0123456789abcdef0")] == [[], [], []]
+    assert [
+        cloud.left_on_host(one_host) for one_host in (other, untagged, "h-0123456789abcdef0")
+    ] == [[], [], []]
 
 
 def templates(aws: AwsCloud) -> dict[str, str]:
@@ -326,7 +414,9 @@ def fleet(*types: str, strategy: str = "price-capacity-optimized") -> dict[str, 
     return {"instance-types": list(types), "allocation-strategy": strategy}
 
 
-@pytest.mark.spec("AWS-3.21: a template per settings; a restart keeps them; those of a former configuration go")
+@pytest.mark.spec(
+    "AWS-3.21: a template per settings; a restart keeps them; those of a former configuration go"
+)
 def test_each_set_of_settings_has_one_launch_template(bench: LauncherBench, aws: AwsCloud) -> None:
     labels = [
         aws.label("one", fleet=fleet("t3.medium")),
@@ -339,14 +429,19 @@ def test_each_set_of_settings_has_one_launch_template(bench: LauncherBench, aws:
         TagSpecifications=[
             {
                 "ResourceType": "launch-template",
-                "Tags": [{"Key": "nodepool_managed", "Value": "True"}, {"Key": "nodepool_provider_name", "Value": "other"}],
+                "Tags": [
+                    {"Key": "nodepool_managed", "Value": "True"},
+                    {"Key": "nodepool_provider_name", "Value": "other"},
+                ],
             }
         ],
     )
     pool = start(bench, aws, *labels)
     first = templates(aws)
     assert len(first) == 3
-    assert len([name for name in first if name.startswith(adapter(bench).LAUNCH_TEMPLATE_PREFIX)]) == 3
+    assert (
+        len([name for name in first if name.startswith(adapter(bench).LAUNCH_TEMPLATE_PREFIX)]) == 3
+    )
     bench.stop(pool)
     pool = start(bench, aws, *labels)
     assert templates(aws) == first
@@ -389,7 +484,10 @@ def test_templates_of_launches_under_way(bench: LauncherBench, aws: AwsCloud, af
 
 @pytest.mark.spec("AWS-2.4: existing templates are reused")
 def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> None:
-    labels = [aws.label(fleet=fleet("t3.medium")), aws.label(fleet=fleet("t3.medium"), volume_size=50)]
+    labels = [
+        aws.label(fleet=fleet("t3.medium")),
+        aws.label(fleet=fleet("t3.medium"), volume_size=50),
+    ]
     start(bench, aws, labels[0])
     reload(bench, aws, labels[1])
     reload(bench, aws, labels[0])
@@ -405,18 +503,29 @@ def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> 
 
 @pytest.mark.spec("AWS-3.22: what fleet calls carry; use is counted after the launch")
 @pytest.mark.parametrize("spot", [False, True])
-def test_fleet_calls_have_the_labels_settings(bench: LauncherBench, aws: AwsCloud, spot: bool) -> None:
-    start(bench, aws, aws.label(fleet=fleet("t3.large", "t3.medium", strategy="prioritized"), use_spot=spot))
+def test_fleet_calls_have_the_labels_settings(
+    bench: LauncherBench, aws: AwsCloud, spot: bool
+) -> None:
+    start(
+        bench,
+        aws,
+        aws.label(fleet=fleet("t3.large", "t3.medium", strategy="prioritized"), use_spot=spot),
+    )
     request_id, node = one(bench)
     (params,) = run_params(aws, "CreateFleet")
     options = "SpotOptions" if spot else "OnDemandOptions"
     assert params[f"{options}.AllocationStrategy"] == "prioritized"
-    assert params["TargetCapacitySpecification.DefaultTargetCapacityType"] == ("spot" if spot else "on-demand")
+    assert params["TargetCapacitySpecification.DefaultTargetCapacityType"] == (
+        "spot" if spot else "on-demand"
+    )
     (name,) = templates(aws)
     assert params["LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateName"] == name
     assert params["LaunchTemplateConfigs.1.Overrides.2.InstanceType"] == "t3.medium"
     assert params["LaunchTemplateConfigs.1.Overrides.2.SubnetId"] == aws.subnet
-    assert [params["TagSpecification.1.ResourceType"], params["TagSpecification.2.ResourceType"]] == ["instance", "volume"]
+    assert [
+        params["TagSpecification.1.ResourceType"],
+        params["TagSpecification.2.ResourceType"],
+    ] == ["instance", "volume"]
     assert params["TagSpecification.1.Tag.2.Key"] == "nodepool_pool_name"
     assert node.node_properties == {"spot": spot, "fleet": True}
     assert node.resources["cores"] > 0
@@ -448,8 +557,11 @@ def test_fleet_without_capacity(bench: LauncherBench, aws: AwsCloud) -> None:
         reply(
             200,
             (
-                '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><fleetId>f</fleetId>'
-                "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode><errorMessage>none left</errorMessage></item>"
+                "<CreateFleetResponse "
+                'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><fleetId>'
+                "f</fleetId>"
+                "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode><errorMessage>"
+                "none left</errorMessage></item>"
                 "</errorSet><fleetInstanceSet/></CreateFleetResponse>"
             ),
         ),

@@ -27,7 +27,9 @@ def waits(bench: LauncherBench, label: str, **fields: object) -> str:
     return request_id
 
 
-@pytest.mark.spec("AWS-3.3: high-memory quota exhausted: the second waits, is served when the first is freed")
+@pytest.mark.spec(
+    "AWS-3.3: high-memory quota exhausted: the second waits, is served when the first is freed"
+)
 def test_request_waits_for_high_memory_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 100, "L-43DA4232": 224}
     start(bench, aws, aws.label("high", instance_type="u-6tb1.56xlarge"), aws.label())
@@ -67,8 +69,12 @@ def test_request_waits_for_max_resources_of_the_pool(bench: LauncherBench, aws: 
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("AWS-3.5: tenant limits with a quota code defer that tenant's matching requests only")
-def test_tenant_limit_defers_only_requests_of_that_tenant(bench: LauncherBench, aws: AwsCloud) -> None:
+@pytest.mark.spec(
+    "AWS-3.5: tenant limits with a quota code defer that tenant's matching requests only"
+)
+def test_tenant_limit_defers_only_requests_of_that_tenant(
+    bench: LauncherBench, aws: AwsCloud
+) -> None:
     start(
         bench,
         aws,
@@ -88,7 +94,12 @@ def test_tenant_limit_defers_only_requests_of_that_tenant(bench: LauncherBench, 
 @pytest.mark.spec("AWS-3.6: volume storage (TB limit, GB use) pauses gp2 while gp3 still works")
 def test_volume_quota_pauses_only_its_volume_type(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ebs"] = {"L-D18FCD1D": 1, "L-7A658B76": 1}
-    start(bench, aws, aws.label("gp2", volume_type="gp2", volume_size=600), aws.label("gp3", volume_type="gp3", volume_size=600))
+    start(
+        bench,
+        aws,
+        aws.label("gp2", volume_type="gp2", volume_size=600),
+        aws.label("gp3", volume_type="gp3", volume_size=600),
+    )
     first, node = one(bench, "gp2")
     assert node.resources["L-D18FCD1D"] == 600
     second = waits(bench, "gp2")
@@ -99,7 +110,12 @@ def test_volume_quota_pauses_only_its_volume_type(bench: LauncherBench, aws: Aws
 @pytest.mark.spec("AWS-3.6: gp3 still works when gp2 is full")
 def test_volume_quota_of_another_type(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ebs"] = {"L-D18FCD1D": 1, "L-7A658B76": 1}
-    start(bench, aws, aws.label("gp2", volume_type="gp2", volume_size=600), aws.label("gp3", volume_type="gp3", volume_size=600))
+    start(
+        bench,
+        aws,
+        aws.label("gp2", volume_type="gp2", volume_size=600),
+        aws.label("gp3", volume_type="gp3", volume_size=600),
+    )
     one(bench, "gp2")
     one(bench, "gp3")
 
@@ -107,7 +123,9 @@ def test_volume_quota_of_another_type(bench: LauncherBench, aws: AwsCloud) -> No
 @pytest.mark.spec("AWS-2.7: foreign instances use quota too")
 def test_instances_of_others_use_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 4}
-    aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet)
+    aws.ec2.run_instances(
+        ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet
+    )
     start(bench, aws, aws.label())
     one(bench)
     waits(bench, "small")
@@ -118,12 +136,16 @@ def unmanaged(bench: LauncherBench) -> float:
     return float(quota.get_resources().get("L-1216C47A", 0))
 
 
-def test_what_others_use_is_asked_for_anew(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_use_is_asked_for_anew(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer before may be hours old: it shows what is deleted meanwhile."""
     monkeypatch.setattr("nodepool.driver.aws.api.lookups.CACHE_TTL", 0)
     start(bench, aws)
     assert unmanaged(bench) == 0
-    made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=2, MaxCount=2, InstanceType="t3.medium", SubnetId=aws.subnet)
+    made = aws.ec2.run_instances(
+        ImageId=aws.ami, MinCount=2, MaxCount=2, InstanceType="t3.medium", SubnetId=aws.subnet
+    )
     assert unmanaged(bench) == 4
     aws.ec2.terminate_instances(InstanceIds=[each["InstanceId"] for each in made["Instances"]])
     assert unmanaged(bench) == 0
@@ -131,7 +153,7 @@ def test_what_others_use_is_asked_for_anew(bench: LauncherBench, aws: AwsCloud, 
 
 def test_deleted_nodes_are_not_what_others_use(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     """The list of a moment ago has them still, their records are gone."""
     monkeypatch.setattr("nodepool.driver.aws.api.lookups.CACHE_TTL", 600)
     start(bench, aws)
@@ -140,13 +162,17 @@ def test_deleted_nodes_are_not_what_others_use(
     assert unmanaged(bench) == 0
     bench.use_up(request_id)
     wait_for(lambda: not bench.pools[0].zk.getProviderNodes("ec2-us"), 10, "mirrored")
-    assert [each["State"]["Name"] for each in adapter(bench).cloud.instances()] == ["running"], "as it was"
+    assert [each["State"]["Name"] for each in adapter(bench).cloud.instances()] == ["running"], (
+        "as it was"
+    )
     assert unmanaged(bench) == 0
 
 
 @pytest.mark.spec("AWS-2.6: quota errors of the launch abort the node and pause the request")
 @pytest.mark.parametrize("code", ["VolumeLimitExceeded", "VcpuLimitExceeded"])
-def test_quota_error_of_a_launch_pauses_the_request(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
+def test_quota_error_of_a_launch_pauses_the_request(
+    bench: LauncherBench, aws: AwsCloud, code: str
+) -> None:
     start(bench, aws, aws.label())
     fault = aws.proxy.fail("RunInstances", ec2_error(code))
     one(bench)
@@ -165,7 +191,12 @@ def test_capacity_error_is_a_failed_attempt(bench: LauncherBench, aws: AwsCloud)
 @pytest.mark.spec("AWS-2.6: no quota for dedicated hosts pauses")
 def test_request_waits_for_quota_of_dedicated_hosts(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-81657574": 1}
-    start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": "us-east-1a"})
+    start(
+        bench,
+        aws,
+        aws.label(instance_type="c5.large", dedicated_host=True),
+        pool={"availability-zone": "us-east-1a"},
+    )
     first, node = one(bench)
     assert node.resources == {"cores": 0, "instances": 1, "ram": 0, "L-81657574": 1}
     second = waits(bench, "small")
@@ -173,9 +204,14 @@ def test_request_waits_for_quota_of_dedicated_hosts(bench: LauncherBench, aws: A
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("AWS-3.4: an instance type of a family without known code is launched, with a warning")
+@pytest.mark.spec(
+    "AWS-3.4: an instance type of a family without known code is launched, with a warning"
+)
 def test_instance_type_of_an_unknown_family_is_launched(
-    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: LauncherBench,
+    aws: AwsCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from nodepool.driver.aws.quota_codes import INSTANCE_QUOTA_CODES
 
@@ -188,7 +224,9 @@ def test_instance_type_of_an_unknown_family_is_launched(
 
 
 @pytest.mark.spec("AWS-3.22: use of a fleet's instance counts against the quota after the launch")
-def test_instance_of_a_fleet_uses_quota_after_its_launch(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_instance_of_a_fleet_uses_quota_after_its_launch(
+    bench: LauncherBench, aws: AwsCloud
+) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 2}
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
     start(bench, aws, aws.label("fleet", fleet=fleet), aws.label())

@@ -26,7 +26,10 @@ SAMPLES = 7
 def start(builders: BuilderBench, images: list[str], providers: list[str], **options: Any) -> Any:
     """A builder with the intervals of the program."""
     builder = builders.make(
-        builders.config([builders.image(name) for name in images], [builders.provider(name, images) for name in providers]),
+        builders.config(
+            [builders.image(name) for name in images],
+            [builders.provider(name, images) for name in providers],
+        ),
         **options,
     )
     builder.build_interval = builder.upload_interval = 10
@@ -40,7 +43,9 @@ def requests_sent(builder: Any) -> int:
     return int(builder.state.zk.client.client._connection._xid)
 
 
-@pytest.mark.spec("a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core")
+@pytest.mark.spec(
+    "a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core"
+)
 def test_builder_at_rest_needs_little_zookeeper_and_cpu(builders: BuilderBench) -> None:
     builder = start(builders, IMAGES, PROVIDERS, num_builders=2)
 
@@ -65,21 +70,27 @@ def test_builder_at_rest_needs_little_zookeeper_and_cpu(builders: BuilderBench) 
     sent, cpu, began = requests_sent(builder), time.process_time(), time.monotonic()
     time.sleep(WINDOW)  # the observation itself
     seconds = time.monotonic() - began
-    resting, share = (requests_sent(builder) - sent) / seconds * 60, (time.process_time() - cpu) / seconds
+    resting, share = (
+        (requests_sent(builder) - sent) / seconds * 60,
+        (time.process_time() - cpu) / seconds,
+    )
     # One whole pass of cleaning a minute.
     sent, cpu = requests_sent(builder), time.process_time()
     builder._janitor._cleanup()
     cleaning, cleaning_cpu = requests_sent(builder) - sent, time.process_time() - cpu
     assert builder.state.zk.client.client._connection is connection
     print(
-        f"at rest {resting:.0f} operations a minute and {cleaning} for cleaning; {share:.2%} of a core and "
+        f"at rest {resting:.0f} operations a minute and {cleaning} for cleaning; {share:.2%} of a "
+        "core and "
         f"{cleaning_cpu * 1000:.0f} ms for cleaning"
     )
     assert resting + cleaning < OPERATIONS_PER_MINUTE
     assert share + cleaning_cpu / 60 < CPU_SHARE
 
 
-@pytest.mark.spec("a request is being built within 0.2 s, a ready build is being uploaded within 0.2 s")
+@pytest.mark.spec(
+    "a request is being built within 0.2 s, a ready build is being uploaded within 0.2 s"
+)
 def test_requests_and_builds_are_processed_within_200_ms(builders: BuilderBench) -> None:
     """By the clock of the server; the median, since a loaded machine delays some."""
     start(builders, IMAGES[:1], PROVIDERS[:1])
@@ -98,10 +109,14 @@ def test_requests_and_builds_are_processed_within_200_ms(builders: BuilderBench)
         asked = time.time()
         builders.zk.submitBuildRequest(image)
         build = builders.wait_build(image, besides=tuple(known))
-        begins.append(kazoo.get(f"/nodepool/images/{image}/builds/{build.id}")[1].ctime / 1000 - asked)
+        begins.append(
+            kazoo.get(f"/nodepool/images/{image}/builds/{build.id}")[1].ctime / 1000 - asked
+        )
     print(
-        f"request to build: median {statistics.median(begins) * 1000:.0f} ms, worst {max(begins) * 1000:.0f} ms; "
-        f"build to upload: median {statistics.median(uploads) * 1000:.0f} ms, worst {max(uploads) * 1000:.0f} ms"
+        f"request to build: median {statistics.median(begins) * 1000:.0f} ms, worst "
+        f"{max(begins) * 1000:.0f} ms; "
+        f"build to upload: median {statistics.median(uploads) * 1000:.0f} ms, worst "
+        f"{max(uploads) * 1000:.0f} ms"
     )
     assert statistics.median(begins) < REACTION
     assert statistics.median(uploads) < REACTION

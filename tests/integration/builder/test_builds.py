@@ -1,4 +1,6 @@
-"""Builds by a whole builder with a stand-in for disk-image-create (BLD-2, BLD-6, BLD-7, BLD-13, BLD-21)."""
+"""Builds by a whole builder with a stand-in for disk-image-create (BLD-2, BLD-6, BLD-7, BLD-13,
+BLD-21).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.support.launcher import StatsdReceiver, expire_session
 Env = dict[str, Any]
 
 
-@pytest.mark.spec("BLD-21: Start and immediate stop works; builder_id.txt then holds a canonical version-4 UUID")
+@pytest.mark.spec(
+    "BLD-21: Start and immediate stop works; builder_id.txt then holds a canonical version-4 UUID"
+)
 def test_start_and_stop(builders: BuilderBench) -> None:
     config = builders.config([builders.image()])
     builder = builders.start(config)
@@ -72,7 +76,10 @@ def test_images_are_built_again_after_the_store_was_emptied(builders: BuilderBen
     assert [b.id for b in builders.builds(state=None)] == [build.id]
 
 
-@pytest.mark.spec("BLD-21: Start with one provider and one image: build, file, log and upload appear without any request")
+@pytest.mark.spec(
+    "BLD-21: Start with one provider and one image: build, file, log and upload appear without any "
+    "request"
+)
 def test_build_and_upload(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image()], [builders.provider()]))
     upload = builders.wait_upload()
@@ -85,7 +92,12 @@ def test_build_and_upload(builders: BuilderBench) -> None:
         f"{build.id}.qcow2.sha256",
     }
     assert builders.log_text("fake-image", build.id).endswith("Exit code: 0\n")
-    assert (build.username, build.python_path, build.shell_type, build.formats) == ("zuul", "auto", None, ["qcow2"])
+    assert (build.username, build.python_path, build.shell_type, build.formats) == (
+        "zuul",
+        "auto",
+        None,
+        ["qcow2"],
+    )
     assert (build.builder, len(build.builder_id)) == (builders.builders[0].state.fqdn, 36)
 
 
@@ -96,7 +108,8 @@ def test_nothing_is_readable_for_strangers(builders: BuilderBench) -> None:
         assert path.stat().st_mode & 0o007 == 0, path
 
 
-#: What disk-image-create does with its files at the end: some are written in images-dir, and a raw one is moved there.
+#: What disk-image-create does with its files at the end: some are written in images-dir, and a raw
+#: one is moved there.
 CONVERT = """#!/bin/bash
 set -eu
 while [ $# -gt 1 ]; do if [ "$1" = -o ]; then output=$2; fi; shift; done
@@ -143,8 +156,13 @@ while True:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as somebody else")
 @pytest.mark.parametrize("temporary", ["same file system", "other file system"])
-@pytest.mark.spec("issue 10, F11: nobody else can read an image, from its first byte, and the umask of the command stays")
-def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 10, F11: nobody else can read an image, from its first byte, and the umask of the "
+    "command stays"
+)
+def test_strangers_read_nothing_during_a_build(
+    builders: BuilderBench, temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory() as top, tempfile.TemporaryDirectory(dir="/dev/shm") as other:
         os.chmod(top, 0o755)
         builders.images_dir = pathlib.Path(top, "images")
@@ -153,9 +171,13 @@ def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary
         convert.write_text(CONVERT)
         convert.chmod(0o755)
         monkeypatch.setenv("TMPDIR", top if temporary == "same file system" else other)
-        image = builders.image(**{"dib-cmd": str(convert), "formats": ["raw", "qcow2"], "env-vars": {}})
+        image = builders.image(
+            **{"dib-cmd": str(convert), "formats": ["raw", "qcow2"], "env-vars": {}}
+        )
         config = builders.config([image])
-        spy = subprocess.Popen([sys.executable, "-c", SPY, str(builders.images_dir)], stdout=subprocess.PIPE, text=True)
+        spy = subprocess.Popen(
+            [sys.executable, "-c", SPY, str(builders.images_dir)], stdout=subprocess.PIPE, text=True
+        )
         try:
             assert spy.stdout is not None and spy.stdout.readline() == "looking\n"
             builder = builders.start(config)
@@ -172,10 +194,13 @@ def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary
 
 @pytest.mark.spec("BLD-7: the exact command line and environment")
 @pytest.mark.spec(
-    "BLD-21: Inherited abstract images reach the command with elements in order and merged environment; "
+    "BLD-21: Inherited abstract images reach the command with elements in order and merged "
+    "environment; "
     "DIB_RELEASE is the text 21 for an integer 21"
 )
-def test_command_gets_exact_arguments_and_environment(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_command_gets_exact_arguments_and_environment(
+    builders: BuilderBench, tmp_path: pathlib.Path
+) -> None:
     record = tmp_path / "calls"
     base = {
         "name": "base",
@@ -183,7 +208,12 @@ def test_command_gets_exact_arguments_and_environment(builders: BuilderBench, tm
         "elements": ["a", "b"],
         "release": 21,
         "dib-cmd": str(CREATE),
-        "env-vars": {"TMPDIR": str(tmp_path), "CREATE_RECORD": str(record), "OLD": "1", "BOTH": "1"},
+        "env-vars": {
+            "TMPDIR": str(tmp_path),
+            "CREATE_RECORD": str(record),
+            "OLD": "1",
+            "BOTH": "1",
+        },
     }
     image = {
         "name": "leaf",
@@ -213,7 +243,16 @@ def test_command_gets_exact_arguments_and_environment(builders: BuilderBench, tm
     environment = call["environment"]
     assert {
         key: environment.get(key)
-        for key in ("DIB_RELEASE", "DIB_IMAGE_NAME", "DIB_IMAGE_FILENAME", "ELEMENTS_PATH", "OLD", "BOTH", "NEW", "TMPDIR")
+        for key in (
+            "DIB_RELEASE",
+            "DIB_IMAGE_NAME",
+            "DIB_IMAGE_FILENAME",
+            "ELEMENTS_PATH",
+            "OLD",
+            "BOTH",
+            "NEW",
+            "TMPDIR",
+        )
     } == {
         "DIB_RELEASE": "21",
         "DIB_IMAGE_NAME": "leaf",
@@ -229,10 +268,16 @@ def test_command_gets_exact_arguments_and_environment(builders: BuilderBench, tm
 
 
 def test_private_temporary_directory(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
-    """Without a TMPDIR of the image, the build gets a directory that is removed with all that was left in it."""
+    """Without a TMPDIR of the image, the build gets a directory that is removed with all that
+    was left in it.
+    """
     record = tmp_path / "calls"
     builders.monkeypatch.setenv("TMPDIR", str(tmp_path))
-    builders.start(builders.config([builders.image(formats=["tar"], **{"env-vars": {"CREATE_RECORD": str(record)}})]))
+    builders.start(
+        builders.config(
+            [builders.image(formats=["tar"], **{"env-vars": {"CREATE_RECORD": str(record)}})]
+        )
+    )
     builders.wait_build()
     (call,) = builders.records(record)
     directory = pathlib.Path(call["environment"]["TMPDIR"])
@@ -241,7 +286,8 @@ def test_private_temporary_directory(builders: BuilderBench, tmp_path: pathlib.P
 
 
 @pytest.mark.spec(
-    "BLD-21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size gauge, "
+    "BLD-21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size "
+    "gauge, "
     "last_build and duration reported"
 )
 def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver) -> None:
@@ -258,12 +304,19 @@ def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver
         statsd.wait_any(f"{name}.phase.{phase}")
 
 
-@pytest.mark.spec("BLD-21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format")
-@pytest.mark.spec("BLD-21: Provider with a format different from the default builds and uploads that format")
-@pytest.mark.parametrize(
-    "clouds,formats", [(["fake"], ["qcow2"]), (["fake-vhd"], ["vhd"]), (["fake-vhd", "fake"], ["qcow2", "vhd"])]
+@pytest.mark.spec(
+    "BLD-21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format"
 )
-def test_formats_of_providers(builders: BuilderBench, statsd: StatsdReceiver, clouds: list[str], formats: list[str]) -> None:
+@pytest.mark.spec(
+    "BLD-21: Provider with a format different from the default builds and uploads that format"
+)
+@pytest.mark.parametrize(
+    "clouds,formats",
+    [(["fake"], ["qcow2"]), (["fake-vhd"], ["vhd"]), (["fake-vhd", "fake"], ["qcow2", "vhd"])],
+)
+def test_formats_of_providers(
+    builders: BuilderBench, statsd: StatsdReceiver, clouds: list[str], formats: list[str]
+) -> None:
     providers = [builders.provider(f"fake-{n}", cloud=cloud) for n, cloud in enumerate(clouds)]
     builders.start(builders.config([builders.image()], providers))
     build = builders.wait_build()
@@ -285,7 +338,14 @@ def test_docker_makes_no_file(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec("BLD-21: Build exceeding build-timeout ends failed, also when nothing is printed")
-@pytest.mark.parametrize("how", [{"CREATE_SLEEP": "3600"}, {"CREATE_CHATTER": "1"}, {"CREATE_SLEEP": "3600", "CREATE_DEAF": "1"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"CREATE_SLEEP": "3600"},
+        {"CREATE_CHATTER": "1"},
+        {"CREATE_SLEEP": "3600", "CREATE_DEAF": "1"},
+    ],
+)
 def test_build_that_exceeds_its_timeout_fails(
     builders: BuilderBench, tmp_path: pathlib.Path, how: Env, statsd: StatsdReceiver
 ) -> None:
@@ -298,7 +358,13 @@ def test_build_that_exceeds_its_timeout_fails(
     took = time.monotonic() - before
     assert took < limit(4 if "CREATE_DEAF" not in how else 14)
     assert build.formats == [] and build.username == "zuul"
-    wait_for(lambda: builders.log_text("fake-image", build.id).rstrip().endswith("Build timeout of 1 seconds exceeded"))
+    wait_for(
+        lambda: (
+            builders.log_text("fake-image", build.id)
+            .rstrip()
+            .endswith("Build timeout of 1 seconds exceeded")
+        )
+    )
     statsd.wait("nodepool.dib_image_build.fake-image.status.rc", "1|g")
     assert builders.wait_progress(build.id, FAILED).reason == "build-timeout of 1 s exceeded"
     pids = [int(line) for line in children.read_text().split()]
@@ -324,12 +390,16 @@ def test_command_that_is_missing(builders: BuilderBench) -> None:
     build = builders.wait_build("broken", state=FAILED)
     assert (build.username, build.formats) == (None, ["tar"])
     builders.wait_progress(build.id, FAILED)
-    assert "cannot start /does/not/exist: No such file or directory" in builders.progress(build.id).reason
+    assert (
+        "cannot start /does/not/exist: No such file or directory"
+        in builders.progress(build.id).reason
+    )
     builders.wait_build()
 
 
 @pytest.mark.spec(
-    "BLD-21: A failing image (exit status 127) gives a failed record; after the configuration is repaired "
+    "BLD-21: A failing image (exit status 127) gives a failed record; after the configuration is "
+    "repaired "
     "the image builds and the failed record goes; rc gauge reported 127"
 )
 def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver) -> None:
@@ -340,7 +410,9 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     statsd.wait("nodepool.dib_image_build.fake-image.status.rc", "127|g")
     assert "exit status 127: element not found" in builders.wait_progress(failed.id, FAILED).reason
     ready, told = builders.builders[0].getReadiness()
-    assert ready and any("the last build failed: " in line and "element not found" in line for line in told), told
+    assert ready and any(
+        "the last build failed: " in line and "element not found" in line for line in told
+    ), told
     builder.state.build_backoff._backoff = Backoff(3600, 3600)  # only the repair can end that
     builders.config([builders.image()], [builders.provider()])
     builders.wait_build()
@@ -355,7 +427,9 @@ def test_delay_of_a_failing_build_grows(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([image]), cleanup_interval=0)
     wait_for(lambda: len(builders.builds(state=FAILED)) == 3, what="three attempts")
     times = sorted(b.stat.ctime for b in builders.builds(state=FAILED))
-    assert times[1] - times[0] >= 1000 * PERIOD - 10 and times[2] - times[1] >= 2 * 1000 * PERIOD - 10
+    assert (
+        times[1] - times[0] >= 1000 * PERIOD - 10 and times[2] - times[1] >= 2 * 1000 * PERIOD - 10
+    )
     builder.state.build_backoff._backoff = Backoff(3600, 3600)
     builders.wait_builds(4, state=FAILED)
     count = len(builders.builds(state=FAILED))
@@ -367,7 +441,8 @@ def test_delay_of_a_failing_build_grows(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec(
-    "BLD-21: Storing the result fails (session lost): all local files of that build are removed even without a cleanup worker"
+    "BLD-21: Storing the result fails (session lost): all local files of that build are removed "
+    "even without a cleanup worker"
 )
 def test_result_that_cannot_be_stored(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
@@ -387,7 +462,9 @@ def test_result_that_cannot_be_stored(builders: BuilderBench, tmp_path: pathlib.
     builders.monkeypatch.undo()
 
 
-@pytest.mark.spec("BLD-21: While the build command is blocked, the record is building and carries the formats")
+@pytest.mark.spec(
+    "BLD-21: While the build command is blocked, the record is building and carries the formats"
+)
 def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
     block.touch()
@@ -397,7 +474,10 @@ def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -
     build = builders.wait_build(state=BUILDING)
     assert build.formats == ["qcow2", "tar"]
     assert (build.username, build.python_path, build.shell_type) == (None, None, None)
-    wait_for(lambda: builders.progress(build.id) and builders.progress(build.id).phase == "root", what="phase root")
+    wait_for(
+        lambda: builders.progress(build.id) and builders.progress(build.id).phase == "root",
+        what="phase root",
+    )
     progress = builders.progress(build.id)
     assert progress.running and progress.log.endswith(f"fake-image-{build.id}.log")
     block.unlink()
@@ -406,7 +486,9 @@ def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -
     assert set(builders.progress(build.id).sizes) == {"qcow2", "tar"}
 
 
-@pytest.mark.parametrize("built", ["another builder built it", "nobody else built it", "it was stored without an answer"])
+@pytest.mark.parametrize(
+    "built", ["another builder built it", "nobody else built it", "it was stored without an answer"]
+)
 def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_built_the_image(
     builders: BuilderBench, tmp_path: pathlib.Path, built: str
 ) -> None:
@@ -419,7 +501,11 @@ def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_bu
     client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
-    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(
+        lambda: client.session_id not in (None, session) and builder.session_usable.is_set(),
+        30,
+        "new session",
+    )
     theirs = ImageBuild("fake-image")
     theirs.state, theirs.formats = READY, ["tar"]
     others = built == "another builder built it"
@@ -429,7 +515,9 @@ def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_bu
         build.state = READY
         builders.zk.storeBuild("fake-image", build, build.id)
     block.unlink()
-    reason = wait_for(lambda: (progress := builders.progress(build.id)).ended and (progress.reason or "stored"))
+    reason = wait_for(
+        lambda: (progress := builders.progress(build.id)).ended and (progress.reason or "stored")
+    )
     assert ("another builder has built the image since" in reason) is others
     assert [found.id for found in builders.builds()] == [theirs.id if others else build.id]
     assert bool(builders.files("fake-image", build.id)) is not others
@@ -438,9 +526,12 @@ def test_result_of_a_build_in_a_lost_session_is_stored_unless_another_builder_bu
 def test_secrets_are_not_logged(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     secure = tmp_path / "secure.conf"
     secure.write_text(
-        "diskimages:\n  - name: fake-image\n    env-vars:\n      CREATE_STATUS: '66'\n      PASSWORD: Building in\n"
+        "diskimages:\n  - name: fake-image\n    env-vars:\n      CREATE_STATUS: '66'\n      "
+        "PASSWORD: Building in\n"
     )
-    builders.start(builders.config([builders.image(formats=["tar"])]), secure=str(secure), cleanup_interval=0)
+    builders.start(
+        builders.config([builders.image(formats=["tar"])]), secure=str(secure), cleanup_interval=0
+    )
     build = builders.wait_build(state=FAILED)
     wait_for(lambda: "Exit code: 66" in builders.log_text("fake-image", build.id))
     assert "Building in" not in builders.log_text("fake-image", build.id)
@@ -448,7 +539,10 @@ def test_secrets_are_not_logged(builders: BuilderBench, tmp_path: pathlib.Path) 
 
 
 def test_not_enough_disk_space(builders: BuilderBench) -> None:
-    builders.start(builders.config([builders.image(formats=["tar"])], **{"build-min-free": 10**9}), cleanup_interval=0)
+    builders.start(
+        builders.config([builders.image(formats=["tar"])], **{"build-min-free": 10**9}),
+        cleanup_interval=0,
+    )
     build = builders.wait_build(state=FAILED)
     builders.wait_progress(build.id, FAILED)
     assert str(builders.images_dir) in builders.progress(build.id).reason
@@ -459,10 +553,12 @@ def test_not_enough_disk_space(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec(
-    "BLD-21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; both logs exist (retention 1)"
+    "BLD-21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; "
+    "both logs exist (retention 1)"
 )
 @pytest.mark.spec(
-    "BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
+    "BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready "
+    "builds "
     "remain; the third is uploaded"
 )
 def test_old_builds_are_replaced_and_deleted(builders: BuilderBench) -> None:
@@ -489,10 +585,13 @@ def test_old_builds_are_replaced_and_deleted(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec(
-    "BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
+    "BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it "
+    "pending "
     "before and building while the lock is held"
 )
-def test_manual_request_causes_a_second_build(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_manual_request_causes_a_second_build(
+    builders: BuilderBench, tmp_path: pathlib.Path
+) -> None:
     from nodepool import status
 
     block = tmp_path / "block"
@@ -526,12 +625,18 @@ def test_manual_requests_go_first(builders: BuilderBench, tmp_path: pathlib.Path
     builders.wait_build("a", state=BUILDING)
     builders.zk.submitBuildRequest("c")
     block.unlink()
-    wait_for(lambda: builders.builds("b") and builders.builds("c") and not builders.zk.hasBuildRequest("c"))
+    wait_for(
+        lambda: (
+            builders.builds("b") and builders.builds("c") and not builders.zk.hasBuildRequest("c")
+        )
+    )
     (b,), (c,) = builders.builds("b"), builders.builds("c")
     assert c.stat.ctime < b.stat.ctime
 
 
-@pytest.mark.spec("BLD-21: pause: true: no build; other images go on. Provider-level pause: built, not uploaded")
+@pytest.mark.spec(
+    "BLD-21: pause: true: no build; other images go on. Provider-level pause: built, not uploaded"
+)
 def test_paused_image_is_not_built(builders: BuilderBench) -> None:
     paused, other = builders.image("paused", pause=True), builders.image("other")
     provider = builders.provider(images=["paused", {"name": "other", "pause": True}])
@@ -554,7 +659,9 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
         image["env-vars"] = {**image["env-vars"], "CREATE_SLEEP": "0.2"}
     (tmp_path / "images2").mkdir()
     first = builders.make(builders.config(images))
-    second = builders.make(builders.config(images, name="second.yaml", **{"images-dir": str(tmp_path / "images2")}))
+    second = builders.make(
+        builders.config(images, name="second.yaml", **{"images-dir": str(tmp_path / "images2")})
+    )
     first.start()
     second.start()
     for image in images:
@@ -564,7 +671,9 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
     assert {b.builder_id for b in every} == {first.state.builder_id, second.state.builder_id}
 
 
-@pytest.mark.spec("BLD-16: values are reloaded without restart; a bad file leaves the last good in force")
+@pytest.mark.spec(
+    "BLD-16: values are reloaded without restart; a bad file leaves the last good in force"
+)
 def test_invalid_reload_keeps_the_last_valid_configuration(builders: BuilderBench) -> None:
     path = pathlib.Path(builders.config([builders.image(formats=["tar"])]))
     builder = builders.start(str(path))
@@ -574,7 +683,12 @@ def test_invalid_reload_keeps_the_last_valid_configuration(builders: BuilderBenc
     wait_for(lambda: builder.config_state.error is not None, what="bad file noticed")
     assert "fake-image" in builder._config.diskimages
     path.write_text(good.replace("formats:\n  - tar", "formats:\n  - raw\n  - tar"))
-    wait_for(lambda: builder.config_state.error is None and any(b.formats == ["raw", "tar"] for b in builders.builds()))
+    wait_for(
+        lambda: (
+            builder.config_state.error is None
+            and any(b.formats == ["raw", "tar"] for b in builders.builds())
+        )
+    )
 
 
 def test_broken_records_stop_nothing(builders: BuilderBench) -> None:
@@ -582,9 +696,15 @@ def test_broken_records_stop_nothing(builders: BuilderBench) -> None:
     kazoo.create("/nodepool/images/fake-image/builds/" + "0" * 32, b"{", makepath=True)
     kazoo.create("/nodepool/images/other/builds/" + "1" * 32, b"", makepath=True)
     builders.start(
-        builders.config([builders.image(), builders.image("other")], [builders.provider(images=["fake-image", "other"])])
+        builders.config(
+            [builders.image(), builders.image("other")],
+            [builders.provider(images=["fake-image", "other"])],
+        )
     )
     builders.wait_upload("fake-image")
     builders.wait_upload("other")
-    wait_for(lambda: "1" * 32 not in kazoo.get_children("/nodepool/images/other/builds"), what="empty record removed")
+    wait_for(
+        lambda: "1" * 32 not in kazoo.get_children("/nodepool/images/other/builds"),
+        what="empty record removed",
+    )
     assert kazoo.get("/nodepool/images/fake-image/builds/" + "0" * 32)[0] == b"{"

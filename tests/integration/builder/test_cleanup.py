@@ -20,7 +20,15 @@ from nodepool.zk import paths
 from nodepool.zk.facade.images import ImageMethods
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure
-from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    READY,
+    UPLOADING,
+    ImageBuild,
+    ImageUpload,
+)
 from tests.conftest import wait_for
 from tests.support.builder import BuilderBench
 from tests.support.deadline import limit
@@ -38,7 +46,10 @@ def config(
     **top: Any,
 ) -> str:
     return builders.config(
-        [builders.image()] if images is None else images, providers, name, **{"drivers-path": [DRIVERS], **top}
+        [builders.image()] if images is None else images,
+        providers,
+        name,
+        **{"drivers-path": [DRIVERS], **top},
     )
 
 
@@ -81,7 +92,11 @@ def store_upload(
     age: float = 0.0,
 ) -> str:
     upload = ImageUpload()
-    upload.state, upload.external_id, upload.external_name = state, external_id, external_id and f"name-{external_id}"
+    upload.state, upload.external_id, upload.external_name = (
+        state,
+        external_id,
+        external_id and f"name-{external_id}",
+    )
     upload.format = "qcow2"
     assert upload.state_time is not None
     upload.state_time -= age
@@ -101,20 +116,26 @@ def cloud(tmp_path: pathlib.Path) -> BalkyCloud:
 # -- configuration
 
 
-@pytest.mark.spec("BLD-21: diskimages: [] for provider 2: its uploads vanish, provider 1's record stays unchanged")
+@pytest.mark.spec(
+    "BLD-21: diskimages: [] for provider 2: its uploads vanish, provider 1's record stays unchanged"
+)
 def test_provider_without_images(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
     builders.start(config(builders, [one.provider(), two.provider()]))
     before, _ = builders.wait_upload(provider="one"), builders.wait_upload(provider="two")
     config(builders, [one.provider(), two.provider([])])
-    wait_for(lambda: not builders.uploads(provider="two", state=None), what="uploads of provider two gone")
+    wait_for(
+        lambda: not builders.uploads(provider="two", state=None),
+        what="uploads of provider two gone",
+    )
     assert two.images() == [] and len(one.images()) == 1
     (after,) = builders.uploads(provider="one", state=None)
     assert after == before and after.stat.mzxid == before.stat.mzxid
 
 
 @pytest.mark.spec(
-    "BLD-21: Adding an image builds and uploads it; removing an image everywhere deletes upload, files and build record"
+    "BLD-21: Adding an image builds and uploads it; removing an image everywhere deletes upload, "
+    "files and build record"
 )
 def test_image_added_and_removed(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
@@ -138,7 +159,9 @@ def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
     builders.zk.setImagePaused(IMAGE, True)
     builders.zk.submitBuildRequest("wanted")
     builders.start(config(builders, []))
-    wait_for(lambda: "unknown" not in builders.zk.getImageNames(), what="image without anything gone")
+    wait_for(
+        lambda: "unknown" not in builders.zk.getImageNames(), what="image without anything gone"
+    )
     assert sorted(builders.zk.getImageNames()) == [IMAGE, "forgotten", "wanted"]
 
 
@@ -146,11 +169,16 @@ def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec(
-    "BLD-21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; when the "
+    "BLD-21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; "
+    "when the "
     "cloud works again, upload and build records vanish"
 )
-@pytest.mark.spec("BLD-21: Deletion of an upload is repeated (at least five times in the test) until it succeeds")
-def test_refused_deletion_is_retried_until_it_succeeds(builders: BuilderBench, cloud: BalkyCloud) -> None:
+@pytest.mark.spec(
+    "BLD-21: Deletion of an upload is repeated (at least five times in the test) until it succeeds"
+)
+def test_refused_deletion_is_retried_until_it_succeeds(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
     builders.start(config(builders, [cloud.provider()]))
     upload = builders.wait_upload(provider="balky")
     cloud.do("delete-fails")
@@ -163,35 +191,49 @@ def test_refused_deletion_is_retried_until_it_succeeds(builders: BuilderBench, c
     assert cloud.images() == []
 
 
-def test_hanging_cloud_stops_nothing(builders: BuilderBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cloud hangs: other clouds, images and passes go on; its upload is not deleted twice at a time."""
+def test_hanging_cloud_stops_nothing(
+    builders: BuilderBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cloud hangs: other clouds, images and passes go on; its upload is not deleted twice at
+    a time.
+    """
     monkeypatch.setattr("nodepool.builder.cleanup.worker.CLOUD_WAIT", 0.3)
     slow, quick = BalkyCloud(tmp_path, "slow"), BalkyCloud(tmp_path, "quick")
     images = [builders.image("a"), builders.image("b")]
     names = ["a", "b"]
-    builder = builders.start(config(builders, [slow.provider(names), quick.provider(names)], images))
+    builder = builders.start(
+        config(builders, [slow.provider(names), quick.provider(names)], images)
+    )
     found = {name: builders.wait_upload(name, "slow") for name in names}
     for name in names:
         builders.wait_upload(name, "quick")
     slow.do("delete-blocks")
     config(builders, [slow.provider([]), quick.provider([])], [])
     wait_for(lambda: not quick.images(), what="images of the quick cloud gone")
-    wait_for(lambda: not any(builders.files(name, u.build_id) for name, u in found.items()), what="files gone")
+    wait_for(
+        lambda: not any(builders.files(name, u.build_id) for name, u in found.items()),
+        what="files gone",
+    )
     wait_for(lambda: slow.calls("delete"), what="call to the slow cloud")
     started = time.monotonic()
     for _ in range(3):
         builder._janitor._cleanup()
     assert time.monotonic() - started < limit(2)
     assert len(slow.calls("delete")) == 1
-    assert [t.name for t in threading.enumerate() if t.name.startswith("CleanupWorker.0-") and "config" not in t.name] == [
-        "CleanupWorker.0-slow"
-    ]
+    assert [
+        t.name
+        for t in threading.enumerate()
+        if t.name.startswith("CleanupWorker.0-") and "config" not in t.name
+    ] == ["CleanupWorker.0-slow"]
     slow.stop_doing("delete-blocks")
     for name, upload in found.items():
         builders.wait_gone(name, upload.build_id)
     assert slow.images() == []
     assert len(slow.calls("delete")) == 2
-    wait_for(lambda: not any(t.name == "CleanupWorker.0-slow" for t in threading.enumerate()), what="lane ended")
+    wait_for(
+        lambda: not any(t.name == "CleanupWorker.0-slow" for t in threading.enumerate()),
+        what="lane ended",
+    )
 
 
 def test_builder_stops_while_a_cloud_hangs(builders: BuilderBench, cloud: BalkyCloud) -> None:
@@ -209,8 +251,14 @@ def test_builder_stops_while_a_cloud_hangs(builders: BuilderBench, cloud: BalkyC
     assert cloud.images() == []
 
 
-@pytest.mark.spec("BLD-10.D: deletion by external name and external id; no external id: nothing to delete in the cloud")
-@pytest.mark.spec("BLD-21: Upload record without external name and id: the build is still removed and rotation goes on")
+@pytest.mark.spec(
+    "BLD-10.D: deletion by external name and external id; no external id: nothing to delete in the "
+    "cloud"
+)
+@pytest.mark.spec(
+    "BLD-21: Upload record without external name and id: the build is still removed and rotation "
+    "goes on"
+)
 def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builds = [store_build(builders, age=100.0 - n) for n in range(3)]
     for build_id in builds:
@@ -221,9 +269,12 @@ def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -
     assert cloud.calls("delete") == []
 
 
-@pytest.mark.spec("BLD-14: every builder cleans records and cloud images of all it knows, files only its own")
 @pytest.mark.spec(
-    "BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet uploaded build"
+    "BLD-14: every builder cleans records and cloud images of all it knows, files only its own"
+)
+@pytest.mark.spec(
+    "BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but "
+    "not yet uploaded build"
 )
 def test_builder_deletes_only_its_own_files(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
@@ -253,26 +304,38 @@ def test_builder_deletes_only_its_own_files(builders: BuilderBench, tmp_path: pa
 # -- records
 
 
-@pytest.mark.spec("BLD-21: A record uploading without lock, next to a good upload of a kept build, is dropped")
-def test_abandoned_upload_of_a_kept_build_is_dropped(builders: BuilderBench, cloud: BalkyCloud) -> None:
+@pytest.mark.spec(
+    "BLD-21: A record uploading without lock, next to a good upload of a kept build, is dropped"
+)
+def test_abandoned_upload_of_a_kept_build_is_dropped(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
     builder = builders.start(config(builders, [cloud.provider()]))
     good = builders.wait_upload(provider="balky")
     store_upload(builders, good.build_id, "balky", UPLOADING, external_id=None)
     with builders.zk.imageUploadLock(IMAGE, good.build_id, "balky"):
         builder._janitor._cleanup()
         assert builders.uploads(provider="balky", state=UPLOADING)
-    wait_for(lambda: not builders.uploads(provider="balky", state=UPLOADING), what="abandoned record dropped")
+    wait_for(
+        lambda: not builders.uploads(provider="balky", state=UPLOADING),
+        what="abandoned record dropped",
+    )
     assert [u.id for u in builders.uploads(provider="balky", state=None)] == [good.id]
     assert cloud.calls("delete") == []
 
 
-@pytest.mark.spec("BLD-11: Failed and abandoned builds disappear on the next pass; files of abandoned builds with them")
+@pytest.mark.spec(
+    "BLD-11: Failed and abandoned builds disappear on the next pass; files of abandoned builds "
+    "with them"
+)
 def test_abandoned_build_is_deleted_with_its_files(builders: BuilderBench) -> None:
     failed = store_build(builders, state=FAILED)
     abandoned = store_build(builders, state=BUILDING)
     running = store_build(builders, "other", BUILDING)
     with builders.zk.imageBuildLock("other"):
-        builder = builders.start(config(builders, [], [builders.image(pause=True), builders.image("other", pause=True)]))
+        builder = builders.start(
+            config(builders, [], [builders.image(pause=True), builders.image("other", pause=True)])
+        )
         builders.wait_gone(IMAGE, failed)
         builders.wait_gone(IMAGE, abandoned)
         builder._janitor._cleanup()
@@ -281,9 +344,15 @@ def test_abandoned_build_is_deleted_with_its_files(builders: BuilderBench) -> No
     builders.wait_gone("other", running)
 
 
-@pytest.mark.spec("BLD-11: failed and abandoned records go with the next pass; what is marked deleting goes at once")
+@pytest.mark.spec(
+    "BLD-11: failed and abandoned records go with the next pass; what is marked deleting goes at "
+    "once"
+)
 def test_events_do_not_hide_failures(builders: BuilderBench, cloud: BalkyCloud) -> None:
-    builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]), cleanup_interval=3600)
+    builder = builders.start(
+        config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]),
+        cleanup_interval=3600,
+    )
     wait_for(lambda: builder._janitor._next_whole > 0, what="first pass")
     kept = store_build(builders)
     failed = store_build(builders, state=FAILED)
@@ -292,17 +361,30 @@ def test_events_do_not_hide_failures(builders: BuilderBench, cloud: BalkyCloud) 
     build = store_build(builders, state=DELETING)
     started = time.monotonic()
     builders.wait_gone(IMAGE, build)
-    wait_for(lambda: upload not in [u.id for u in builders.uploads(provider="balky", state=None)], what="upload gone")
+    wait_for(
+        lambda: upload not in [u.id for u in builders.uploads(provider="balky", state=None)],
+        what="upload gone",
+    )
     assert time.monotonic() - started < limit(4)
     assert [b.id for b in builders.builds(state=FAILED)] == [failed]
     assert [u.id for u in builders.uploads(provider="balky", state=FAILED)] == [failed_upload]
     builder._janitor._cleanup()
-    assert builders.builds(state=FAILED) == [] and builders.uploads(provider="balky", state=None) == []
+    assert (
+        builders.builds(state=FAILED) == [] and builders.uploads(provider="balky", state=None) == []
+    )
 
 
-@pytest.mark.spec("BLD-1.2: others call _cleanup(), also of a stopped worker, and expect that it deletes in clouds")
-def test_pass_of_a_stopped_worker_deletes_in_clouds(builders: BuilderBench, cloud: BalkyCloud) -> None:
-    builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]), cleanup_interval=3600)
+@pytest.mark.spec(
+    "BLD-1.2: others call _cleanup(), also of a stopped worker, and expect that it deletes in "
+    "clouds"
+)
+def test_pass_of_a_stopped_worker_deletes_in_clouds(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
+    builder = builders.start(
+        config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]),
+        cleanup_interval=3600,
+    )
     builder._janitor.shutdown()
     builder._janitor.join()
     store_upload(builders, store_build(builders), "balky", DELETING)
@@ -320,9 +402,14 @@ def test_unreadable_record_blocks_nothing_else(
     kazoo.set(f"/nodepool/images/{IMAGE}/builds/{bad}", b"{no json")
     with_bad_upload = store_build(builders, age=900)
     number = store_upload(builders, with_bad_upload, "balky")
-    kazoo.set(f"/nodepool/images/{IMAGE}/builds/{with_bad_upload}/providers/balky/images/{number}", b'{"state": 7}')
+    kazoo.set(
+        f"/nodepool/images/{IMAGE}/builds/{with_bad_upload}/providers/balky/images/{number}",
+        b'{"state": 7}',
+    )
     old = [store_build(builders, age=500.0 - n) for n in range(3)]
-    builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]))
+    builder = builders.start(
+        config(builders, [cloud.provider([paused()])], [builders.image(pause=True)])
+    )
     builders.wait_gone(IMAGE, old[0])
     for _ in range(2):
         builder._janitor._cleanup()
@@ -335,7 +422,9 @@ def test_unreadable_record_blocks_nothing_else(
     builders.wait_gone(IMAGE, bad)
 
 
-@pytest.mark.spec("BLD-4: a record with no data must be treated as absent everywhere and be removed by cleanup")
+@pytest.mark.spec(
+    "BLD-4: a record with no data must be treated as absent everywhere and be removed by cleanup"
+)
 def test_record_without_data_is_removed(builders: BuilderBench, cloud: BalkyCloud) -> None:
     kazoo = builders.zk.kazoo_client
     kept = store_build(builders)
@@ -345,9 +434,16 @@ def test_record_without_data_is_removed(builders: BuilderBench, cloud: BalkyClou
     kazoo.ensure_path(f"{path}/{kept}/providers/balky/images/0000000007/lock")
     held = "c" * 32
     with builders.zk.imageBuildIdLock(IMAGE, held):
-        builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]))
-        wait_for(lambda: set(builders.zk.getBuildIds(IMAGE)) == {kept, held}, what="empty builds gone")
-        wait_for(lambda: builders.zk.getImageUploadNumbers(IMAGE, kept, "balky") == [], what="empty upload gone")
+        builder = builders.start(
+            config(builders, [cloud.provider([paused()])], [builders.image(pause=True)])
+        )
+        wait_for(
+            lambda: set(builders.zk.getBuildIds(IMAGE)) == {kept, held}, what="empty builds gone"
+        )
+        wait_for(
+            lambda: builders.zk.getImageUploadNumbers(IMAGE, kept, "balky") == [],
+            what="empty upload gone",
+        )
         builder._janitor._cleanup()
         assert held in builders.zk.getBuildIds(IMAGE)
     wait_for(lambda: builders.zk.getBuildIds(IMAGE) == [kept], what="third empty build gone")
@@ -365,7 +461,9 @@ def test_upload_of_a_build_that_is_gone(builders: BuilderBench, cloud: BalkyClou
 # -- files
 
 
-@pytest.mark.spec("BLD-10.C, BLD-10.E: files without record, stray manifests and checksums go; others stay")
+@pytest.mark.spec(
+    "BLD-10.C, BLD-10.E: files without record, stray manifests and checksums go; others stay"
+)
 def test_files_without_record_are_deleted(builders: BuilderBench) -> None:
     kept = store_build(builders)
     store_files(builders, IMAGE, "e" * 32)
@@ -376,8 +474,12 @@ def test_files_without_record_are_deleted(builders: BuilderBench) -> None:
     builders.start(config(builders, [], [builders.image(pause=True)]))
     wanted = {f"{kept}.{e}" for e in ("qcow2", "qcow2.md5", "qcow2.sha256", "d")}
     wait_for(lambda: builders.files() == wanted, what="orphans gone")
-    wait_for(lambda: builders.files("some-other-image") == set(), what="files of an unknown image gone")
-    assert (builders.images_dir / "notes.txt").exists() and (builders.images_dir / "builder_id.txt").exists()
+    wait_for(
+        lambda: builders.files("some-other-image") == set(), what="files of an unknown image gone"
+    )
+    assert (builders.images_dir / "notes.txt").exists() and (
+        builders.images_dir / "builder_id.txt"
+    ).exists()
 
 
 @pytest.mark.spec("BLD-21: dib-image-delete: record, files gone; works without manifest directory")
@@ -401,7 +503,8 @@ def test_build_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud, manife
 
 
 @pytest.mark.spec(
-    "BLD-21: with the owning builder offline another builder removes the record and the owner removes the files after its restart"
+    "BLD-21: with the owning builder offline another builder removes the record and the owner "
+    "removes the files after its restart"
 )
 def test_owner_is_offline(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     path = config(builders, [], [builders.image(formats=["tar"])])
@@ -410,7 +513,9 @@ def test_owner_is_offline(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
     builders.stop(owner)
     (tmp_path / "images2").mkdir()
     images = [builders.image(formats=["tar"], pause=True)]
-    other = builders.start(config(builders, [], images, "second.yaml", **{"images-dir": str(tmp_path / "images2")}))
+    other = builders.start(
+        config(builders, [], images, "second.yaml", **{"images-dir": str(tmp_path / "images2")})
+    )
     build.state = DELETING
     builders.zk.storeBuild(IMAGE, build, build.id)
     wait_for(lambda: build.id not in builders.zk.getBuildIds(IMAGE), what="record gone")
@@ -426,7 +531,11 @@ def test_upload_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud) -> No
     upload = builders.wait_upload(provider="balky")
     upload.state = DELETING
     builders.zk.storeImageUpload(IMAGE, upload.build_id, "balky", upload, upload.id)
-    wait_for(lambda: upload.id not in [u.id for u in builders.uploads(provider="balky", state=None)], 5, "upload gone")
+    wait_for(
+        lambda: upload.id not in [u.id for u in builders.uploads(provider="balky", state=None)],
+        5,
+        "upload gone",
+    )
     # Unless it is paused, the deleted image is uploaded again.
     again = builders.wait_upload(provider="balky")
     assert again.build_id == upload.build_id and again.external_id != upload.external_id
@@ -434,7 +543,8 @@ def test_upload_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud) -> No
 
 
 @pytest.mark.spec(
-    "BLD-21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider failing: while "
+    "BLD-21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider "
+    "failing: while "
     "building, a cleanup pass deletes nothing; afterwards qcow2 and vhd remain, raw is gone"
 )
 def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
@@ -466,7 +576,8 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
     wait_for(lambda: builders.formats(IMAGE, build.id) == {"qcow2", "vhd"}, what="raw gone")
     builder._janitor._cleanup()
     assert builders.files(IMAGE, build.id) == {
-        f"{build.id}.{e}" for e in ("d", "qcow2", "qcow2.md5", "qcow2.sha256", "vhd", "vhd.md5", "vhd.sha256")
+        f"{build.id}.{e}"
+        for e in ("d", "qcow2", "qcow2.md5", "qcow2.sha256", "vhd", "vhd.md5", "vhd.sha256")
     }
     vhd.stop_doing("upload-fails")
     builders.wait_upload(provider="vhd")
@@ -476,7 +587,9 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
 
 @pytest.mark.spec("BLD-12: delete a format only after at least one upload of it")
 def test_delete_after_upload_without_provider(builders: BuilderBench) -> None:
-    builder = builders.start(config(builders, [], [builders.image(formats=["tar"], **{"delete-after-upload": True})]))
+    builder = builders.start(
+        config(builders, [], [builders.image(formats=["tar"], **{"delete-after-upload": True})])
+    )
     build = builders.wait_build()
     builder._janitor._cleanup()
     assert builders.formats(IMAGE, build.id) == {"tar"}
@@ -485,7 +598,9 @@ def test_delete_after_upload_without_provider(builders: BuilderBench) -> None:
 # -- progress records
 
 
-def test_obsolete_progress_records_are_deleted(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_obsolete_progress_records_are_deleted(
+    builders: BuilderBench, tmp_path: pathlib.Path
+) -> None:
     store = builders.zk.progress
     now = time.time()
     ids = {name: (name[0] * 32) for name in ("dead", "baked", "fresh-failure", "old-failure")}
@@ -509,7 +624,10 @@ def test_obsolete_progress_records_are_deleted(builders: BuilderBench, tmp_path:
             )
         )
         wait_for(
-            lambda: not {ids["baked"], ids["old-failure"]} & set(builders.zk.readProgress(cached=False).builds),
+            lambda: (
+                not {ids["baked"], ids["old-failure"]}
+                & set(builders.zk.readProgress(cached=False).builds)
+            ),
             what="old records gone",
         )
         wait_for(lambda: builders.progress(ids["dead"]).state == FAILED, what="dead build known")
@@ -518,14 +636,22 @@ def test_obsolete_progress_records_are_deleted(builders: BuilderBench, tmp_path:
         builder._janitor._cleanup()
         assert builders.progress(running).state == BUILDING
         assert finished in {b.id for b in builders.builds("other")}
-    wait_for(lambda: builders.progress(running).state == FAILED, what="end of the other build noticed")
     wait_for(
-        lambda: set(builders.zk.readProgress(cached=False).failures) == {(IMAGE, "fake-provider"), ("other", "theirs")},
+        lambda: builders.progress(running).state == FAILED, what="end of the other build noticed"
+    )
+    wait_for(
+        lambda: (
+            set(builders.zk.readProgress(cached=False).failures)
+            == {(IMAGE, "fake-provider"), ("other", "theirs")}
+        ),
         what="forgotten failures gone",
     )
     # A pair that was ours and is no more.
     config(builders, [], [builders.image(pause=True), builders.image("other", pause=True)])
-    wait_for(lambda: set(builders.zk.readProgress(cached=False).failures) == {("other", "theirs")}, what="failure gone")
+    wait_for(
+        lambda: set(builders.zk.readProgress(cached=False).failures) == {("other", "theirs")},
+        what="failure gone",
+    )
 
 
 # -- statistics, cost
@@ -542,7 +668,9 @@ def test_gauges_are_sent_after_each_pass(
     images = [blocked, builders.image(), builders.image("asleep", pause=True)]
     builders.zk.submitBuildRequest("asleep")
     block.touch()
-    builder = builders.start(config(builders, [cloud.provider([IMAGE, paused("blocked")])], images), num_builders=2)
+    builder = builders.start(
+        config(builders, [cloud.provider([IMAGE, paused("blocked")])], images), num_builders=2
+    )
     prefix = f"nodepool.builder.{builder.state.fqdn}"
     statsd.wait("nodepool.image_build_requests", "1|g")
     statsd.wait("nodepool.image.asleep.image_build_requests", "1|g")
@@ -564,7 +692,10 @@ def test_gauges_are_sent_after_each_pass(
     block.unlink()
     cloud.stop_doing("upload-blocks")
     builders.wait_upload(provider="balky")
-    wait_for(lambda: statsd.last(f"{prefix}.image.fake-image.provider.balky.upload.state") == "0|g", what="idle again")
+    wait_for(
+        lambda: statsd.last(f"{prefix}.image.fake-image.provider.balky.upload.state") == "0|g",
+        what="idle again",
+    )
 
 
 def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -> None:
@@ -573,7 +704,10 @@ def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -
     # Old ones that stay for their uploads.
     for build_id in builds[:2]:
         store_upload(builders, build_id, "balky")
-    builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]), cleanup_interval=3600)
+    builder = builders.start(
+        config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]),
+        cleanup_interval=3600,
+    )
     wait_for(lambda: builder._janitor._next_whole > 0, what="first pass")
     builder._janitor._cleanup()
     kazoo = builder.zk.kazoo_client
@@ -586,7 +720,9 @@ def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -
     assert {b.id for b in builders.builds()} == set(builds)
 
 
-@pytest.mark.spec("issue 11, users 5: it is told that images go which this configuration does not name")
+@pytest.mark.spec(
+    "issue 11, users 5: it is told that images go which this configuration does not name"
+)
 def test_images_of_another_configuration_are_told_of(
     builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -596,12 +732,18 @@ def test_images_of_another_configuration_are_told_of(
     ours = store_build(builders)
     builders.start(config(builders, [cloud.provider([paused()])]))
     wait_for(lambda: not builders.builds("theirs", None), what="the builds of the image are gone")
-    told = [r.getMessage() for r in caplog.records if "is not in the configuration of this builder" in r.getMessage()]
+    told = [
+        r.getMessage()
+        for r in caplog.records
+        if "is not in the configuration of this builder" in r.getMessage()
+    ]
     assert len(told) == 1 and told[0].startswith("Image theirs ") and "made by host" in told[0]
     assert [build.id for build in builders.builds()] == [ours]
 
 
-@pytest.mark.spec("issue 11, users 5: a session that expires during a pass is no error of the builder")
+@pytest.mark.spec(
+    "issue 11, users 5: a session that expires during a pass is no error of the builder"
+)
 @pytest.mark.parametrize("error", [SessionExpiredError, ConnectionLoss, ConnectionClosedError])
 @pytest.mark.parametrize("where", ["finish", "readImages"])
 def test_a_broken_connection_is_one_line(
@@ -628,18 +770,26 @@ def test_a_broken_connection_is_one_line(
     assert failed
     lines = [r for r in caplog.records if "connection to ZooKeeper broke" in r.getMessage()]
     assert [(r.levelname, r.exc_info) for r in lines] == [("WARNING", None)]
-    assert not [r for r in caplog.records if r.levelname == "ERROR" and r.name.startswith("nodepool.builder")]
+    assert not [
+        r
+        for r in caplog.records
+        if r.levelname == "ERROR" and r.name.startswith("nodepool.builder")
+    ]
 
 
 def test_record_that_changes_after_the_lock_was_lost_is_not_marked_for_deletion(
     builders: BuilderBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another builder takes the lock of an expired session, and stores its result between our read and our write."""
+    """Another builder takes the lock of an expired session, and stores its result between our
+    read and our write.
+    """
     build_id = store_build(builders, state=BUILDING, files=False)
     number = store_upload(builders, build_id, "prov", state=UPLOADING, external_id=None)
     zk: Any = builders.zk
     state: Any = SimpleNamespace(zk=zk)
-    cleaner = RecordCleaner(state, ProviderQueues("test", logging.getLogger(), lambda: True), logging.getLogger())
+    cleaner = RecordCleaner(
+        state, ProviderQueues("test", logging.getLogger(), lambda: True), logging.getLogger()
+    )
     upload = zk.getImageUpload(IMAGE, build_id, "prov", number)
 
     read = ImageMethods.getImageUpload
@@ -666,6 +816,8 @@ def test_record_that_changes_after_the_lock_was_lost_is_not_marked_for_deletion(
         return found
 
     monkeypatch.setattr(zk.kazoo_client, "get", get_before)
-    assert not cleaner.finish(RemovalPlan(IMAGE, build_id, BUILDING, remove=True), Snapshot(ImageData()))
+    assert not cleaner.finish(
+        RemovalPlan(IMAGE, build_id, BUILDING, remove=True), Snapshot(ImageData())
+    )
     monkeypatch.undo()
     assert zk.getBuild(IMAGE, build_id).state == READY

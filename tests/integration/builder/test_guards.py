@@ -20,7 +20,15 @@ from nodepool.builder.upload.claims import UploadClaims
 from nodepool.builder.upload.job import UploadJob
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock
-from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    READY,
+    UPLOADING,
+    ImageBuild,
+    ImageUpload,
+)
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot
 
@@ -31,7 +39,9 @@ LOG = logging.getLogger("test")
 class Scene:
     """A builder without threads, and the records of one build with one upload."""
 
-    def __init__(self, zk: ZooKeeper, state: str, upload: str | None = None, external_id: str | None = None) -> None:
+    def __init__(
+        self, zk: ZooKeeper, state: str, upload: str | None = None, external_id: str | None = None
+    ) -> None:
         self.zk = zk
         self.deleted: list[str] = []
         self.state = BuilderState(lambda: None)
@@ -47,7 +57,9 @@ class Scene:
 
     @contextmanager
     def _use(self, _config: Any, _provider: str) -> Iterator[Any]:
-        yield SimpleNamespace(deleteImage=lambda _name, external_id: self.deleted.append(external_id))
+        yield SimpleNamespace(
+            deleteImage=lambda _name, external_id: self.deleted.append(external_id)
+        )
 
     def store_upload(self, state: str, external_id: str | None = None) -> str:
         record = ImageUpload(self.build_id, PROVIDER, IMAGE)
@@ -74,7 +86,9 @@ class Scene:
 
     def finish(self, state: str) -> bool:
         """Remove the build, which had this state when it was read."""
-        return self.cleaner.finish(RemovalPlan(IMAGE, self.build_id, state), Snapshot(self.zk.readImages(cached=False)))
+        return self.cleaner.finish(
+            RemovalPlan(IMAGE, self.build_id, state), Snapshot(self.zk.readImages(cached=False))
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +131,9 @@ def test_upload_that_has_changed_meanwhile_is_not_marked_for_deletion(zk: ZooKee
     assert scene.upload == READY
 
 
-def test_upload_that_somebody_deletes_is_not_marked_for_deletion(zk: ZooKeeper, other: ZooKeeper) -> None:
+def test_upload_that_somebody_deletes_is_not_marked_for_deletion(
+    zk: ZooKeeper, other: ZooKeeper
+) -> None:
     scene = Scene(zk, READY, FAILED)
     with other.imageUploadNumberLock(scene.upload_as(FAILED)):
         assert not scene.cleaner.delete(scene.upload_as(FAILED))
@@ -138,7 +154,9 @@ def test_image_of_an_upload_that_is_not_to_be_deleted_stays_in_the_cloud(zk: Zoo
     assert scene.upload == READY and scene.deleted == []
 
 
-def test_image_that_another_builder_deletes_is_not_deleted_twice(zk: ZooKeeper, other: ZooKeeper) -> None:
+def test_image_that_another_builder_deletes_is_not_deleted_twice(
+    zk: ZooKeeper, other: ZooKeeper
+) -> None:
     scene = Scene(zk, READY, DELETING, "there")
     with other.imageUploadNumberLock(scene.upload_as(DELETING)):
         scene.cleaner.delete(scene.upload_as(DELETING, "there"))
@@ -157,7 +175,10 @@ def test_build_that_has_got_an_upload_meanwhile_is_not_removed(zk: ZooKeeper) ->
 
 def test_build_that_is_being_uploaded_is_not_removed(zk: ZooKeeper) -> None:
     scene = Scene(zk, FAILED)
-    plan, snapshot = RemovalPlan(IMAGE, scene.build_id, FAILED), Snapshot(zk.readImages(cached=False))
+    plan, snapshot = (
+        RemovalPlan(IMAGE, scene.build_id, FAILED),
+        Snapshot(zk.readImages(cached=False)),
+    )
     snapshot.data.upload_locks.add((IMAGE, scene.build_id, PROVIDER))
     assert not scene.cleaner.finish(plan, snapshot)
     assert scene.build == FAILED
@@ -224,7 +245,9 @@ def test_image_that_another_builder_builds_is_not_built(
     assert not built.called
 
 
-def test_two_workers_of_a_builder_never_build_one_image(zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, built: Mock) -> None:
+def test_two_workers_of_a_builder_never_build_one_image(
+    zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, built: Mock
+) -> None:
     scene = Scene(zk, READY)
     lock = HeldLock(zk.client, f"{paths.builds(IMAGE)}/lock")
     build_pass(scene, monkeypatch, scene.build_id)
@@ -250,7 +273,9 @@ def test_result_that_was_stored_before_the_builder_was_killed_is_kept(
 def job_of(scene: Scene) -> UploadJob:
     build = scene.zk.getBuild(IMAGE, scene.build_id)
     provider = SimpleNamespace(name=PROVIDER, image_type="qcow2")
-    candidate: Any = SimpleNamespace(pair=(IMAGE, PROVIDER), build=build, provider=provider, provider_image=None)
+    candidate: Any = SimpleNamespace(
+        pair=(IMAGE, PROVIDER), build=build, provider=provider, provider_image=None
+    )
     worker: Any = SimpleNamespace(log=LOG, running=True)
     return UploadJob(worker, scene.state, None, candidate, 1)
 
@@ -261,7 +286,9 @@ def test_build_that_another_builder_has_uploaded_is_not_uploaded_again(zk: ZooKe
     assert zk.getImageUploadNumbers(IMAGE, scene.build_id, PROVIDER) == [scene.number]
 
 
-def test_build_that_another_builder_uploads_is_not_uploaded(zk: ZooKeeper, other: ZooKeeper) -> None:
+def test_build_that_another_builder_uploads_is_not_uploaded(
+    zk: ZooKeeper, other: ZooKeeper
+) -> None:
     scene = Scene(zk, READY)
     job = job_of(scene)
     with other.imageUploadLock(IMAGE, scene.build_id, PROVIDER):
@@ -277,7 +304,10 @@ def test_build_that_is_being_deleted_is_not_uploaded(zk: ZooKeeper) -> None:
 
 def test_two_workers_of_a_builder_never_upload_one_image_to_one_provider() -> None:
     claims = UploadClaims()
-    with claims.claim((IMAGE, PROVIDER), "1") as first, claims.claim((IMAGE, "other"), "1") as other:
+    with (
+        claims.claim((IMAGE, PROVIDER), "1") as first,
+        claims.claim((IMAGE, "other"), "1") as other,
+    ):
         with claims.claim((IMAGE, PROVIDER), "2") as second:
             assert (first, other, second) == (True, True, False)
         assert claims.running() == {(IMAGE, "1", PROVIDER), (IMAGE, "1", "other")}

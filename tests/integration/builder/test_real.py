@@ -1,4 +1,6 @@
-"""A real Debian image by diskimage-builder: built in two formats, uploaded, rebuilt, rolled back (some minutes)."""
+"""A real Debian image by diskimage-builder: built in two formats, uploaded, rebuilt, rolled back
+(some minutes).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(25 * MINUT
 
 
 def expected_files(build_id: str) -> set[str]:
-    files = {f"{build_id}.{fmt}{end}" for fmt in ("qcow2", "raw") for end in ("", ".md5", ".sha256")}
+    files = {
+        f"{build_id}.{fmt}{end}" for fmt in ("qcow2", "raw") for end in ("", ".md5", ".sha256")
+    }
     return files | {f"{build_id}.d"}
 
 
@@ -43,7 +47,9 @@ def loop_devices(directory: pathlib.Path) -> list[str]:
 
 @pytest.fixture
 def images(tmp_path: pathlib.Path) -> list[dict[str, Any]]:
-    """The image of the sample configuration and what it inherits, with the mirrors of this machine."""
+    """The image of the sample configuration and what it inherits, with the mirrors of this
+    machine.
+    """
     sample = yaml.safe_load((REPOSITORY / "etc" / "nodepool.yaml").read_text())
     images: list[dict[str, Any]] = sample["diskimages"]
     images[0]["env-vars"] |= demo_image.apt_mirrors(demo_image.read_apt_sources())
@@ -52,16 +58,25 @@ def images(tmp_path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.core
-def test_one_image_is_built_and_uploaded(builders: BuilderBench, images: list[dict[str, Any]]) -> None:
-    builder = builders.start(builders.config(images, [builders.provider("fake-raw", [IMAGE], cloud="fake-raw")]))
+def test_one_image_is_built_and_uploaded(
+    builders: BuilderBench, images: list[dict[str, Any]]
+) -> None:
+    builder = builders.start(
+        builders.config(images, [builders.provider("fake-raw", [IMAGE], cloud="fake-raw")])
+    )
     upload = builders.wait_upload(IMAGE, "fake-raw", timeout=10 * MINUTES)
     (build,) = builders.builds(IMAGE)
     assert upload.build_id == build.id and builders.files(IMAGE) == expected_files(build.id)
-    assert upload.external_id in {image.id for image in builders.cloud(builder, "fake-raw").list_images()}
+    assert upload.external_id in {
+        image.id for image in builders.cloud(builder, "fake-raw").list_images()
+    }
 
 
 def test_build_upload_rebuild_and_roll_back(
-    builders: BuilderBench, images: list[dict[str, Any]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    builders: BuilderBench,
+    images: list[dict[str, Any]],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = demo_image.obstacle()
     assert problem is None, problem
@@ -74,24 +89,33 @@ def test_build_upload_rebuild_and_roll_back(
     # The first build comes by itself.
     upload = builders.wait_upload(IMAGE, "fake-raw", timeout=10 * MINUTES)
     (first,) = builders.builds(IMAGE)
-    assert first.formats == ["qcow2", "raw"] and upload.format == "raw" and upload.build_id == first.id
+    assert (
+        first.formats == ["qcow2", "raw"] and upload.format == "raw" and upload.build_id == first.id
+    )
     assert builders.files(IMAGE) == expected_files(first.id)
     base = builders.images_dir / f"{IMAGE}-{first.id}"
     with open(f"{base}.qcow2", "rb") as qcow2:
         assert qcow2.read(8) == b"QFI\xfb\x00\x00\x00\x02", "compat=0.10 is version 2"
     with open(f"{base}.raw", "rb") as raw:
         raw.seek(1024 + 56)
-        assert raw.read(2) == b"\x53\xef", "an ext4 file system begins at once, without a partition table"
+        assert raw.read(2) == b"\x53\xef", (
+            "an ext4 file system begins at once, without a partition table"
+        )
         raw.seek(0)
         checksum = hashlib.file_digest(raw, "sha256").hexdigest()
     assert pathlib.Path(f"{base}.raw.sha256").read_text().split()[0] == checksum
     assert builders.log_text(IMAGE, first.id).endswith("Exit code: 0\n")
-    (stored,) = [i for i in builders.cloud(builder, "fake-raw").list_images() if i.id == upload.external_id]
+    (stored,) = [
+        i for i in builders.cloud(builder, "fake-raw").list_images() if i.id == upload.external_id
+    ]
     assert stored.properties["nodepool_build_id"] == first.id
     progress = builders.progress(first.id)
-    assert progress.state == "ready" and progress.duration and set(progress.sizes) == {"qcow2", "raw"}
+    assert (
+        progress.state == "ready" and progress.duration and set(progress.sizes) == {"qcow2", "raw"}
+    )
 
-    # A second one on request; its progress is told meanwhile, with the time that the first took as expectation.
+    # A second one on request; its progress is told meanwhile, with the time that the first took as
+    # expectation.
     builders.zk.submitBuildRequest(IMAGE)
     second = builders.wait_build(IMAGE, besides=(first.id,), state="building")
     phases: list[str] = []
@@ -118,10 +142,18 @@ def test_build_upload_rebuild_and_roll_back(
     assert [u.build_id for u in builders.uploads(IMAGE, "fake-raw", state=None)] == [first.id]
     assert builder.zk.getMostRecentImageUpload(IMAGE, "fake-raw").build_id == first.id
     ids = {i.id for i in builders.cloud(builder, "fake-raw").list_images()}
-    assert upload.external_id in ids and len(ids) == 2  # with the one that the fake cloud always has
-    assert {b.id for b in builders.builds(IMAGE, None)} == {first.id}, "nothing is built in its place"
+    assert (
+        upload.external_id in ids and len(ids) == 2
+    )  # with the one that the fake cloud always has
+    assert {b.id for b in builders.builds(IMAGE, None)} == {first.id}, (
+        "nothing is built in its place"
+    )
 
     # Nothing else is left.
     wait_for(lambda: list(scratch.iterdir()) == [], what="temporary trees gone")
     assert loop_devices(tmp_path) == []
-    assert not [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(tmp_path) in line]
+    assert not [
+        line
+        for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(tmp_path) in line
+    ]

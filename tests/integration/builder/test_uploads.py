@@ -29,9 +29,16 @@ def cloud(tmp_path: pathlib.Path) -> BalkyCloud:
     return BalkyCloud(tmp_path)
 
 
-def config(builders: BuilderBench, *providers: dict[str, Any], images: list[dict[str, Any]] | None = None, **top: Any) -> str:
+def config(
+    builders: BuilderBench,
+    *providers: dict[str, Any],
+    images: list[dict[str, Any]] | None = None,
+    **top: Any,
+) -> str:
     return builders.config(
-        [builders.image()] if images is None else images, list(providers), **{"drivers-path": [DRIVERS], **top}
+        [builders.image()] if images is None else images,
+        list(providers),
+        **{"drivers-path": [DRIVERS], **top},
     )
 
 
@@ -50,15 +57,21 @@ def hook_script(tmp: pathlib.Path, text: str) -> str:
 
 
 @pytest.mark.spec(
-    "BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
+    "BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, "
+    "format, "
     "connection data; first number 0000000001"
 )
 def test_uploaded_image_has_name_metadata_and_checksums(
     builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdReceiver
 ) -> None:
-    image = builders.image(metadata={"key": "image", "own": "image"}, username="ubuntu", **{"python-path": "/usr/bin/python3"})
+    image = builders.image(
+        metadata={"key": "image", "own": "image"},
+        username="ubuntu",
+        **{"python-path": "/usr/bin/python3"},
+    )
     provider = cloud.provider(
-        [{"name": IMAGE, "meta": {"key": "provider"}}], **{"image-name-format": "{image_name}/{upload_id}/{timestamp}/{build_id}"}
+        [{"name": IMAGE, "meta": {"key": "provider"}}],
+        **{"image-name-format": "{image_name}/{upload_id}/{timestamp}/{build_id}"},
     )
     builders.start(config(builders, provider, images=[image]))
     upload = builders.wait_upload(provider="balky")
@@ -77,13 +90,24 @@ def test_uploaded_image_has_name_metadata_and_checksums(
     }
     assert (len(there["md5"]), len(there["sha256"]), there["format"]) == (32, 64, "qcow2")
     assert there["file"] == f"{builders.images_dir}/{IMAGE}-{build_id}.qcow2"
-    assert (upload.id, upload.external_id, upload.external_name, upload.format) == (number, there["id"], there["name"], "qcow2")
-    assert (upload.username, upload.python_path, upload.shell_type) == ("ubuntu", "/usr/bin/python3", None)
+    assert (upload.id, upload.external_id, upload.external_name, upload.format) == (
+        number,
+        there["id"],
+        there["name"],
+        "qcow2",
+    )
+    assert (upload.username, upload.python_path, upload.shell_type) == (
+        "ubuntu",
+        "/usr/bin/python3",
+        None,
+    )
     statsd.wait("nodepool.image_update.fake-image.balky", "1|c")
     statsd.wait_line(r"nodepool\.image_update\.fake-image\.balky:.*\|ms")
 
 
-@pytest.mark.spec("BLD-9: external name with timestamp; two providers that share a bucket do not share a name")
+@pytest.mark.spec(
+    "BLD-9: external name with timestamp; two providers that share a bucket do not share a name"
+)
 def test_names_of_the_same_second(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     clouds = [BalkyCloud(tmp_path, name) for name in ("one", "two", "three")]
     builders.start(config(builders, *(cloud.provider() for cloud in clouds)))
@@ -91,21 +115,43 @@ def test_names_of_the_same_second(builders: BuilderBench, tmp_path: pathlib.Path
         builders.wait_upload(provider=cloud.name)
     names = [image["name"] for cloud in clouds for image in cloud.images()]
     assert len(set(names)) == 3, names
-    assert all(name.startswith(f"{IMAGE}-") and abs(int(name.rpartition("-")[2]) - time.time()) < 30 for name in names)
+    assert all(
+        name.startswith(f"{IMAGE}-") and abs(int(name.rpartition("-")[2]) - time.time()) < 30
+        for name in names
+    )
 
 
-@pytest.mark.spec("BLD-9: record while uploading: external id and name and format null, connection data of the build")
+@pytest.mark.spec(
+    "BLD-9: record while uploading: external id and name and format null, connection data of the "
+    "build"
+)
 def test_record_and_progress_while_uploading(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
-    wait_for(lambda: builders.uploads(provider="balky", state=UPLOADING), what="record of the running upload")
+    wait_for(
+        lambda: builders.uploads(provider="balky", state=UPLOADING),
+        what="record of the running upload",
+    )
     (upload,) = builders.uploads(provider="balky", state=None)
-    assert (upload.state, upload.external_id, upload.external_name, upload.format) == (UPLOADING, None, None, None)
+    assert (upload.state, upload.external_id, upload.external_name, upload.format) == (
+        UPLOADING,
+        None,
+        None,
+        None,
+    )
     assert upload.username == "zuul"
     wait_for(lambda: builders.zk.readProgress(cached=False).uploads, what="progress of the upload")
     (progress,) = builders.zk.readProgress(cached=False).uploads.values()
-    assert (progress.image, progress.build, progress.provider, progress.upload) == (IMAGE, upload.build_id, "balky", upload.id)
-    assert progress.bytes_total == (builders.images_dir / f"{IMAGE}-{upload.build_id}.qcow2").stat().st_size
+    assert (progress.image, progress.build, progress.provider, progress.upload) == (
+        IMAGE,
+        upload.build_id,
+        "balky",
+        upload.id,
+    )
+    assert (
+        progress.bytes_total
+        == (builders.images_dir / f"{IMAGE}-{upload.build_id}.qcow2").stat().st_size
+    )
     assert any(w.current == (IMAGE, "balky") for w in builder._upload_workers)
     # A cleaning pass leaves it alone.
     builder._janitor._cleanup()
@@ -126,16 +172,23 @@ def test_upload_starts_at_once(builders: BuilderBench, cloud: BalkyCloud) -> Non
     assert cloud.calls("upload")[0]["time"] - build.state_time < limit(2)
 
 
-@pytest.mark.spec("BLD-21: Adding a second provider to the running builder's file: the existing build is uploaded there")
+@pytest.mark.spec(
+    "BLD-21: Adding a second provider to the running builder's file: the existing build is "
+    "uploaded there"
+)
 def test_existing_build_is_uploaded_to_an_added_provider(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image()], [builders.provider("fake-one")]))
     upload = builders.wait_upload(provider="fake-one")
-    builders.config([builders.image()], [builders.provider("fake-one"), builders.provider("fake-two")])
+    builders.config(
+        [builders.image()], [builders.provider("fake-one"), builders.provider("fake-two")]
+    )
     assert builders.wait_upload(provider="fake-two").build_id == upload.build_id
     assert len(builders.builds(state=None)) == 1
 
 
-@pytest.mark.spec("BLD-21: Mixed drivers in one file: those without image management are skipped by the builder")
+@pytest.mark.spec(
+    "BLD-21: Mixed drivers in one file: those without image management are skipped by the builder"
+)
 def test_drivers_without_images_are_skipped(builders: BuilderBench) -> None:
     static = {"name": "static", "driver": "static", "pools": []}
     builder = builders.start(builders.config([builders.image()], [static, builders.provider()]))
@@ -147,44 +200,66 @@ def test_drivers_without_images_are_skipped(builders: BuilderBench) -> None:
 
 
 @pytest.mark.spec(
-    "BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
+    "BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed "
+    "and one "
     "ready record (cleanup off), B with none failed; B became ready before A's retry"
 )
-def test_failed_upload_is_repeated_once_it_can_succeed(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+def test_failed_upload_is_repeated_once_it_can_succeed(
+    builders: BuilderBench, tmp_path: pathlib.Path
+) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
     bad.do("upload-fails", 1)
-    builders.start(config(builders, bad.provider(), good.provider()), cleanup_interval=0, num_uploaders=1)
+    builders.start(
+        config(builders, bad.provider(), good.provider()), cleanup_interval=0, num_uploaders=1
+    )
     ready = builders.wait_upload(provider="bad")
     other = builders.wait_upload(provider="good")
     assert other.state_time < bad.calls("upload")[1]["time"]
     assert [u.state for u in builders.uploads(provider="good", state=None)] == [READY]
     (failed,) = builders.uploads(provider="bad", state=FAILED)
     assert len(builders.uploads(provider="bad", state=None)) == 2
-    assert (failed.external_id, failed.external_name, failed.format, failed.username) == (None, None, None, None)
+    assert (failed.external_id, failed.external_name, failed.format, failed.username) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert failed.id == "0000000001" and ready.id > failed.id
     wait_for(lambda: failure(builders, "bad") is None, what="failure forgotten")
 
 
-@pytest.mark.spec("BLD-9: growing delay per pair, forgotten on success, on a new build or on change of configuration")
-def test_delay_of_a_failing_upload_grows_until_success(builders: BuilderBench, cloud: BalkyCloud) -> None:
+@pytest.mark.spec(
+    "BLD-9: growing delay per pair, forgotten on success, on a new build or on change of "
+    "configuration"
+)
+def test_delay_of_a_failing_upload_grows_until_success(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
     cloud.do("upload-fails")
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(lambda: len(cloud.calls("upload")) >= 4, what="four attempts")
     times = [call["time"] for call in cloud.calls("upload")]
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert gaps[0] >= PERIOD * 0.9 and gaps[2] > 2 * gaps[0]
-    wait_for(lambda: (found := failure(builders, "balky")) is not None and found.attempts >= 3, what="failure shown")
+    wait_for(
+        lambda: (found := failure(builders, "balky")) is not None and found.attempts >= 3,
+        what="failure shown",
+    )
     shown = failure(builders, "balky")
     assert "the cloud refuses: upload-fails" in shown.reason and shown.next_try > shown.time
     builder.state.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(
-        lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
+        lambda: (
+            (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000
+        ),
         what="the last attempt for an hour",
     )
     # Changed configuration: at once.
     count = len(cloud.calls("upload"))
     config(builders, cloud.provider(**{"image-name-format": "other-{upload_id}"}))
-    wait_for(lambda: len(cloud.calls("upload")) > count, 5, what="attempt with the new configuration")
+    wait_for(
+        lambda: len(cloud.calls("upload")) > count, 5, what="attempt with the new configuration"
+    )
     # A new build: at once.
     count = len(cloud.calls("upload"))
     builders.zk.submitBuildRequest(IMAGE)
@@ -198,20 +273,29 @@ def test_delay_of_a_failing_upload_grows_until_success(builders: BuilderBench, c
 def test_file_is_missing(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     vhd, qcow2 = BalkyCloud(tmp_path, "vhd"), BalkyCloud(tmp_path, "qcow2")
     paused = [{"name": IMAGE, "pause": True}]
-    builders.start(config(builders, vhd.provider(paused, "fake-vhd"), qcow2.provider(paused)), cleanup_interval=0)
+    builders.start(
+        config(builders, vhd.provider(paused, "fake-vhd"), qcow2.provider(paused)),
+        cleanup_interval=0,
+    )
     build = builders.wait_build()
     (builders.images_dir / f"{IMAGE}-{build.id}.vhd").unlink()
     config(builders, vhd.provider(cloud="fake-vhd"), qcow2.provider())
     builders.wait_upload(provider="qcow2")
     wait_for(lambda: builders.uploads(provider="vhd", state=FAILED), what="failed record")
     wait_for(lambda: failure(builders, "vhd") is not None)
-    assert f"file {builders.images_dir}/{IMAGE}-{build.id}.vhd does not exist" in failure(builders, "vhd").reason
+    assert (
+        f"file {builders.images_dir}/{IMAGE}-{build.id}.vhd does not exist"
+        in failure(builders, "vhd").reason
+    )
     assert vhd.calls("upload") == []
 
 
 def test_bad_name_format(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
-    builders.start(config(builders, bad.provider(**{"image-name-format": "{image}"}), good.provider()), cleanup_interval=0)
+    builders.start(
+        config(builders, bad.provider(**{"image-name-format": "{image}"}), good.provider()),
+        cleanup_interval=0,
+    )
     builders.wait_upload(provider="good")
     wait_for(lambda: failure(builders, "bad") is not None, what="failure shown")
     reason = failure(builders, "bad").reason
@@ -229,7 +313,10 @@ def test_nothing_is_left_of_a_broken_upload(builders: BuilderBench, cloud: Balky
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     upload = builders.wait_upload(provider="balky")
     assert len(cloud.images()) == 2
-    wait_for(lambda: len(notes(builders)) == 1, what="note of the stored upload removed, that of the broken one kept")
+    wait_for(
+        lambda: len(notes(builders)) == 1,
+        what="note of the stored upload removed, that of the broken one kept",
+    )
     builders.stop(builder)
     builders.start(config(builders, cloud.provider()))
     wait_for(lambda: len(cloud.images()) == 1, what="stray image gone")
@@ -238,8 +325,12 @@ def test_nothing_is_left_of_a_broken_upload(builders: BuilderBench, cloud: Balky
     assert [u.id for u in builders.uploads(provider="balky")] == [upload.id]
 
 
-def test_start_removes_files_that_a_killed_builder_was_writing(builders: BuilderBench, cloud: BalkyCloud) -> None:
-    left = [builders.images_dir / directory / ".new-left" for directory in ("", ".builds", ".uploads")]
+def test_start_removes_files_that_a_killed_builder_was_writing(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
+    left = [
+        builders.images_dir / directory / ".new-left" for directory in ("", ".builds", ".uploads")
+    ]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -253,8 +344,12 @@ def test_note_of_a_stored_upload(builders: BuilderBench, cloud: BalkyCloud) -> N
 
     builder = builders.start(config(builders, cloud.provider()))
     upload = builders.wait_upload(provider="balky")
-    wait_for(lambda: notes(builders) == [] and not builder.upload_claims.running(), what="nothing noted")
-    upload_journal.begin(str(builders.images_dir), (IMAGE, upload.build_id, "balky", upload.id), upload.external_name)
+    wait_for(
+        lambda: notes(builders) == [] and not builder.upload_claims.running(), what="nothing noted"
+    )
+    upload_journal.begin(
+        str(builders.images_dir), (IMAGE, upload.build_id, "balky", upload.id), upload.external_name
+    )
     (builders.images_dir / ".uploads" / "broken.json").write_text("{")
     builder._janitor._cleanup()
     wait_for(lambda: notes(builders) == [], what="note gone")
@@ -273,11 +368,14 @@ signal.pause()
 
 
 def test_killed_during_an_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
-    """The image that the cloud got is deleted by the next start, and the build is uploaded again."""
+    """The image that the cloud got is deleted by the next start, and the build is uploaded
+    again.
+    """
     cloud.do("upload-blocks")
     path = config(builders, cloud.provider(), **{"zookeeper-timeout": 2})
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, path], env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")}
+        [sys.executable, "-c", SERVE, path],
+        env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")},
     )
     try:
         wait_for(cloud.images, 30, "image in the cloud")
@@ -290,22 +388,36 @@ def test_killed_during_an_upload(builders: BuilderBench, cloud: BalkyCloud) -> N
     builders.start(path)
     upload = builders.wait_upload(provider="balky")
     assert upload.build_id == build.id
-    wait_for(lambda: [image["id"] for image in cloud.images()] == [upload.external_id], what="stray image gone")
-    wait_for(lambda: len(builders.uploads(provider="balky", state=None)) == 1, what="abandoned record gone")
+    wait_for(
+        lambda: [image["id"] for image in cloud.images()] == [upload.external_id],
+        what="stray image gone",
+    )
+    wait_for(
+        lambda: len(builders.uploads(provider="balky", state=None)) == 1,
+        what="abandoned record gone",
+    )
     assert left["id"] != upload.external_id
     wait_for(lambda: notes(builders) == [], what="nothing noted")
 
 
-@pytest.mark.spec("issue 10, F10: another builder on the same images-dir leaves alone what the first one is uploading")
+@pytest.mark.spec(
+    "issue 10, F10: another builder on the same images-dir leaves alone what the first one is "
+    "uploading"
+)
 @pytest.mark.parametrize("owner", ["first", "second"])
-def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: BalkyCloud, owner: str) -> None:
+def test_another_builder_on_the_same_directory(
+    builders: BuilderBench, cloud: BalkyCloud, owner: str
+) -> None:
     cloud.do("upload-blocks")
     first = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(cloud.images, what="image in the cloud")
     if owner == "second":
         first._release_images_dir()
     second = builders.start(config(builders, cloud.provider()), cleanup_interval=3600)
-    assert (first.state.images_lock is not None, second.state.images_lock is not None) == (owner == "first", owner == "second")
+    assert (first.state.images_lock is not None, second.state.images_lock is not None) == (
+        owner == "first",
+        owner == "second",
+    )
     (note,) = notes(builders)
     second._janitor._cleanup()
     assert len(cloud.images()) == 1 and notes(builders) == [note]
@@ -314,18 +426,24 @@ def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: Ba
     assert [image["id"] for image in cloud.images()] == [upload.external_id]
 
 
-@pytest.mark.spec("issue 10, F10: a builder does not start on an images-dir that another process uses")
+@pytest.mark.spec(
+    "issue 10, F10: a builder does not start on an images-dir that another process uses"
+)
 def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     path = config(builders, cloud.provider())
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, path], env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")}
+        [sys.executable, "-c", SERVE, path],
+        env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")},
     )
     try:
         wait_for(cloud.images, 30, "image in the cloud")
         builder = builders.make(path)
         builders.builders.clear()
-        with pytest.raises(ConfigurationError, match=f"{builders.images_dir} is in use by builder process {process.pid}; every"):
+        with pytest.raises(
+            ConfigurationError,
+            match=f"{builders.images_dir} is in use by builder process {process.pid}; every",
+        ):
             builder.start()
         assert len(cloud.images()) == 1 and len(notes(builders)) == 1
     finally:
@@ -336,11 +454,18 @@ def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud
 # -- hook
 
 
-@pytest.mark.spec("BLD-21: Upload hook runs with the local file name as third argument before the image counts as ready")
-def test_upload_hook_runs_before_the_image_is_ready(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "BLD-21: Upload hook runs with the local file name as third argument before the image counts "
+    "as ready"
+)
+def test_upload_hook_runs_before_the_image_is_ready(
+    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path
+) -> None:
     record, go = tmp_path / "record", tmp_path / "go"
     hook = hook_script(
-        tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\nwhile ! [ -e {go} ]; do sleep 0.02; done'
+        tmp_path,
+        f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\nwhile ! [ -e {go} ]; do sleep '
+        "0.02; done",
     )
     builders.start(config(builders, cloud.provider(**{"post-upload-hook": hook})))
     wait_for(record.exists, what="hook called")
@@ -354,13 +479,21 @@ def test_upload_hook_runs_before_the_image_is_ready(builders: BuilderBench, clou
     builders.wait_upload(provider="balky")
 
 
-@pytest.mark.spec("BLD-9: failing hook: log status and outputs, delete the image from the cloud, record failed")
+@pytest.mark.spec(
+    "BLD-9: failing hook: log status and outputs, delete the image from the cloud, record failed"
+)
 @pytest.mark.parametrize("text", ["echo to-out; echo to-err >&2; exit 3", None])
 def test_failing_hook_deletes_the_uploaded_image(
-    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, text: str | None, caplog: pytest.LogCaptureFixture
+    builders: BuilderBench,
+    cloud: BalkyCloud,
+    tmp_path: pathlib.Path,
+    text: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     hook = "/does/not/exist" if text is None else hook_script(tmp_path, text)
-    builders.start(config(builders, cloud.provider(**{"post-upload-hook": hook})), cleanup_interval=0)
+    builders.start(
+        config(builders, cloud.provider(**{"post-upload-hook": hook})), cleanup_interval=0
+    )
     wait_for(lambda: builders.uploads(provider="balky", state=FAILED), what="failed record")
     wait_for(lambda: not cloud.images(), what="image deleted again")
     assert cloud.calls("delete")
@@ -371,7 +504,9 @@ def test_failing_hook_deletes_the_uploaded_image(
         assert "to-out" in caplog.text and "to-err" in caplog.text
 
 
-def test_failing_hook_and_deletion(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
+def test_failing_hook_and_deletion(
+    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path
+) -> None:
     """The record of the image that must go stays until the cloud has deleted it."""
     cloud.do("delete-fails")
     provider = cloud.provider(**{"post-upload-hook": hook_script(tmp_path, "exit 1")})
@@ -379,7 +514,10 @@ def test_failing_hook_and_deletion(builders: BuilderBench, cloud: BalkyCloud, tm
     builder.state.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(lambda: builders.uploads(provider="balky", state=DELETING), what="record deleting")
     (upload,) = builders.uploads(provider="balky", state=DELETING)
-    assert upload.external_id == cloud.images()[0]["id"] and upload.external_name == cloud.images()[0]["name"]
+    assert (
+        upload.external_id == cloud.images()[0]["id"]
+        and upload.external_name == cloud.images()[0]["name"]
+    )
     cloud.stop_doing("delete-fails")
     wait_for(lambda: not cloud.images(), what="image gone")
     wait_for(lambda: not builders.uploads(provider="balky", state=None), what="record gone")
@@ -402,27 +540,41 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: builder.upload_claims.running() == set(), what="end of the upload")
 
 
-@pytest.mark.spec("BLD-9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it")
+@pytest.mark.spec(
+    "BLD-9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it"
+)
 def test_build_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     image = builders.image(**{"rebuild-age": 3600})
     builder = builders.start(config(builders, cloud.provider(), images=[image]), cleanup_interval=0)
     wait_for(cloud.images, what="image in the cloud")
     (build,) = builders.builds()
-    config(builders, cloud.provider([{"name": IMAGE, "pause": True}]), images=[builders.image(pause=True)])
+    config(
+        builders,
+        cloud.provider([{"name": IMAGE, "pause": True}]),
+        images=[builders.image(pause=True)],
+    )
     wait_for(lambda: builder._config.diskimages[IMAGE].pause, what="new configuration")
     builders.zk.kazoo_client.delete(f"/nodepool/images/{IMAGE}/builds/{build.id}", recursive=True)
     cloud.stop_doing("upload-blocks")
     upload = builders.wait_upload(provider="balky")
     assert (upload.build_id, upload.external_id) == (build.id, cloud.images()[0]["id"])
     builders.stop(builder)
-    builders.start(config(builders, cloud.provider([{"name": IMAGE, "pause": True}]), images=[builders.image(pause=True)]))
+    builders.start(
+        config(
+            builders,
+            cloud.provider([{"name": IMAGE, "pause": True}]),
+            images=[builders.image(pause=True)],
+        )
+    )
     wait_for(lambda: not cloud.images(), what="image gone")
     builders.wait_gone(IMAGE, build.id)
 
 
 def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
-    """Not even the container of the builds is left: nothing to store the result in, so the cloud must not keep it."""
+    """Not even the container of the builds is left: nothing to store the result in, so the cloud
+    must not keep it.
+    """
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(cloud.images, what="image in the cloud")
@@ -431,10 +583,15 @@ def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> 
     builders.zk.kazoo_client.delete(f"/nodepool/images/{IMAGE}", recursive=True)
     cloud.stop_doing("upload-blocks")
     wait_for(lambda: not cloud.images(), what="image deleted again")
-    wait_for(lambda: not builder.upload_claims.running() and notes(builders) == [], what="end of the upload")
+    wait_for(
+        lambda: not builder.upload_claims.running() and notes(builders) == [],
+        what="end of the upload",
+    )
 
 
-@pytest.mark.spec("BLD-17: a lost session does not lose the upload when the lock can be taken again")
+@pytest.mark.spec(
+    "BLD-17: a lost session does not lose the upload when the lock can be taken again"
+)
 def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
@@ -443,10 +600,19 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> No
     client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
-    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
-    wait_for(lambda: builders.zk.readProgress(cached=False).uploads, what="the progress in the new session")
+    wait_for(
+        lambda: client.session_id not in (None, session) and builder.session_usable.is_set(),
+        30,
+        "new session",
+    )
+    wait_for(
+        lambda: builders.zk.readProgress(cached=False).uploads,
+        what="the progress in the new session",
+    )
     builder._janitor._cleanup()
-    assert [u.id for u in builders.uploads(provider="balky", state=UPLOADING)] == [before.id]  # it is ours
+    assert [u.id for u in builders.uploads(provider="balky", state=UPLOADING)] == [
+        before.id
+    ]  # it is ours
     cloud.stop_doing("upload-blocks")
     upload = builders.wait_upload(provider="balky")
     assert upload.id == before.id and upload.external_id == cloud.images()[0]["id"]
@@ -457,8 +623,13 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> No
 
 
 @pytest.mark.core
-@pytest.mark.spec("BLD-17: the record was dropped as abandoned, and the image may be deleted as leaked: both are made again")
-def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, cloud: BalkyCloud) -> None:
+@pytest.mark.spec(
+    "BLD-17: the record was dropped as abandoned, and the image may be deleted as leaked: both are "
+    "made again"
+)
+def test_upload_whose_record_was_dropped_is_repeated(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
@@ -467,7 +638,11 @@ def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, clo
     client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
-    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(
+        lambda: client.session_id not in (None, session) and builder.session_usable.is_set(),
+        30,
+        "new session",
+    )
     builders.zk.deleteUpload(IMAGE, before.build_id, "balky", before.id)
     cloud.stop_doing("upload-blocks")
     upload = builders.wait_upload(provider="balky")
@@ -475,7 +650,9 @@ def test_upload_whose_record_was_dropped_is_repeated(builders: BuilderBench, clo
     assert [image["id"] for image in cloud.images()] == [upload.external_id]
 
 
-@pytest.mark.spec("BLD-17: not taken again, because another builder is at it: the image is deleted again")
+@pytest.mark.spec(
+    "BLD-17: not taken again, because another builder is at it: the image is deleted again"
+)
 def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
@@ -485,15 +662,26 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
-    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(
+        lambda: client.session_id not in (None, session) and builder.session_usable.is_set(),
+        30,
+        "new session",
+    )
     with builders.zk.imageUploadLock(IMAGE, before.build_id, "balky", timeout=10):
         cloud.stop_doing("upload-blocks")
         wait_for(lambda: not cloud.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="balky", state=None), what="record dropped")
-    wait_for(lambda: "lock cannot be acquired again" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
+    wait_for(
+        lambda: (
+            "lock cannot be acquired again" in getattr(failure(builders, "balky"), "reason", "")
+        ),
+        what="reason shown",
+    )
 
 
-@pytest.mark.spec("BLD-17: another builder has uploaded the build meanwhile: the image is deleted again")
+@pytest.mark.spec(
+    "BLD-17: another builder has uploaded the build meanwhile: the image is deleted again"
+)
 def test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored_twice(
     builders: BuilderBench, cloud: BalkyCloud
 ) -> None:
@@ -504,24 +692,39 @@ def test_image_that_another_builder_has_uploaded_in_a_lost_session_is_not_stored
     client = builder.state.zk.client
     session = client.session_id
     expire_session(builder)
-    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(
+        lambda: client.session_id not in (None, session) and builder.session_usable.is_set(),
+        30,
+        "new session",
+    )
     theirs = ImageUpload(before.build_id, "balky", IMAGE)
     theirs.state, theirs.external_id = READY, "theirs"
     number = builders.zk.storeImageUpload(IMAGE, before.build_id, "balky", theirs)
     cloud.stop_doing("upload-blocks")
     wait_for(lambda: not cloud.images(), what="image deleted again")
-    wait_for(lambda: "another builder" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
+    wait_for(
+        lambda: "another builder" in getattr(failure(builders, "balky"), "reason", ""),
+        what="reason shown",
+    )
     assert [upload.id for upload in builders.uploads(provider="balky")] == [number]
 
 
-@pytest.mark.spec("BLD-14: Locks give each upload to one worker; only the builder with the files can upload a build")
-def test_two_builders_upload_once(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "BLD-14: Locks give each upload to one worker; only the builder with the files can upload a "
+    "build"
+)
+def test_two_builders_upload_once(
+    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "images2").mkdir()
     names = [f"image{n}" for n in range(5)]
     images = [builders.image(name) for name in names]
     first = builders.make(config(builders, cloud.provider(names), images=images))
     path = builders.config(
-        images, [cloud.provider(names)], "second.yaml", **{"images-dir": str(tmp_path / "images2"), "drivers-path": [DRIVERS]}
+        images,
+        [cloud.provider(names)],
+        "second.yaml",
+        **{"images-dir": str(tmp_path / "images2"), "drivers-path": [DRIVERS]},
     )
     second = builders.make(path)
     first.start()
@@ -537,7 +740,9 @@ def test_uploads_run_in_parallel(builders: BuilderBench, tmp_path: pathlib.Path)
     clouds = [BalkyCloud(tmp_path, f"c{n}") for n in range(3)]
     for cloud in clouds:
         cloud.do("upload-blocks")
-    builder = builders.start(config(builders, *(cloud.provider() for cloud in clouds)), num_uploaders=3)
+    builder = builders.start(
+        config(builders, *(cloud.provider() for cloud in clouds)), num_uploaders=3
+    )
     wait_for(lambda: all(cloud.images() for cloud in clouds), what="three uploads at one time")
     assert len(builder.upload_claims.running()) == 3
     for cloud in clouds:
@@ -556,7 +761,10 @@ def test_no_upload_is_done_twice_at_once(builders: BuilderBench, cloud: BalkyClo
     second = builders.wait_build(besides=(first.id,))
     for worker in builder._upload_workers:
         worker.wake()
-    wait_for(lambda: not any(w._event.is_set() for w in builder._upload_workers if w.current is None), what="passes made")
+    wait_for(
+        lambda: not any(w._event.is_set() for w in builder._upload_workers if w.current is None),
+        what="passes made",
+    )
     assert len(cloud.calls("upload")) == 1
     cloud.stop_doing("upload-blocks")
     builders.wait_upload(provider="balky", build=second.id)

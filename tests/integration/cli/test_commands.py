@@ -94,8 +94,12 @@ def console(config):
     def console(*args, **kw):
         return subprocess.run(
             [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, *args],
-            capture_output=True, text=True, timeout=60, check=False, **kw,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **kw,
+        )
 
     return console
 
@@ -120,7 +124,9 @@ def make_build(plain, image="fake-image", state="ready"):
     return plain.storeBuild(image, build)
 
 
-def make_upload(plain, build_id, provider="p", image="fake-image", state="ready", external_id="ext-1"):
+def make_upload(
+    plain, build_id, provider="p", image="fake-image", state="ready", external_id="ext-1"
+):
     upload = zk_module.ImageUpload()
     upload.state = state
     upload.external_id = external_id
@@ -130,10 +136,20 @@ def make_upload(plain, build_id, provider="p", image="fake-image", state="ready"
 
 def make_fulfilled(plain, count=2, labels=None):
     """A fulfilled request with ready nodes, as a launcher leaves them."""
-    request_id = plain.kazoo_client.create(f"{paths.REQUESTS}/200-", b"{}", sequence=True, makepath=True).rpartition("/")[2]
-    nodes = [make_node(plain, allocated_to=request_id, interface_ip="192.0.2.7") for _ in range(count)]
-    record = {"state": "fulfilled", "state_time": time.time(), "node_types": ["fake-label"] * count,
-              "nodes": [node.id for node in nodes], "requestor": "t", "event_id": "e"}  # fmt: skip
+    request_id = plain.kazoo_client.create(
+        f"{paths.REQUESTS}/200-", b"{}", sequence=True, makepath=True
+    ).rpartition("/")[2]
+    nodes = [
+        make_node(plain, allocated_to=request_id, interface_ip="192.0.2.7") for _ in range(count)
+    ]
+    record = {
+        "state": "fulfilled",
+        "state_time": time.time(),
+        "node_types": ["fake-label"] * count,
+        "nodes": [node.id for node in nodes],
+        "requestor": "t",
+        "event_id": "e",
+    }
     plain.kazoo_client.set(paths.request(request_id), json.dumps(record).encode())
     return request_id, [node.id for node in nodes]
 
@@ -141,7 +157,9 @@ def make_fulfilled(plain, count=2, labels=None):
 def set_state(plain, request_id, state, **values):
     path = paths.request(request_id)
     data, _ = plain.kazoo_client.get(path)
-    plain.kazoo_client.set(path, json.dumps({**json.loads(data), "state": state, **values}).encode())
+    plain.kazoo_client.set(
+        path, json.dumps({**json.loads(data), "state": state, **values}).encode()
+    )
 
 
 # -- common
@@ -167,19 +185,29 @@ def test_version_and_usage(console):
 def test_errors_are_one_line(console, zk_chroot):
     reply = console("image-build", "no-such-image")
     assert reply.returncode == 1 and reply.stdout == ""
-    assert reply.stderr.splitlines()[-1] == ("nodepool: error: Trying to build a non disk-image-builder image: no-such-image")
+    assert reply.stderr.splitlines()[-1] == (
+        "nodepool: error: Trying to build a non disk-image-builder image: no-such-image"
+    )
     assert "Traceback" not in reply.stderr
     reply = console("--debug", "image-build", "no-such-image")
     assert reply.returncode == 1 and "Traceback" in reply.stderr
     reply = console("-c", "/no/such/file", "list")
-    assert reply.returncode == 1 and "Traceback" not in reply.stderr and "/no/such/file" in reply.stderr
+    assert (
+        reply.returncode == 1
+        and "Traceback" not in reply.stderr
+        and "/no/such/file" in reply.stderr
+    )
 
 
 def test_zookeeper_is_not_there(console, zk_chroot):
-    path = zk_chroot.config({**BASE, "zookeeper-servers": [{"host": "127.0.0.1", "port": 9}]}, name="other.yaml")
+    path = zk_chroot.config(
+        {**BASE, "zookeeper-servers": [{"host": "127.0.0.1", "port": 9}]}, name="other.yaml"
+    )
     reply = console("-c", path, "--connect-timeout", "0.5", "list")
     assert reply.returncode == 1
-    assert reply.stderr.splitlines()[-1].startswith("nodepool: error: No ZooKeeper server answers at 127.0.0.1:9")
+    assert reply.stderr.splitlines()[-1].startswith(
+        "nodepool: error: No ZooKeeper server answers at 127.0.0.1:9"
+    )
 
 
 @pytest.mark.spec("CLI-5: listings never write, and create no lock znodes")
@@ -190,7 +218,14 @@ def test_listings_do_not_write(run, plain):
     make_fulfilled(plain)
     run("image-build", "fake-image")
     before = snapshot(plain.kazoo_client)
-    for command in ("list", "image-list", "dib-image-list", "image-status", "request-list", "alien-image-list"):
+    for command in (
+        "list",
+        "image-list",
+        "dib-image-list",
+        "image-status",
+        "request-list",
+        "alien-image-list",
+    ):
         for form in ("table", "json", "yaml", "csv"):
             run(command, "--format", form)
     run("info", "p")
@@ -199,7 +234,14 @@ def test_listings_do_not_write(run, plain):
 
 @pytest.mark.spec("CLI-9: image-list of an empty cluster: no rows")
 def test_listings_of_an_empty_tree(run, plain):
-    for command in ("list", "image-list", "dib-image-list", "image-status", "request-list", "alien-image-list"):
+    for command in (
+        "list",
+        "image-list",
+        "dib-image-list",
+        "image-status",
+        "request-list",
+        "alien-image-list",
+    ):
         assert run(command).count("\n") == 4
         assert json.loads(run(command, "--format", "json")) == []
         assert yaml.safe_load(run(command, "--format", "yaml")) == []
@@ -216,8 +258,9 @@ def test_list_has_9_columns_and_21_with_detail(run, rows, plain):
     found = rows("list")
     assert [len(row) for row in found] == [9, 9]
     assert [(row[0], row[6], row[8]) for row in found] == [
-        (first.id, "ready", "unlocked"), (second.id, "building", "locked")
-    ]  # fmt: skip
+        (first.id, "ready", "unlocked"),
+        (second.id, "building", "locked"),
+    ]
     assert [len(row) for row in rows("list", "--detail")] == [21, 21]
     line = run("list").splitlines()[3]
     assert line.split("|")[5].strip() == "192.0.2.1"
@@ -228,7 +271,9 @@ def test_list_has_9_columns_and_21_with_detail(run, rows, plain):
 @pytest.mark.spec("CLI-9: hold shows hold")
 def test_held_node_is_shown_as_hold(rows, run, plain):
     node = make_node(plain)
-    assert [(row[0], row[6], row[8]) for row in rows("hold", node.id)] == [(node.id, "hold", "unlocked")]
+    assert [(row[0], row[6], row[8]) for row in rows("hold", node.id)] == [
+        (node.id, "hold", "unlocked")
+    ]
     assert plain.getNode(node.id).state == "hold"
     assert run("hold", "999") == "Node id 999 not found\n"
     assert plain.getNodes() == [node.id]
@@ -251,7 +296,9 @@ def test_locked_node_is_not_changed_after_a_time_out(config, plain, command, mon
 
 def test_deleted_node_is_marked_and_unlocked(rows, run, plain):
     node = make_node(plain)
-    assert [(row[0], row[6], row[8]) for row in rows("delete", node.id)] == [(node.id, "deleting", "unlocked")]
+    assert [(row[0], row[6], row[8]) for row in rows("delete", node.id)] == [
+        (node.id, "deleting", "unlocked")
+    ]
     assert run("delete", "999") == "Node id 999 not found\n"
 
 
@@ -293,7 +340,9 @@ class FakeManager:
 def managers(monkeypatch):
     """Providers by name that get_provider gives instead of real ones."""
     by_name = {}
-    monkeypatch.setattr("nodepool.driver.lifecycle.get_provider", lambda config: by_name[config.name])
+    monkeypatch.setattr(
+        "nodepool.driver.lifecycle.get_provider", lambda config: by_name[config.name]
+    )
     return by_name
 
 
@@ -321,7 +370,10 @@ def provider_config(name, **values):
 @pytest.mark.spec("CLI-9: delete and delete --now make the node disappear")
 def test_node_disappears_after_delete_with_and_without_now(run, rows, plain, managers, providers):
     node = make_node(plain)
-    assert run("delete", "--now", node.id) == f"Provider p for node {node.id} not defined on this launcher\n"
+    assert (
+        run("delete", "--now", node.id)
+        == f"Provider p for node {node.id} not defined on this launcher\n"
+    )
     assert plain.getNode(node.id).state == "ready"
     managers["p"] = FakeManager()
     providers["p"] = provider_config("p")
@@ -397,8 +449,17 @@ def test_image_status_lists_images_with_a_request(run, plain):
 @pytest.mark.spec("CLI-9: image-delete with nonsense arguments ends quietly")
 def test_upload_in_progress_is_not_deleted(run, plain):
     def delete(build, number):
-        return run("image-delete", "--provider", "p", "--image", "fake-image", "--build-id", build,
-                   "--upload-id", number)  # fmt: skip
+        return run(
+            "image-delete",
+            "--provider",
+            "p",
+            "--image",
+            "fake-image",
+            "--build-id",
+            build,
+            "--upload-id",
+            number,
+        )
 
     assert delete("nonsense", "nonsense") == "Image upload not found\n"
     build = make_build(plain)
@@ -454,23 +515,36 @@ def test_info_and_erase(run, rows, plain):
     plain.lockNode(node)
     assert rows("info", "p") == [["fake-image", build, ",".join(uploads)], [node.id, "srv-1"]]
     lines = run("info", "p").splitlines()
-    assert lines[:3] == ["ZooKeeper data for provider p", "", "Image data:"] and lines[8:10] == ["", "Nodes:"]
-    assert json.loads(run("info", "p", "--format", "json"))[0]["nodes"] == [{"id": node.id, "server_id": "srv-1"}]
+    assert lines[:3] == ["ZooKeeper data for provider p", "", "Image data:"] and lines[8:10] == [
+        "",
+        "Nodes:",
+    ]
+    assert json.loads(run("info", "p", "--format", "json"))[0]["nodes"] == [
+        {"id": node.id, "server_id": "srv-1"}
+    ]
     before = plain.getNode(other.id), plain.getImageUpload("fake-image", build, "q", other_upload)
     out = run("erase", "p", "--force")
     assert out == "Erasing build data for p...\nErasing node data for p...\n"
     assert rows("info", "p") == []
     assert plain.getBuildProviders("fake-image", build) == ["q"] and plain.getNodes() == [other.id]
-    assert (plain.getNode(other.id), plain.getImageUpload("fake-image", build, "q", other_upload)) == before
+    assert (
+        plain.getNode(other.id),
+        plain.getImageUpload("fake-image", build, "q", other_upload),
+    ) == before
     assert run("erase", "nobody", "--force")
 
 
-@pytest.mark.parametrize(("answer", "erased"), [("y\n", True), ("Y\n", True), ("\n", False), ("yes\n", False), ("", False)])
+@pytest.mark.parametrize(
+    ("answer", "erased"),
+    [("y\n", True), ("Y\n", True), ("\n", False), ("yes\n", False), ("", False)],
+)
 def test_erase_asks_for_confirmation(console, plain, answer, erased):
     make_node(plain)
     reply = console("erase", "p", input=answer)
     assert reply.returncode == 0
-    assert reply.stdout.startswith("\nWARNING! This action is not reversible!\nErase ZooKeeper data for provider p? [N/y] ")
+    assert reply.stdout.startswith(
+        "\nWARNING! This action is not reversible!\nErase ZooKeeper data for provider p? [N/y] "
+    )
     assert ("Aborting. No data erased." in reply.stdout) == (not erased)
     assert (plain.getNodes() == []) == erased
 
@@ -492,19 +566,28 @@ def test_exported_image_data_can_be_imported(run, plain, tmp_path):
     assert run("export-image-data", "--force", str(path)) == ""
     assert path.stat().st_mode & 0o777 == 0o600
     records = json.loads(path.read_text())
-    assert sorted(records) == sorted([
-        f"{paths.IMAGES}/paused-image/pause", paths.build("fake-image", build),
-        paths.upload("fake-image", build, "p", number),
-    ])  # fmt: skip
-    before = {name: value[0] for name, value in snapshot(plain.kazoo_client).items() if name in records}
+    assert sorted(records) == sorted(
+        [
+            f"{paths.IMAGES}/paused-image/pause",
+            paths.build("fake-image", build),
+            paths.upload("fake-image", build, "p", number),
+        ]
+    )
+    before = {
+        name: value[0] for name, value in snapshot(plain.kazoo_client).items() if name in records
+    }
     plain.kazoo_client.delete("/nodepool", recursive=True)
     assert run("import-image-data", str(path)) == ""
-    after = {name: value[0] for name, value in snapshot(plain.kazoo_client).items() if name in records}
+    after = {
+        name: value[0] for name, value in snapshot(plain.kazoo_client).items() if name in records
+    }
     assert after == before
     with plain.imageUploadLock("fake-image", build, "p", blocking=False):
         assert make_upload(plain, build) == "0000000003"
     assert run("import-image-data", str(path)) == ""
-    assert not [name for name in os.listdir(tmp_path) if name not in ("export.json", "nodepool.yaml")]
+    assert not [
+        name for name in os.listdir(tmp_path) if name not in ("export.json", "nodepool.yaml")
+    ]
 
 
 def test_import_moves_the_counter_beyond_gaps(run, plain, tmp_path):
@@ -517,7 +600,14 @@ def test_import_moves_the_counter_beyond_gaps(run, plain, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["nonsense", "[]", '{"/zuul/x": ""}', '{"/nodepool/images/a/builds/..": "x"}', '{"/nodepool/images/a/pause": 1}']
+    "text",
+    [
+        "nonsense",
+        "[]",
+        '{"/zuul/x": ""}',
+        '{"/nodepool/images/a/builds/..": "x"}',
+        '{"/nodepool/images/a/pause": 1}',
+    ],
 )
 def test_import_refuses_other_files(config, plain, tmp_path, text):
     path = tmp_path / "data.json"
@@ -531,20 +621,47 @@ def test_import_refuses_other_files(config, plain, tmp_path, text):
 
 
 def test_created_requests_have_the_given_options(run, plain):
-    ids = run("request", "create", "a", "a", "b", "--priority", "200", "--relative-priority", "7", "--tenant", "t",
-              "--provider", "p", "--count", "2").split()  # fmt: skip
+    ids = run(
+        "request",
+        "create",
+        "a",
+        "a",
+        "b",
+        "--priority",
+        "200",
+        "--relative-priority",
+        "7",
+        "--tenant",
+        "t",
+        "--provider",
+        "p",
+        "--count",
+        "2",
+    ).split()
     assert ids == ["200-0000000000", "200-0000000001"]
     data, stat = plain.kazoo_client.get(paths.request(ids[0]))
     record = json.loads(data)
     assert stat.ephemeralOwner == 0
-    assert set(record) == {"requestor_data", "node_types", "requestor", "created_time", "provider", "state",
-                           "state_time", "relative_priority", "event_id", "tenant_name"}  # fmt: skip
+    assert set(record) == {
+        "requestor_data",
+        "node_types",
+        "requestor",
+        "created_time",
+        "provider",
+        "state",
+        "state_time",
+        "relative_priority",
+        "event_id",
+        "tenant_name",
+    }
     assert record["node_types"] == ["a", "a", "b"] and record["state"] == "requested"
     assert (record["relative_priority"], record["tenant_name"], record["provider"]) == (7, "t", "p")
     request = plain.getNodeRequest(ids[0])
     assert request.priority == ("200", 7, "0000000000")
     assert len(json.loads(run("request", "create", "a", "--json"))) == 1
-    assert [row["id"] for row in json.loads(run("request", "list", "--format", "json"))][1] == "200-0000000000"
+    assert [row["id"] for row in json.loads(run("request", "list", "--format", "json"))][
+        1
+    ] == "200-0000000000"
 
 
 @pytest.mark.parametrize(("state", "status"), [("fulfilled", 0), ("failed", 1)])
@@ -554,8 +671,13 @@ def test_wait_returns_the_outcome_as_status(console, plain, state, status):
     def work():
         for step in ("pending", state):
             time.sleep(0.2)
-            set_state(plain, request_id, step, nodes=["0000000007"] if step == "fulfilled" else [],
-                      declined_by=["l1"] if step == "failed" else [])  # fmt: skip
+            set_state(
+                plain,
+                request_id,
+                step,
+                nodes=["0000000007"] if step == "fulfilled" else [],
+                declined_by=["l1"] if step == "failed" else [],
+            )
 
     process = threading.Thread(target=work, name="launcher")
     process.start()
@@ -570,7 +692,9 @@ def test_request_wait_timeout_and_gone(run, plain):
     request_id = run("request", "create", "a").strip()
     out = run("request", "wait", request_id, "--timeout", "0.2", status=3)
     assert out.split()[2:4] == [request_id, "requested"]
-    (outcome,) = json.loads(run("request", "wait", request_id, "--timeout", "0.2", "--json", status=3))
+    (outcome,) = json.loads(
+        run("request", "wait", request_id, "--timeout", "0.2", "--json", status=3)
+    )
     assert outcome["state"] == "requested"
     assert run("request", "cancel", request_id) == ""
     assert run("request", "cancel", request_id, status=1) == f"Request {request_id} not found\n"
@@ -594,7 +718,10 @@ def test_show_prints_a_request_with_its_nodes(run, plain, config):
     out = run("request", "show", request_id)
     assert f"Request {request_id}" in out and "Requestor: t" in out and nodes[1] in out
     record = json.loads(run("request", "show", request_id, "--json"))
-    assert record["id"] == request_id and [node["interface_ip"] for node in record["nodes"]] == ["192.0.2.7"] * 2
+    assert (
+        record["id"] == request_id
+        and [node["interface_ip"] for node in record["nodes"]] == ["192.0.2.7"] * 2
+    )
     with pytest.raises(Exception, match="Request 100-1 not found"):
         nodepoolcmd.main(["-c", config, "request", "show", "100-1"])
 
@@ -607,7 +734,19 @@ def test_accept_with_command(run, plain, tmp_path):
         "sys.exit(7 if sys.argv[2:] == ['--', '-x'] else 8)\n"
     )
     out = tmp_path / "seen"
-    run("request", "accept", request_id, "--", sys.executable, "-c", script, str(out), "--", "-x", status=7)
+    run(
+        "request",
+        "accept",
+        request_id,
+        "--",
+        sys.executable,
+        "-c",
+        script,
+        str(out),
+        "--",
+        "-x",
+        status=7,
+    )
     seen = json.loads(out.read_text())
     assert [node["id"] for node in seen] == nodes and {node["state"] for node in seen} == {"in-use"}
     assert plain.getNodeRequests() == []
@@ -617,7 +756,9 @@ def test_accept_with_command(run, plain, tmp_path):
 
 def test_accept_and_hold(run, plain):
     request_id, nodes = make_fulfilled(plain, count=1)
-    thread = threading.Thread(target=lambda: run("request", "accept", request_id, "--hold", "1"), name="user")
+    thread = threading.Thread(
+        target=lambda: run("request", "accept", request_id, "--hold", "1"), name="user"
+    )
     thread.start()
 
     def in_use():
@@ -634,9 +775,20 @@ def test_accept_and_hold(run, plain):
 def test_accept_ends_on_sigint(config, plain):
     request_id, _ = make_fulfilled(plain, count=1)
     with subprocess.Popen(
-        [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, "request", "accept", request_id, "--json"],
-        stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "nodepool.cmd.nodepoolcmd",
+            "-c",
+            config,
+            "request",
+            "accept",
+            request_id,
+            "--json",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         (node,) = json.loads(process.stdout.readline())
         assert node["state"] == "in-use"
         process.terminate()
@@ -680,8 +832,12 @@ def test_return_refuses_what_is_not_ours(config, plain, monkeypatch):
     locked = make_node(plain, state="in-use")
     plain.lockNode(locked)
     forgotten = make_node(plain, state="in-use")
-    for argument, text in ((ready.id, "nothing to return"), (locked.id, "lock"), ("77", "not found"),
-                           ("100-1", "No node is held")):  # fmt: skip
+    for argument, text in (
+        (ready.id, "nothing to return"),
+        (locked.id, "lock"),
+        ("77", "not found"),
+        ("100-1", "No node is held"),
+    ):
         with pytest.raises(Exception, match=text):
             nodepoolcmd.main(["-c", config, "request", "return", argument])
     assert plain.getNode(ready.id).state == "ready" and plain.getNode(locked.id).state == "in-use"
@@ -703,17 +859,24 @@ def test_accept_of_nodes_taken_away(config, plain):
     second = plain.getNode(nodes[1])
     second.allocated_to = "100-0000000099"
     plain.storeNode(second)
-    with pytest.raises(Exception, match=f"Node {nodes[1]} is ready and allocated to 100-0000000099"):
+    with pytest.raises(
+        Exception, match=f"Node {nodes[1]} is ready and allocated to 100-0000000099"
+    ):
         nodepoolcmd.main(["-c", config, "request", "accept", request_id])
     assert plain.getNodeRequests() == []
-    assert [(node.state, len(node.lock_contenders)) for node in plain.readNodes()] == [("ready", 0)] * 2
+    assert [(node.state, len(node.lock_contenders)) for node in plain.readNodes()] == [
+        ("ready", 0)
+    ] * 2
 
 
 def test_large_lists_are_read_in_parallel(run, plain):
     plain.kazoo_client.ensure_path(paths.NODES)
     data = b'{"state": "ready", "state_time": 1, "type": ["a"]}'
     for _ in range(20):
-        answers = [plain.kazoo_client.create_async(f"{paths.NODES}/", data, sequence=True) for _ in range(100)]
+        answers = [
+            plain.kazoo_client.create_async(f"{paths.NODES}/", data, sequence=True)
+            for _ in range(100)
+        ]
         for answer in answers:
             answer.get(timeout=30)
     start = time.monotonic()
@@ -736,7 +899,8 @@ def test_config_validate_needs_no_zookeeper(tmp_path):
 def test_audit_log_tells_refused_changes_from_done_ones(run, plain, monkeypatch):
     noted = []
     monkeypatch.setattr(
-        "nodepool.zk.history.append", lambda _kazoo, event, fields: noted.append((fields["target"], fields["result"]))
+        "nodepool.zk.history.append",
+        lambda _kazoo, event, fields: noted.append((fields["target"], fields["result"])),
     )
     node = make_node(plain)
     run("delete", node.id)

@@ -75,18 +75,44 @@ class Launcher:
         self.config = tmp / "nodepool.yaml"
         self.config.write_text("{}")
         self.pid_file = tmp / "x.pid"
-        self.env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "WEB_PORT": str(self.port), "LOGS": str(tmp)}
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "WEB_PORT": str(self.port),
+            "LOGS": str(tmp),
+        }
 
     def command(self, *args):
-        return [sys.executable, str(self.script), "-c", str(self.config), "-p", str(self.pid_file), *args]
+        return [
+            sys.executable,
+            str(self.script),
+            "-c",
+            str(self.config),
+            "-p",
+            str(self.pid_file),
+            *args,
+        ]
 
     def start(self, *args, stdin=subprocess.DEVNULL, **env):
-        return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                env={**self.env, **env}, stdin=stdin)  # fmt: skip
+        return subprocess.Popen(
+            self.command(*args),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**self.env, **env},
+            stdin=stdin,
+        )
 
     def run(self, *args, **env):
-        return subprocess.run(self.command(*args), capture_output=True, text=True, env={**self.env, **env},
-                              stdin=subprocess.DEVNULL, timeout=60, check=False)  # fmt: skip
+        return subprocess.run(
+            self.command(*args),
+            capture_output=True,
+            text=True,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
 
     def ready(self):
         try:
@@ -124,7 +150,10 @@ def test_stack_dump_is_always_visible(launcher, option):
             lines.append(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
-    assert any(" nodepool.stack_dump:   Thread: " in line and " NodePool d: False" in line for line in lines)
+    assert any(
+        " nodepool.stack_dump:   Thread: " in line and " NodePool d: False" in line
+        for line in lines
+    )
 
 
 def test_stop_is_time_limited(launcher):
@@ -142,7 +171,9 @@ def test_threads_that_wait_for_answers_end_with_the_process(launcher):
         wait_for(launcher.ready)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=10)
-    assert process.returncode == 0 and "waits-for-an-answer_0" in out and "have not ended" not in out
+    assert (
+        process.returncode == 0 and "waits-for-an-answer_0" in out and "have not ended" not in out
+    )
 
 
 def test_second_signal_exits_at_once(launcher):
@@ -165,7 +196,10 @@ def test_background_daemon_writes_pid_and_log_file(launcher):
         assert launcher.ready()
         again = launcher.run(WEB_PORT=str(reserve()))
         assert again.returncode == 1
-        expected = f"nodepool-launcher: error: pid file {launcher.pid_file} is held by the running process {pid}\n"
+        expected = (
+            f"nodepool-launcher: error: pid file {launcher.pid_file} is held by the running "
+            f"process {pid}\n"
+        )
         assert again.stderr == expected
     finally:
         os.kill(pid, signal.SIGINT)
@@ -195,7 +229,9 @@ def test_port_in_use(launcher, options):
         port = str(sock.getsockname()[1])
         reply = launcher.run(*options, WEB_PORT=port)
         assert reply.returncode == 1
-        assert reply.stderr.startswith(f"nodepool-launcher: error: web server cannot listen on 127.0.0.1 port {port}: ")
+        assert reply.stderr.startswith(
+            f"nodepool-launcher: error: web server cannot listen on 127.0.0.1 port {port}: "
+        )
         with launcher.start("-f", "--no-webapp", WEB_PORT=port) as process:
             while "is running" not in process.stdout.readline():
                 pass
@@ -207,12 +243,17 @@ def test_port_in_use(launcher, options):
 def test_missing_directories_are_reported_at_start(launcher):
     reply = launcher.run("-p", "/no/such/dir/x.pid")
     assert reply.returncode == 1
-    assert reply.stderr.startswith("nodepool-launcher: error: cannot write pid file /no/such/dir/x.pid: ")
+    assert reply.stderr.startswith(
+        "nodepool-launcher: error: cannot write pid file /no/such/dir/x.pid: "
+    )
     reply = launcher.run(LOGS="/no/such/dir")
     assert reply.returncode == 1 and "/no/such/dir/nodepool.log" in reply.stderr
     reply = launcher.run("-f", "-l", "/no/such/file")
     assert reply.returncode == 1
-    assert reply.stderr == "nodepool-launcher: error: Unable to read logging config file at /no/such/file\n"
+    assert (
+        reply.stderr
+        == "nodepool-launcher: error: Unable to read logging config file at /no/such/file\n"
+    )
 
 
 def test_systemd_is_told(launcher, tmp_path):
@@ -262,11 +303,18 @@ def test_version_is_printed(launcher):
 
 def test_logging_configuration_file(launcher, tmp_path):
     path = tmp_path / "logging.json"
-    path.write_text(json.dumps({
-        "version": 1, "disable_existing_loggers": False,
-        "handlers": {"file": {"class": "logging.FileHandler", "filename": str(tmp_path / "own.log")}},
-        "root": {"handlers": ["file"], "level": "INFO"},
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "disable_existing_loggers": False,
+                "handlers": {
+                    "file": {"class": "logging.FileHandler", "filename": str(tmp_path / "own.log")}
+                },
+                "root": {"handlers": ["file"], "level": "INFO"},
+            }
+        )
+    )
     with launcher.start("-f", "-l", str(path)) as process:
         wait_for(launcher.ready)
         process.send_signal(signal.SIGINT)

@@ -21,8 +21,17 @@ from nodepool.driver import lifecycle
 from nodepool.zk import paths
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure
 from nodepool.zk.zookeeper import ZooKeeper
-from tests.integration.cli.test_commands import config, console, make_build, make_upload, plain, rows, run, snapshot  # noqa: F401
-from tests.integration.cli.test_images import IMAGE, progress, start  # noqa: F401
+from tests.integration.cli.test_commands import (
+    config,
+    console,
+    make_build,
+    make_upload,
+    plain,
+    rows,
+    run,
+    snapshot,
+)
+from tests.integration.cli.test_images import IMAGE, progress, start
 
 # -- image-log
 
@@ -34,7 +43,7 @@ def log_file(tmp_path):
     return path
 
 
-def test_log_from_the_file(run, plain, log_file):  # noqa: F811
+def test_log_from_the_file(run, plain, log_file):
     plain.progress.write(progress(state="ready", log=str(log_file), tail=["not this"]))
     assert run("image-log", IMAGE) == log_file.read_text()
     assert run("image-log", f"{IMAGE}-{'b' * 32}", "--lines", "2") == "line 199\nline 200\n"
@@ -46,7 +55,7 @@ def test_log_from_the_file(run, plain, log_file):  # noqa: F811
     assert run("image-log", IMAGE, "--follow", "-n", "1") == "no newline"
 
 
-def test_log_of_the_running_build_first(run, plain):  # noqa: F811
+def test_log_of_the_running_build_first(run, plain):
     now = time.time()
     plain.progress.write(progress("1" * 32, state="building", started=now - 100, tail=["running"]))
     plain.progress.write(progress("2" * 32, state="failed", started=now, tail=["failed"]))
@@ -57,14 +66,16 @@ def test_log_of_the_running_build_first(run, plain):  # noqa: F811
     assert run("image-log", IMAGE) == "failed\n"
 
 
-def test_log_on_another_host(console, plain):  # noqa: F811
-    plain.progress.write(progress(state="failed", log=f"/nowhere/{'b' * 32}.log", tail=["a", "b", "c"]))
+def test_log_on_another_host(console, plain):
+    plain.progress.write(
+        progress(state="failed", log=f"/nowhere/{'b' * 32}.log", tail=["a", "b", "c"])
+    )
     result = console("image-log", IMAGE, "--lines", "2")
     assert (result.returncode, result.stdout) == (0, "b\nc\n")
     assert f"The log file is on nb01: /nowhere/{'b' * 32}.log" in result.stderr
 
 
-def test_log_path_of_something_else(run, plain, tmp_path):  # noqa: F811
+def test_log_path_of_something_else(run, plain, tmp_path):
     """A record in ZooKeeper cannot make the command print any file of this machine."""
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -78,19 +89,22 @@ def test_log_path_of_something_else(run, plain, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b", ""])
-def test_log_of_an_unknown_build_is_an_error(console, plain, name):  # noqa: F811
+def test_log_of_an_unknown_build_is_an_error(console, plain, name):
     result = console("image-log", name)
-    assert result.returncode == 1 and f"no build of {name} is known; see dib-image-list --detail" in result.stderr
+    assert (
+        result.returncode == 1
+        and f"no build of {name} is known; see dib-image-list --detail" in result.stderr
+    )
 
 
-def test_log_of_a_builder_of_an_earlier_release(console, plain):  # noqa: F811
+def test_log_of_a_builder_of_an_earlier_release(console, plain):
     build = make_build(plain)
     for name in (IMAGE, f"{IMAGE}-{build}"):
         result = console("image-log", name)
         assert result.returncode == 1 and f"no log of {name}" in result.stderr
 
 
-def test_follow_the_file(start, plain, log_file):  # noqa: F811
+def test_follow_the_file(start, plain, log_file):
     record = progress(state="building", log=str(log_file))
     plain.progress.write(record)
     process = start("image-log", IMAGE, "--follow", "--lines", "1")
@@ -108,7 +122,7 @@ def test_follow_the_file(start, plain, log_file):  # noqa: F811
     assert f"{IMAGE}-{'b' * 32}: ready" in errors
 
 
-def test_follow_the_tail(start, plain):  # noqa: F811
+def test_follow_the_tail(start, plain):
     record = progress(state="building", tail=["1", "2"])
     plain.progress.write(record)
     process = start("image-log", IMAGE, "--follow")
@@ -123,7 +137,7 @@ def test_follow_the_tail(start, plain):  # noqa: F811
     assert (status, out) == (0, "1\n2\n3\n[...]\nx\ny\n") and "failed: no space" in errors
 
 
-def test_following_ends_when_the_record_goes(start, plain, log_file):  # noqa: F811
+def test_following_ends_when_the_record_goes(start, plain, log_file):
     plain.progress.write(progress(state="building", log=str(log_file)))
     process = start("image-log", IMAGE, "-f", "-n", "1")
     process.prints("line 200")
@@ -132,11 +146,16 @@ def test_following_ends_when_the_record_goes(start, plain, log_file):  # noqa: F
     assert status == 0 and "Nothing is known of" in errors
 
 
-def test_log_into_head(config, plain, log_file):  # noqa: F811
+def test_log_into_head(config, plain, log_file):
     log_file.write_text("line\n" * 1_000_000)
     plain.progress.write(progress(state="ready", log=str(log_file)))
-    command = f"{sys.executable} -m nodepool.cmd.nodepoolcmd -c {config} image-log {IMAGE} | head -n 1; exit ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    command = (
+        f"{sys.executable} -m nodepool.cmd.nodepoolcmd -c {config} image-log {IMAGE} | head "
+        f"-n 1; exit ${{PIPESTATUS[0]}}"
+    )
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (result.returncode, result.stdout, result.stderr) == (0, "line\n", "")
 
 
@@ -144,7 +163,7 @@ def test_log_into_head(config, plain, log_file):  # noqa: F811
 
 
 @pytest.mark.spec("BLD-18: export: mode 0600, JSON object of path -> text")
-def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F811
+def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):
     build = make_build(plain)
     number = make_upload(plain, build)
     run("image-pause", IMAGE)
@@ -154,7 +173,11 @@ def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F8
     assert path.stat().st_mode & 0o777 == 0o600
     records = json.loads(path.read_text())
     assert sorted(records) == sorted(
-        [f"{paths.image(IMAGE)}/pause", paths.build(IMAGE, build), paths.upload(IMAGE, build, "p", number)]
+        [
+            f"{paths.image(IMAGE)}/pause",
+            paths.build(IMAGE, build),
+            paths.upload(IMAGE, build, "p", number),
+        ]
     )
     path.write_text("")
     assert run("export-image-data", str(path)) == ""
@@ -162,12 +185,14 @@ def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F8
     assert sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
 
 
-def test_export_refuses_an_existing_file(console, plain, tmp_path):  # noqa: F811
+def test_export_refuses_an_existing_file(console, plain, tmp_path):
     make_build(plain)
     path = tmp_path / "export.json"
     path.write_text("precious")
     result = console("export-image-data", str(path))
-    assert result.returncode == 1 and f"{path} exists" in result.stderr and "--force" in result.stderr
+    assert (
+        result.returncode == 1 and f"{path} exists" in result.stderr and "--force" in result.stderr
+    )
     assert path.read_text() == "precious"
     assert console("export-image-data", "--force", str(path)).returncode == 0
     assert len(json.loads(path.read_text())) == 1
@@ -175,7 +200,9 @@ def test_export_refuses_an_existing_file(console, plain, tmp_path):  # noqa: F81
     assert sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
 
 
-def test_export_keeps_a_file_created_while_the_records_were_read(config, plain, tmp_path, monkeypatch):  # noqa: F811
+def test_export_keeps_a_file_created_while_the_records_were_read(
+    config, plain, tmp_path, monkeypatch
+):
     path = tmp_path / "export.json"
     original = ZooKeeper.exportImageData
 
@@ -186,10 +213,13 @@ def test_export_keeps_a_file_created_while_the_records_were_read(config, plain, 
     monkeypatch.setattr(ZooKeeper, "exportImageData", slow)
     with pytest.raises(CommandError, match="--force"):
         nodepoolcmd.main(["-c", config, "export-image-data", str(path)])
-    assert path.read_text() == "somebody else's" and sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
+    assert path.read_text() == "somebody else's" and sorted(os.listdir(tmp_path)) == [
+        "export.json",
+        "nodepool.yaml",
+    ]
 
 
-def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):  # noqa: F811
+def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):
     build = make_build(plain)
     kazoo = plain.kazoo_client
     kazoo.create(f"{paths.uploads(IMAGE, build, 'p')}/stray", b"x", makepath=True)
@@ -202,7 +232,7 @@ def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):  # n
 
 
 @pytest.mark.spec("BLD-18: import overwrites existing nodes, leaves others alone")
-def test_import_tells_what_it_did(run, plain, tmp_path):  # noqa: F811
+def test_import_tells_what_it_did(run, plain, tmp_path):
     build = make_build(plain)
     path = tmp_path / "export.json"
     run("export-image-data", str(path))
@@ -211,22 +241,26 @@ def test_import_tells_what_it_did(run, plain, tmp_path):  # noqa: F811
     record.state = "deleting"
     plain.storeBuild(IMAGE, record, build)
     assert json.loads(run("import-image-data", str(path), "--format", "json"))["builds"] == 1
-    assert plain.getBuild(IMAGE, build).state == "ready" and plain.getBuild(IMAGE, other) is not None
+    assert (
+        plain.getBuild(IMAGE, build).state == "ready" and plain.getBuild(IMAGE, other) is not None
+    )
     with pytest.raises(NoNodeError):
         plain.kazoo_client.get("/nodepool/image-progress")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b""])
-def test_import_of_no_text(console, plain, tmp_path, content):  # noqa: F811
+def test_import_of_no_text(console, plain, tmp_path, content):
     path = tmp_path / "x"
     path.write_bytes(content)
     result = console("import-image-data", str(path))
-    assert result.returncode == 1 and str(path) in result.stderr and "Traceback" not in result.stderr
+    assert (
+        result.returncode == 1 and str(path) in result.stderr and "Traceback" not in result.stderr
+    )
     assert snapshot(plain.kazoo_client) == {}
 
 
 @pytest.mark.spec("CLI-9: after erase P --force nothing of P is left")
-def test_erase_takes_failed_uploads_along(run, plain):  # noqa: F811
+def test_erase_takes_failed_uploads_along(run, plain):
     for provider in ("p", "q"):
         plain.progress.write(UploadFailure(IMAGE, provider, reason="quota"))
     run("erase", "p", "--force")
@@ -246,7 +280,7 @@ class Manager:
     stop = join = lambda self: None
 
 
-def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):  # noqa: F811
+def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):
     ours = {"nodepool_build_id": "b", "Name": "noble-1"}
     resources = [
         SimpleNamespace(id="ami-1", type="ami", metadata=ours),
@@ -265,12 +299,16 @@ def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):
 
     def load(*args, **options):
         result = original(*args, **options)
-        result.providers = {name: SimpleNamespace(name=name, manage_images=True, diskimages={IMAGE: None})
-                            for name in adapters}  # fmt: skip
+        result.providers = {
+            name: SimpleNamespace(name=name, manage_images=True, diskimages={IMAGE: None})
+            for name in adapters
+        }
         return result
 
     monkeypatch.setattr(context, "load_config", load)
-    monkeypatch.setattr(lifecycle, "get_provider", lambda provider: Manager(adapters[provider.name]))
+    monkeypatch.setattr(
+        lifecycle, "get_provider", lambda provider: Manager(adapters[provider.name])
+    )
     monkeypatch.setattr("nodepool.cmd.commands.aliens.LIST_TIMEOUT", 1.0)
     try:
         assert rows("alien-image-list") == [["p", "noble-1", "ami-1"]]

@@ -25,7 +25,16 @@ from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, UploadFailure, UploadProgress
 from tests.conftest import wait_for
-from tests.integration.cli.test_commands import config, console, make_build, make_upload, plain, rows, run, snapshot  # noqa: F401
+from tests.integration.cli.test_commands import (
+    config,
+    console,
+    make_build,
+    make_upload,
+    plain,
+    rows,
+    run,
+    snapshot,
+)
 
 IMAGE = "fake-image"
 
@@ -54,7 +63,9 @@ class Builder:
         record = zk_module.ImageBuild()
         record.state, record.builder, record.formats = "building", "nb01", ["qcow2", "raw"]
         self.build = self.zk.storeBuild(self.image, record)
-        self.progress = BuildProgress(self.image, self.build, "nb01", started=time.time(), expected=600.0, **values)
+        self.progress = BuildProgress(
+            self.image, self.build, "nb01", started=time.time(), expected=600.0, **values
+        )
         self.write(phase="root")
         return self.build
 
@@ -77,7 +88,7 @@ class Builder:
 
 
 @pytest.fixture
-def builder(plain):  # noqa: F811
+def builder(plain):
     builder = Builder(plain)
     yield builder
     builder.locks.close()
@@ -91,15 +102,22 @@ class Process:
             self.master, out = pty.openpty()
         else:
             self.master, out = os.pipe()
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
-                                        env={**os.environ, "COLUMNS": "80"},
-                                        # A test run in the background of a script ignores it.
-                                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "80"},
+            # A test run in the background of a script ignores it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         os.close(out)
         self.out = b""
         self._errors: list[bytes] = []
         self._reader = threading.Thread(target=self._read)
-        self._error_reader = threading.Thread(target=lambda: self._errors.append(self.process.stderr.read()))
+        self._error_reader = threading.Thread(
+            target=lambda: self._errors.append(self.process.stderr.read())
+        )
         self._reader.start()
         self._error_reader.start()
 
@@ -122,11 +140,13 @@ class Process:
 
 
 @pytest.fixture
-def start(config):  # noqa: F811
+def start(config):
     started = []
 
     def start(*args, terminal=False):
-        process = Process([sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, *args], terminal)
+        process = Process(
+            [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, *args], terminal
+        )
         started.append(process)
         return process
 
@@ -138,24 +158,45 @@ def start(config):  # noqa: F811
 
 
 def progress(build="b" * 32, **values):
-    return BuildProgress(**{"image": IMAGE, "build": build, "builder": "nb01", "started": time.time() - 60, **values})
+    return BuildProgress(
+        **{"image": IMAGE, "build": build, "builder": "nb01", "started": time.time() - 60, **values}
+    )
 
 
 # -- listings
 
 
 @pytest.mark.spec("CLI-5: dib-image-list; columns may be added only behind an option")
-def test_dib_image_list_detail(run, rows, plain):  # noqa: F811
+def test_dib_image_list_detail(run, rows, plain):
     build = make_build(plain, state="building")
-    plain.progress.write(progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log"))
-    plain.progress.write(progress("f" * 32, state="failed", reason="no space left", exit_code=1, duration=5.0,
-                                        ended=time.time(), log="/l/f.log"))  # fmt: skip
+    plain.progress.write(
+        progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log")
+    )
+    plain.progress.write(
+        progress(
+            "f" * 32,
+            state="failed",
+            reason="no space left",
+            exit_code=1,
+            duration=5.0,
+            ended=time.time(),
+            log="/l/f.log",
+        )
+    )
     old = make_build(plain)
-    assert {tuple(row[:1]) for row in rows("dib-image-list")} == {(f"{IMAGE}-{build}",), (f"{IMAGE}-{old}",)}
+    assert {tuple(row[:1]) for row in rows("dib-image-list")} == {
+        (f"{IMAGE}-{build}",),
+        (f"{IMAGE}-{old}",),
+    }
     assert [len(row) for row in rows("dib-image-list")] == [6, 6]
     assert list(json.loads(run("dib-image-list", "--format", "json"))[0]) == [
-        "id", "image", "builder", "formats", "state", "age"
-    ]  # fmt: skip
+        "id",
+        "image",
+        "builder",
+        "formats",
+        "state",
+        "age",
+    ]
     found = {row[0]: row for row in rows("dib-image-list", "--detail")}
     running, failed, other = (found[f"{IMAGE}-{i}"] for i in (build, "f" * 32, old))
     assert running[4] == "building" and running[6] == "install" and running[7].startswith("1 min")
@@ -163,7 +204,9 @@ def test_dib_image_list_detail(run, rows, plain):  # noqa: F811
     assert failed[4] == "failed" and failed[7] == "5 s" and failed[9:11] == ["1", "no space left"]
     assert other[6:] == [""] * 7
     assert run("dib-image-list", "--detail").splitlines()[1].count("|") == 14
-    values = {row["id"]: row for row in json.loads(run("dib-image-list", "--detail", "--format", "json"))}
+    values = {
+        row["id"]: row for row in json.loads(run("dib-image-list", "--detail", "--format", "json"))
+    }
     assert values[f"{IMAGE}-{build}"]["progress"] == pytest.approx(0.5, abs=0.1)
     assert values[f"{IMAGE}-{'f' * 32}"]["exit_code"] == 1
     # The pause shows in the rows of builds that have a record.
@@ -171,7 +214,7 @@ def test_dib_image_list_detail(run, rows, plain):  # noqa: F811
     assert {row[4] for row in rows("dib-image-list")} == {"paused"}
 
 
-def test_image_list_detail(run, rows, plain):  # noqa: F811
+def test_image_list_detail(run, rows, plain):
     build = make_build(plain)
     first = make_upload(plain, build, state="uploading")
     second = make_upload(plain, build, provider="q", state="failed")
@@ -192,10 +235,19 @@ def test_image_list_detail(run, rows, plain):  # noqa: F811
 
 
 @pytest.mark.parametrize("form", ["json", "yaml", "csv", "table"])
-def test_acting_commands_tell_what_they_did(run, plain, form):  # noqa: F811
+def test_acting_commands_tell_what_they_did(run, plain, form):
     build = make_build(plain)
     number = make_upload(plain, build)
-    upload = ["image-delete", "--provider", "p", "--image", IMAGE, "--upload-id", number, "--build-id"]
+    upload = [
+        "image-delete",
+        "--provider",
+        "p",
+        "--image",
+        IMAGE,
+        "--upload-id",
+        number,
+        "--build-id",
+    ]
     for command, expected in (
         (["image-pause", IMAGE], "paused"),
         (["image-unpause", IMAGE], "unpaused"),
@@ -215,11 +267,23 @@ def test_acting_commands_tell_what_they_did(run, plain, form):  # noqa: F811
     assert plain.getBuild(IMAGE, build).state == "deleting"
 
 
-@pytest.mark.spec("CLI-5: image-delete of a running upload: Cannot delete because image upload in progress")
-def test_a_running_upload_is_not_deleted(run, plain):  # noqa: F811
+@pytest.mark.spec(
+    "CLI-5: image-delete of a running upload: Cannot delete because image upload in progress"
+)
+def test_a_running_upload_is_not_deleted(run, plain):
     build = make_build(plain)
     number = make_upload(plain, build, state="uploading")
-    command = ["image-delete", "--provider", "p", "--image", IMAGE, "--upload-id", number, "--build-id", build]
+    command = [
+        "image-delete",
+        "--provider",
+        "p",
+        "--image",
+        IMAGE,
+        "--upload-id",
+        number,
+        "--build-id",
+        build,
+    ]
     assert run(*command) == "Cannot delete because image upload in progress\n"
     assert json.loads(run(*command, "--format", "json"))["result"] == "refused"
     assert plain.getImageUpload(IMAGE, build, "p", number).state == "uploading"
@@ -227,15 +291,17 @@ def test_a_running_upload_is_not_deleted(run, plain):  # noqa: F811
 
 @pytest.mark.spec("CLI-9: image-delete with nonsense arguments ends quietly")
 @pytest.mark.parametrize("bad", ["", "a/b", "..", "\x00", "nothing"])
-def test_nonsense_is_not_found(run, plain, bad):  # noqa: F811
+def test_nonsense_is_not_found(run, plain, bad):
     build = make_build(plain)
-    out = run("image-delete", "--provider", bad, "--image", IMAGE, "--upload-id", "1", "--build-id", build)
+    out = run(
+        "image-delete", "--provider", bad, "--image", IMAGE, "--upload-id", "1", "--build-id", build
+    )
     assert out == "Image upload not found\n"
     if bad:
         assert run("dib-image-delete", f"{IMAGE}-{bad}") == "Build ID not found\n"
 
 
-def test_deleting_looks_again_when_the_record_changes(run, plain, monkeypatch):  # noqa: F811
+def test_deleting_looks_again_when_the_record_changes(run, plain, monkeypatch):
     """Between reading and writing a builder starts the upload: its record is not overruled."""
     build = make_build(plain)
     number = make_upload(plain, build, state="failed")
@@ -252,12 +318,22 @@ def test_deleting_looks_again_when_the_record_changes(run, plain, monkeypatch): 
         return record
 
     monkeypatch.setattr(zk_module.ZooKeeper, "getImageUpload", racing)
-    out = run("image-delete", "--provider", "p", "--image", IMAGE, "--upload-id", number, "--build-id", build)
+    out = run(
+        "image-delete",
+        "--provider",
+        "p",
+        "--image",
+        IMAGE,
+        "--upload-id",
+        number,
+        "--build-id",
+        build,
+    )
     assert out == "Cannot delete because image upload in progress\n"
     assert original(plain, IMAGE, build, "p", number).state == "uploading"
 
 
-def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):  # noqa: F811
+def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):
     build = make_build(plain)
     original = zk_module.ZooKeeper.getBuild
     changed = []
@@ -274,8 +350,10 @@ def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):  # n
     assert original(plain, IMAGE, build).state == "deleting"
 
 
-@pytest.mark.spec("CLI-9: double pause and double unpause are quiet; after unpause the state is ready again")
-def test_unpaused_image_is_ready_again(run, rows, plain):  # noqa: F811
+@pytest.mark.spec(
+    "CLI-9: double pause and double unpause are quiet; after unpause the state is ready again"
+)
+def test_unpaused_image_is_ready_again(run, rows, plain):
     make_build(plain)
     for _ in range(2):
         assert run("image-pause", IMAGE) == ""
@@ -286,11 +364,14 @@ def test_unpaused_image_is_ready_again(run, rows, plain):  # noqa: F811
 
 
 @pytest.mark.spec("CLI-9: image-status lists the image while a request is pending")
-def test_image_status_follows_the_build(run, plain, builder):  # noqa: F811
+def test_image_status_follows_the_build(run, plain, builder):
     run("image-build", IMAGE)
 
     def state():
-        return [(r["image"], r["build_request"]) for r in json.loads(run("image-status", "--format", "json"))]
+        return [
+            (r["image"], r["build_request"])
+            for r in json.loads(run("image-status", "--format", "json"))
+        ]
 
     assert state() == [(IMAGE, "pending")]
     builder.begin()
@@ -309,7 +390,7 @@ def live(client):
     return zk
 
 
-def test_wait_for_a_build(start, plain, builder):  # noqa: F811
+def test_wait_for_a_build(start, plain, builder):
     make_build(plain)  # an old one does not count
     process = start("image-build", IMAGE, "--wait")
     process.prints("no builder is registered")
@@ -321,10 +402,18 @@ def test_wait_for_a_build(start, plain, builder):  # noqa: F811
     builder.write(phase="install")
     process.prints("install")
     builder.write(last_line="nothing new in plain lines")
-    builder.end(formats=["qcow2", "raw"], sizes={"qcow2": 1 << 20, "raw": 3 << 30}, duration=75.0, log=f"/l/{build}.log")
+    builder.end(
+        formats=["qcow2", "raw"],
+        sizes={"qcow2": 1 << 20, "raw": 3 << 30},
+        duration=75.0,
+        log=f"/l/{build}.log",
+    )
     status, out, _ = process.end()
     assert status == 0
-    assert f"Built {IMAGE}-{build} in 1 min 15 s: qcow2 1.0 MiB, raw 3.0 GiB\nLog: nb01:/l/{build}.log\n" in out
+    assert (
+        f"Built {IMAGE}-{build} in 1 min 15 s: qcow2 1.0 MiB, raw 3.0 GiB\nLog: "
+        f"nb01:/l/{build}.log\n" in out
+    )
     assert "\r" not in out and "nothing new" not in out and out.count("install") == 1
 
 
@@ -339,18 +428,28 @@ def test_wait_on_a_terminal(start, builder):
     status, out, _ = process.end()
     assert status == 0
     drawn = [line for line in out.split("\r") if "install" in line]
-    assert drawn and "[----------------]   0%  install  " in drawn[0] and " s of 10 min  " in drawn[0] and "Unpacking" in drawn[0]
+    assert (
+        drawn
+        and "[----------------]   0%  install  " in drawn[0]
+        and " s of 10 min  " in drawn[0]
+        and "Unpacking" in drawn[0]
+    )
     assert len(drawn[0].removeprefix("\x1b[2K")) <= 80, "it fits into a line"
     assert "\x1b[2KBuilt " in out
 
 
-def test_wait_for_a_failure(start, plain, builder):  # noqa: F811
+def test_wait_for_a_failure(start, plain, builder):
     builder.register()
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     build = builder.begin()
     process.prints("root")
-    builder.end("failed", reason="the command ended with exit code 3", exit_code=3, next_try=time.time() + 60)
+    builder.end(
+        "failed",
+        reason="the command ended with exit code 3",
+        exit_code=3,
+        next_try=time.time() + 60,
+    )
     status, out, _ = process.end()
     assert status == 1
     assert f"Failed {IMAGE}-{build}: the command ended with exit code 3 (exit code 3)" in out
@@ -358,7 +457,7 @@ def test_wait_for_a_failure(start, plain, builder):  # noqa: F811
     assert plain.hasBuildRequest(IMAGE)
 
 
-def test_a_failed_build_whose_record_is_gone(start, plain, builder):  # noqa: F811
+def test_a_failed_build_whose_record_is_gone(start, plain, builder):
     process = start("image-build", IMAGE, "--wait", "--format", "json")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     build = builder.begin()
@@ -366,15 +465,22 @@ def test_a_failed_build_whose_record_is_gone(start, plain, builder):  # noqa: F8
     status, out, errors = process.end()
     value = json.loads(out)
     assert status == 1 and value["build"] == build and value["requested"] is True
-    assert (value["state"], value["reason"], value["exit_code"], value["log"]) == ("failed", "no space", 1, "/l/x")
+    assert (value["state"], value["reason"], value["exit_code"], value["log"]) == (
+        "failed",
+        "no space",
+        1,
+        "/l/x",
+    )
     assert "Failed" not in out and "Traceback" not in errors
 
 
-def test_a_build_that_failed_before_anybody_looked(plain, builder, zk_chroot):  # noqa: F811
+def test_a_build_that_failed_before_anybody_looked(plain, builder, zk_chroot):
     after = plain.submitBuildRequest(IMAGE)
     build = builder.begin()
     builder.end("failed", remove=True, reason="no space", exit_code=1)
-    follower = image_follow.BuildFollower(live(zk_chroot.connect()), IMAGE, after, image_follow.Display(io.StringIO()))
+    follower = image_follow.BuildFollower(
+        live(zk_chroot.connect()), IMAGE, after, image_follow.Display(io.StringIO())
+    )
     outcome = follower.follow(20)
     assert (outcome.status, outcome.build, outcome.reason) == (1, build, "no space")
 
@@ -408,7 +514,7 @@ def test_a_request_that_is_served_at_once_has_the_number_of_its_creation(zk, mon
     assert first is not None and second is not None and first < second
 
 
-def test_a_build_that_vanishes(start, plain, builder):  # noqa: F811
+def test_a_build_that_vanishes(start, plain, builder):
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     builder.begin()
@@ -419,7 +525,7 @@ def test_a_build_that_vanishes(start, plain, builder):  # noqa: F811
     assert status == 1 and "vanished without a result" in out
 
 
-def test_a_builder_of_an_earlier_release(start, plain):  # noqa: F811
+def test_a_builder_of_an_earlier_release(start, plain):
     """No record of progress: the build's own record says enough."""
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
@@ -433,7 +539,7 @@ def test_a_builder_of_an_earlier_release(start, plain):  # noqa: F811
     assert status == 0 and f"Built {IMAGE}-{build}: qcow2\n" in out
 
 
-def test_a_build_that_runs_already_comes_first(start, plain, builder):  # noqa: F811
+def test_a_build_that_runs_already_comes_first(start, plain, builder):
     builder.register()
     first = builder.begin()
     process = start("image-build", IMAGE, "--wait")
@@ -462,7 +568,7 @@ def test_a_request_served_by_the_running_build(start, builder):
     assert status == 0 and f"Built {IMAGE}-{first}" in out
 
 
-def test_a_request_that_is_withdrawn(start, plain, builder):  # noqa: F811
+def test_a_request_that_is_withdrawn(start, plain, builder):
     builder.register()
     process = start("image-build", IMAGE, "--wait")
     process.prints("waiting for a builder")
@@ -471,7 +577,7 @@ def test_a_request_that_is_withdrawn(start, plain, builder):  # noqa: F811
     assert status == 1 and "the request was deleted" in out
 
 
-def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, builder):  # noqa: F811
+def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, builder):
     builder.register()
     other = Builder(plain)
     other.image = "other-image"
@@ -490,7 +596,7 @@ def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, bui
     assert process.end()[0] == 1
 
 
-def test_time_out_of_image_build_has_status_3(start, plain, builder):  # noqa: F811
+def test_time_out_of_image_build_has_status_3(start, plain, builder):
     process = start("image-build", IMAGE, "--wait", "--timeout", "0.5")
     status, out, _ = process.end()
     assert status == 3 and f"Not finished in time: {IMAGE}; the request remains" in out
@@ -498,7 +604,7 @@ def test_time_out_of_image_build_has_status_3(start, plain, builder):  # noqa: F
     assert plain.hasBuildRequest(IMAGE)
 
 
-def test_interrupted_image_build_leaves_the_build_running(start, plain, builder):  # noqa: F811
+def test_interrupted_image_build_leaves_the_build_running(start, plain, builder):
     process = start("image-build", IMAGE, "--wait")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     build = builder.begin()
@@ -510,32 +616,40 @@ def test_interrupted_image_build_leaves_the_build_running(start, plain, builder)
 
 
 @pytest.mark.parametrize("args", [["--timeout", "0"], ["--timeout", "inf"], ["--timeout", "x"]])
-def test_wrong_time_outs(console, args):  # noqa: F811
+def test_wrong_time_outs(console, args):
     result = console("image-build", IMAGE, "--wait", *args)
     assert result.returncode == 2 and "--timeout" in result.stderr
 
 
-def test_time_out_without_wait(console, plain):  # noqa: F811
+def test_time_out_without_wait(console, plain):
     result = console("image-build", IMAGE, "--timeout", "5")
-    assert result.returncode == 1 and result.stderr == "nodepool: error: --timeout requires --wait\n"
+    assert (
+        result.returncode == 1 and result.stderr == "nodepool: error: --timeout requires --wait\n"
+    )
     assert snapshot(plain.kazoo_client) == {}
 
 
 @pytest.mark.spec("CLI-5: image-build of an image paused in the configuration: error, status 1")
-def test_wait_refuses_as_before(console, plain):  # noqa: F811
+def test_wait_refuses_as_before(console, plain):
     result = console("image-build", "paused-image", "--wait")
-    assert result.returncode == 1 and "Skipping build request for image paused-image; paused" in result.stderr
+    assert (
+        result.returncode == 1
+        and "Skipping build request for image paused-image; paused" in result.stderr
+    )
     assert snapshot(plain.kazoo_client) == {}
 
 
-def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot):  # noqa: F811
+def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot):
     builder.register()
     zk = live(zk_chroot.connect())
     after = plain.submitBuildRequest(IMAGE)
     builder.begin()
     follower = image_follow.BuildFollower(zk, IMAGE, after, image_follow.Display(io.StringIO()))
     wait_for(lambda: zk.image_tree.data().build_locks.get(IMAGE, (0, False))[1], what="the build")
-    wait_for(lambda: builder.build in zk.progress_tree.data().builds and follower._complete(), what="its progress")
+    wait_for(
+        lambda: builder.build in zk.progress_tree.data().builds and follower._complete(),
+        what="its progress",
+    )
     follower._look()
     before = [tree.reads for tree in zk.trees]
     for _ in range(100):
@@ -548,15 +662,21 @@ def expire(client):
     kazoo = client.client
     before = client.session_id
     other = KazooClient(
-        hosts=",".join(f"{host}:{port}" for host, port in kazoo.hosts), client_id=kazoo.client_id, use_ssl=True,
-        certfile=kazoo.certfile, keyfile=kazoo.keyfile, ca=kazoo.ca, check_hostname=False)  # fmt: skip
+        hosts=",".join(f"{host}:{port}" for host, port in kazoo.hosts),
+        client_id=kazoo.client_id,
+        use_ssl=True,
+        certfile=kazoo.certfile,
+        keyfile=kazoo.keyfile,
+        ca=kazoo.ca,
+        check_hostname=False,
+    )
     other.start(timeout=20)
     other.stop()
     other.close()
     wait_for(lambda: client.session_id not in (None, before), what="a new session")
 
 
-def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):  # noqa: F811
+def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):
     builder.register()
     client = zk_chroot.connect()
     after = plain.submitBuildRequest(IMAGE)
@@ -574,7 +694,7 @@ def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):  # 
     assert [(o.status, o.build, o.reason) for o in outcomes] == [(1, build, "no space")]
 
 
-def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):  # noqa: F811
+def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):
     client = zk_chroot.connect()
     store = ProgressStore(client.client)
     upload = UploadProgress(IMAGE, "b" * 32, "p", "0000000001", bytes_total=1)

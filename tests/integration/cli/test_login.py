@@ -38,9 +38,16 @@ def make(zk_chroot: Chroot, sshd: SSHServer) -> Make:
     def make(**changes: Any) -> str:
         node = Node()
         good = {
-            "state": "in-use", "type": ["small"], "provider": "rack", "pool": "main", "connection_type": "ssh",
-            "interface_ip": "127.0.0.1", "connection_port": sshd.port, "username": "root", "host_keys": list(sshd.host_keys),
-        }  # fmt: skip
+            "state": "in-use",
+            "type": ["small"],
+            "provider": "rack",
+            "pool": "main",
+            "connection_type": "ssh",
+            "interface_ip": "127.0.0.1",
+            "connection_port": sshd.port,
+            "username": "root",
+            "host_keys": list(sshd.host_keys),
+        }
         for name, value in {**good, **changes}.items():
             setattr(node, name, value)
         zk.storeNode(node)
@@ -58,7 +65,11 @@ def temporary(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
 
 
 def test_command_runs_on_the_node_and_its_status_is_returned(
-    file: str, make: Make, sshd: SSHServer, temporary: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    file: str,
+    make: Make,
+    sshd: SSHServer,
+    temporary: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["-c", file, "ssh", "-i", str(sshd.client_key), make().lstrip("0") or "0"]
     assert nodepoolcmd.main([*argv, "--", "echo", "well", "-n"]) == 0
@@ -81,7 +92,10 @@ def test_machine_with_other_host_keys_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"state": "building", "interface_ip": None}, "has no address yet: it is being launched; see `nodepool explain"),
+        (
+            {"state": "building", "interface_ip": None},
+            "has no address yet: it is being launched; see `nodepool explain",
+        ),
         ({"state": "deleting"}, "is deleting: its machine is being deleted"),
         ({"state": "failed"}, "is failed: its machine is being deleted"),
         ({"connection_type": "winrm"}, "is used by winrm, not by SSH"),
@@ -91,7 +105,7 @@ def test_machine_with_other_host_keys_is_refused(
         ({"host_keys": ["damaged\nkey"]}, "has no host keys"),
         ({"interface_ip": "-oProxyCommand=true"}, "has no usable address or user name"),
     ],
-)  # fmt: skip
+)
 def test_node_that_cannot_be_reached_is_refused_with_the_reason(
     file: str, make: Make, changes: dict[str, Any], message: str
 ) -> None:

@@ -14,7 +14,9 @@ from tests.support.launcher import LauncherBench, config, provider
 class Plans:
     """:param before: the configuration in force."""
 
-    def __init__(self, bench: LauncherBench, capsys: pytest.CaptureFixture[str], before: dict[str, Any]) -> None:
+    def __init__(
+        self, bench: LauncherBench, capsys: pytest.CaptureFixture[str], before: dict[str, Any]
+    ) -> None:
         self.bench, self.capsys = bench, capsys
         self.before = bench.config(before, "before.yaml")
 
@@ -27,18 +29,32 @@ class Plans:
         return {(row["effect"], row["subject"]): row["text"] for row in rows}
 
 
-@pytest.mark.spec("issue: plan: what it would create and strand, requests that could never be served, limits that would bite")
+@pytest.mark.spec(
+    "issue: plan: what it would create and strand, requests that could never be served, limits "
+    "that would bite"
+)
 def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = provider("one", labels=["a", "b"]), provider("two", labels=["c"])
     plans = Plans(bench, capsys, config(one, two))
     assert plans(config(one, two)) == {}
     bench.ready_node("one", "main", "a")
     kept = bench.ready_node("one", "main", "b")
-    lost = bench.ready_node("two", "main", "c", state="in-use", tenant_name="t", resources={"cores": 8, "ram": 1, "instances": 1})
+    lost = bench.ready_node(
+        "two",
+        "main",
+        "c",
+        state="in-use",
+        tenant_name="t",
+        resources={"cores": 8, "ram": 1, "instances": 1},
+    )
     request_id = bench.submit("c", "c")
     smaller = provider("one", labels=["a"], pool={"max-servers": 1})
     found = plans(
-        config(smaller, labels={"a": {"min-ready": 3}}, **{"tenant-resource-limits": [{"tenant-name": "t", "max-cores": 4}]})
+        config(
+            smaller,
+            labels={"a": {"min-ready": 3}},
+            **{"tenant-resource-limits": [{"tenant-name": "t", "max-cores": 4}]},
+        )
     )
     assert request_id in found["never served", "c, c"]
     assert lost.id in found["strands nodes", "provider two"]
@@ -57,7 +73,9 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.spec("issue: plan: another launcher that offers it counts")
-def test_labels_of_other_launchers_count_as_offered(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_other_launchers_count_as_offered(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench.quota(instances=0)
     bench.start(config(provider("theirs", labels=["c"])))
     bench.submit("c")
@@ -66,7 +84,9 @@ def test_labels_of_other_launchers_count_as_offered(bench: LauncherBench, capsys
 
 
 @pytest.mark.spec("issue: plan: what it would build, upload, delete")
-def test_plan_lists_images_to_build_upload_and_delete(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_lists_images_to_build_upload_and_delete(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str]
+) -> None:
     def given(*images: str, uploaded: tuple[str, ...], **more: Any) -> dict[str, Any]:
         entry = provider("one", labels=["a"], diskimages=[{"name": name} for name in uploaded])
         return {
@@ -88,7 +108,9 @@ def test_plan_lists_images_to_build_upload_and_delete(bench: LauncherBench, caps
 
 
 @pytest.mark.spec("issue: plan: a bad file is told as config-validate does")
-def test_a_bad_file(bench: LauncherBench, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_file(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     before = bench.config(config(provider()), "before.yaml")
     bad = bench.config({**config(provider()), "labels": [{"name": "x", "min-redy": 1}]}, "bad.yaml")
     assert nodepoolcmd.main(["-c", before, "plan", "-c", bad]) == 1

@@ -27,7 +27,9 @@ LAUNCH, DELETE = 60.0, 10.0
 
 
 def cloud(name: str = "cloud", labels: tuple[str, ...] = ("vm",), **pool: Any) -> dict[str, Any]:
-    offered = [{"name": label, "cloud-image": "debian", "instance-type": "t3.small"} for label in labels]
+    offered = [
+        {"name": label, "cloud-image": "debian", "instance-type": "t3.small"} for label in labels
+    ]
     return {
         "name": name,
         "driver": "aws",
@@ -44,7 +46,12 @@ class Simulations:
         self.complaints = ""
 
     def config(
-        self, name: str, *providers: dict[str, Any], labels: tuple[str, ...] = ("vm",), min_ready: int = 0, **options: Any
+        self,
+        name: str,
+        *providers: dict[str, Any],
+        labels: tuple[str, ...] = ("vm",),
+        min_ready: int = 0,
+        **options: Any,
     ) -> str:
         content = {
             "zookeeper-servers": [{"host": "zk.example.org", "port": 2281}],
@@ -106,16 +113,30 @@ def test_min_ready_nodes_are_there_before_the_first_request(simulate: Simulation
 def test_tenant_limits_hold_back_only_their_tenant(simulate: Simulations) -> None:
     limit = {"tenant-resource-limits": [{"tenant-name": "web", "max-servers": 1}]}
     path = simulate.config("n.yaml", cloud(), **limit)
-    run = simulate("--config", path, "--trace", simulate.trace("0,vm,100,web", "0,vm,100,web", "0,vm,100,docs"))["now"]
+    run = simulate(
+        "--config", path, "--trace", simulate.trace("0,vm,100,web", "0,vm,100,web", "0,vm,100,docs")
+    )["now"]
     assert run["tenants"]["web"]["worst"] >= LAUNCH + 100
     assert run["tenants"]["docs"]["worst"] == about(LAUNCH)
 
 
-def test_quotas_and_sizes_of_assumptions_limit_launches(simulate: Simulations, tmp_path: Path) -> None:
+def test_quotas_and_sizes_of_assumptions_limit_launches(
+    simulate: Simulations, tmp_path: Path
+) -> None:
     assumptions = tmp_path / "a.yaml"
-    assumptions.write_text("launch-time: 5\nlabels: {vm: {resources: {cores: 4}}}\nproviders: {cloud: {quota: {cores: 7}}}")
+    assumptions.write_text(
+        "launch-time: 5\nlabels: {vm: {resources: {cores: 4}}}\nproviders: {cloud: {quota: {cores: "
+        "7}}}"
+    )
     trace = simulate.trace("0,vm,100,", "0,vm,100,")
-    run = simulate("--config", simulate.config("n.yaml", cloud()), "--trace", trace, "--assume", str(assumptions))["now"]
+    run = simulate(
+        "--config",
+        simulate.config("n.yaml", cloud()),
+        "--trace",
+        trace,
+        "--assume",
+        str(assumptions),
+    )["now"]
     assert run["all"]["p50"] == about(5)
     assert run["all"]["worst"] >= 100
 
@@ -151,11 +172,19 @@ def test_static_metastatic_and_image_nodes_are_simulated(simulate: Simulations) 
     assert run["labels"]["sliver"]["worst"] > 40, "max-cores has room for one"
 
 
-def test_same_seed_gives_the_same_result_and_another_seed_another(simulate: Simulations, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_result_and_another_seed_another(
+    simulate: Simulations, tmp_path: Path
+) -> None:
     assumptions = tmp_path / "a.yaml"
     assumptions.write_text("launch-time: [20, 80]")
-    common = ("--config", simulate.config("n.yaml", cloud(**{"max-servers": 2})), "--assume", str(assumptions),
-              "--trace", simulate.trace("0,vm,20,", "1,vm,20,", "9,vm,20,", "15,vm,20,"))  # fmt: skip
+    common = (
+        "--config",
+        simulate.config("n.yaml", cloud(**{"max-servers": 2})),
+        "--assume",
+        str(assumptions),
+        "--trace",
+        simulate.trace("0,vm,20,", "1,vm,20,", "9,vm,20,", "15,vm,20,"),
+    )
     first, again, other = simulate(*common), simulate(*common), simulate(*common, "--seed", "2")
     assert first == again
     assert first != other
@@ -172,7 +201,9 @@ def test_what_makes_the_result_less_than_it_seems_is_reported(simulate: Simulati
     assert "label vm: ram of a node unknown; the limit has no effect" in simulate.complaints
 
 
-def test_demand_of_the_history_is_replayed(bench: LauncherBench, simulate: Simulations, tmp_path: Path) -> None:
+def test_demand_of_the_history_is_replayed(
+    bench: LauncherBench, simulate: Simulations, tmp_path: Path
+) -> None:
     bench.quota(instances=5)
     given = config(provider(labels=["fake-label"]))
     pool = bench.start(given)
@@ -211,19 +242,42 @@ def test_mistakes_name_the_file(simulate: Simulations, arguments: list[str], mes
 
 @pytest.mark.timeout(300)
 def test_example_of_the_manual_works(tmp_path: Path) -> None:
-    files = {"config": "nodepool.yaml", "trace": "day.csv", "what-if": "more-servers.yaml", "assume": "assumptions.yaml"}
+    files = {
+        "config": "nodepool.yaml",
+        "trace": "day.csv",
+        "what-if": "more-servers.yaml",
+        "assume": "assumptions.yaml",
+    }
     arguments = [f"--{name}={file}" for name, file in files.items()]
-    command = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "simulate", f"--chart={tmp_path}/day.svg", *arguments]
-    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=250, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "nodepool.cmd.nodepoolcmd",
+        "simulate",
+        f"--chart={tmp_path}/day.svg",
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=250, check=True
+    )
     sample = manual.page("what-if").partition("assumptions.yaml\n")[2].partition("\n    ...")[0]
-    assert [line for line in map(str.strip, sample.splitlines()) if line not in done.stdout] == [], done.stdout
+    assert [
+        line for line in map(str.strip, sample.splitlines()) if line not in done.stdout
+    ] == [], done.stdout
     assert done.stderr == ""
     assert xml.etree.ElementTree.parse(tmp_path / "day.svg").getroot().tag.endswith("svg")
 
 
 def test_killed_command_leaves_no_file(tmp_path: Path) -> None:
     """The configuration may contain secrets."""
-    command = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "simulate", "--config=nodepool.yaml", "--trace=day.csv"]
+    command = [
+        sys.executable,
+        "-m",
+        "nodepool.cmd.nodepoolcmd",
+        "simulate",
+        "--config=nodepool.yaml",
+        "--trace=day.csv",
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=EXAMPLE, env=environment, start_new_session=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

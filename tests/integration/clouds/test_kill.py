@@ -1,4 +1,6 @@
-"""SIGKILL of launcher and builder around each call of the drivers gce, azure and ibmvpc; nothing stays in the account."""
+"""SIGKILL of launcher and builder around each call of the drivers gce, azure and ibmvpc; nothing
+stays in the account.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 
 @pytest.mark.spec("issue: SIGKILL of the launcher around every changing call leaves nothing")
-def test_killed_launcher_leaves_nothing_in_the_cloud(bench: LauncherBench, scene: CloudScene, tmp_path: pathlib.Path) -> None:  # noqa: F811
+def test_killed_launcher_leaves_nothing_in_the_cloud(
+    bench: LauncherBench, scene: CloudScene, tmp_path: pathlib.Path
+) -> None:
     config = bench.config({**scene.config(), "zookeeper-timeout": 2.0})
     daemons: list[Daemon] = []
     faults = [
@@ -46,15 +50,19 @@ def test_killed_launcher_leaves_nothing_in_the_cloud(bench: LauncherBench, scene
         daemon.stop()
 
 
-@pytest.mark.spec("issue: SIGKILL of the builder around every call of an upload leaves one image and nothing else")
+@pytest.mark.spec(
+    "issue: SIGKILL of the builder around every call of an upload leaves one image and nothing else"
+)
 def test_killed_builder_leaves_one_image(
-    scene: CloudScene, builders: BuilderBench, bench: LauncherBench, tmp_path: pathlib.Path  # noqa: F811
-) -> None:  # fmt: skip
+    scene: CloudScene, builders: BuilderBench, bench: LauncherBench, tmp_path: pathlib.Path
+) -> None:
     if isinstance(scene, Ibm):
         scene.cloud.make_bucket()
     provider = scene.provider(scene.label(image="fake-image"), diskimages=[scene.diskimage()])
     image = builders.image(username="zuul", **{"env-vars": {"CREATE_SIZE": str(1 << 20)}})
-    config = builders.config([image], [provider], labels=[{"name": "small"}], **{"zookeeper-timeout": 2.0})
+    config = builders.config(
+        [image], [provider], labels=[{"name": "small"}], **{"zookeeper-timeout": 2.0}
+    )
     daemons: list[Daemon] = []
     faults = [
         scene.proxy.fail(scene.matches(operation), killing(daemons, when))

@@ -23,9 +23,20 @@ OURS = ("bakery", "foundry", "shattered", "mycloud")
 
 
 def bakery(name: str = "baker", label: str = "bread", **options: Any) -> dict[str, Any]:
-    return {"name": name, "driver": "bakery", "oven": "stone",
-            "pools": [{"name": "main", "node-attributes": {"crust": "thick"}, "labels": [{"name": label, "flour": 2}],
-                       **options.pop("pool", {})}], **options}  # fmt: skip
+    return {
+        "name": name,
+        "driver": "bakery",
+        "oven": "stone",
+        "pools": [
+            {
+                "name": "main",
+                "node-attributes": {"crust": "thick"},
+                "labels": [{"name": label, "flour": 2}],
+                **options.pop("pool", {}),
+            }
+        ],
+        **options,
+    }
 
 
 def foundry(name: str = "founder", label: str = "anvil", **options: Any) -> dict[str, Any]:
@@ -60,10 +71,18 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.spec("DRV-1 to DRV-6: a classic driver written for 11.0.0 runs without a changed line")
-def test_classic_driver_written_for_11_0_0_runs_unchanged(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
-    pool = bench.start({**config(bakery(), labels={"bread": {"min-ready": 1}}), "drivers-path": directory})
+def test_classic_driver_written_for_11_0_0_runs_unchanged(
+    bench: LauncherBench, statsd: StatsdReceiver, directory: str
+) -> None:
+    pool = bench.start(
+        {**config(bakery(), labels={"bread": {"min-ready": 1}}), "drivers-path": directory}
+    )
     (idle,) = bench.wait_nodes(1, state="ready", type=["bread"], allocated_to=None)
-    assert (idle.username, idle.host_keys, idle.attributes) == ("baker", ["ssh-rsa FAKEKEY"], {"crust": "thick"})
+    assert (idle.username, idle.host_keys, idle.attributes) == (
+        "baker",
+        ["ssh-rsa FAKEKEY"],
+        {"crust": "thick"},
+    )
     assert idle.external_id == f"loaf-{idle.id}"
     assert (idle.resources["instances"], idle.resources["cores"]) == (1, 2)
     manager = pool.getProviderManager("baker")
@@ -85,8 +104,13 @@ def test_classic_driver_written_for_11_0_0_runs_unchanged(bench: LauncherBench, 
     assert manager.calls[-2:] == ["stop", "join"]
 
 
-@pytest.mark.spec("DRV-6.1, DRV-14.8, DRV-14.11: NodeLauncher of a classic driver: retries, FAILED, quota errors pause")
-def test_classic_driver_failures(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
+@pytest.mark.spec(
+    "DRV-6.1, DRV-14.8, DRV-14.11: NodeLauncher of a classic driver: retries, FAILED, quota errors "
+    "pause"
+)
+def test_classic_driver_failures(
+    bench: LauncherBench, statsd: StatsdReceiver, directory: str
+) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     manager = pool.getProviderManager("baker")
     manager.failures = 1
@@ -105,7 +129,9 @@ def test_classic_driver_failures(bench: LauncherBench, statsd: StatsdReceiver, d
     assert manager.loaves == {}
 
 
-@pytest.mark.spec("DRV-5.5: an exception in launch() declines the request; nothing of it stays behind")
+@pytest.mark.spec(
+    "DRV-5.5: an exception in launch() declines the request; nothing of it stays behind"
+)
 def test_classic_launch_raises(bench: LauncherBench, directory: str) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     manager = pool.getProviderManager("baker")
@@ -120,7 +146,11 @@ def test_classic_launch_raises(bench: LauncherBench, directory: str) -> None:
 
 
 def kiosk(limit: int) -> dict[str, Any]:
-    return {"name": "corner", "driver": "kiosk", "pools": [{"name": "main", "labels": ["paper"], "max-servers": limit}]}
+    return {
+        "name": "corner",
+        "driver": "kiosk",
+        "pools": [{"name": "main", "labels": ["paper"], "max-servers": limit}],
+    }
 
 
 def most_nodes(bench: LauncherBench, provider_name: str) -> list[int]:
@@ -138,7 +168,10 @@ def most_nodes(bench: LauncherBench, provider_name: str) -> list[int]:
     return most
 
 
-@pytest.mark.spec("DRV-5.5, DRV-12: one node after the other: a driver that counts records never exceeds its limit")
+@pytest.mark.spec(
+    "DRV-5.5, DRV-12: one node after the other: a driver that counts records never exceeds its "
+    "limit"
+)
 @pytest.mark.parametrize("labels", [1, 2])
 def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
     most = most_nodes(bench, "corner")
@@ -154,7 +187,9 @@ def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
 
 
 @pytest.mark.spec("DRV-5.5, LAU-21.73: what a driver raises concerns that request only")
-@pytest.mark.parametrize("hook", ["imagesAvailable", "hasProviderQuota", "hasRemainingQuota", "setNodeMetadata"])
+@pytest.mark.parametrize(
+    "hook", ["imagesAvailable", "hasProviderQuota", "hasRemainingQuota", "setNodeMetadata"]
+)
 def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start({**config(kiosk(3)), "drivers-path": str(DRIVERS)})
     handler = next(
@@ -172,20 +207,28 @@ def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.M
 
 
 @pytest.mark.spec("DRV-4: exceptions of cleanupLeakedResources are logged per provider")
-def test_leak_search_that_raises(bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture) -> None:
-    pool = bench.make({**config(kiosk(3), bakery()), "drivers-path": directory}, cleanup_interval=0.2)
+def test_leak_search_that_raises(
+    bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = bench.make(
+        {**config(kiosk(3), bakery()), "drivers-path": directory}, cleanup_interval=0.2
+    )
     pool.start()
     bench.wait_ready(pool)
     corner, baker = pool.getProviderManager("corner"), pool.getProviderManager("baker")
     corner.cleanupLeakedResources = lambda: 1 / 0
     wait_for(lambda: "ZeroDivisionError" in caplog.text, what="the failure in the log")
     before = len(baker.calls)
-    wait_for(lambda: baker.calls[before:].count("cleanupLeakedResources") >= 2, what="the other's search")
+    wait_for(
+        lambda: baker.calls[before:].count("cleanupLeakedResources") >= 2, what="the other's search"
+    )
 
 
 @pytest.mark.spec("LAU-8.4, DRV-4: tenant limits concern providers with QuotaSupport only")
 def test_tenant_limit_and_a_driver_without_quota(bench: LauncherBench) -> None:
-    content = config(kiosk(1), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]})
+    content = config(
+        kiosk(1), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}
+    )
     bench.start({**content, "drivers-path": str(DRIVERS)})
     first, _nodes = bench.fulfilled("paper", tenant_name="acme")
     second = bench.submit("paper", tenant_name="acme")
@@ -194,20 +237,30 @@ def test_tenant_limit_and_a_driver_without_quota(bench: LauncherBench) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("DRV-7; issue 2: a state machine driver written for 11.0.0 runs without a changed line")
+@pytest.mark.spec(
+    "DRV-7; issue 2: a state machine driver written for 11.0.0 runs without a changed line"
+)
 def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     pool = bench.start({**config(foundry()), "drivers-path": [str(DRIVERS)]})
     adapter = bench.adapter("founder")
     assert type(adapter).__name__ == "FoundryAdapter"
     request_id, (node,) = bench.fulfilled("anvil", tenant_name="acme")
     assert (node.username, node.az, node.host_keys) == ("smith", "hall-1", ["ssh-rsa FAKEKEY"])
-    assert (node.external_id, node.interface_ip, node.resources["cores"]) == ("cast1", "fake-cast1", 2)
+    assert (node.external_id, node.interface_ip, node.resources["cores"]) == (
+        "cast1",
+        "fake-cast1",
+        2,
+    )
     assert node.node_properties == {}
     node_id = bench.zuul.request(request_id)["nodes"][0]
     ((hostname, label, metadata, az),) = adapter.seen
     assert (hostname, label, az) == (f"np{node_id}", "anvil", "hall-1")
     assert metadata.pop("nodepool_cluster_id") and metadata.pop("nodepool_node_created").isdecimal()
-    assert metadata == {"nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "founder"}
+    assert metadata == {
+        "nodepool_node_id": node_id,
+        "nodepool_pool_name": "main",
+        "nodepool_provider_name": "founder",
+    }
     bench.use_up(request_id)
     assert adapter.casts == {}
     # A failed attempt is deleted, the same node gets another one.
@@ -223,7 +276,11 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
     # A leak: the record goes, the machine stays.
     node_id = bench.zuul.accept(request_id)[0]
     gone = bench.zuul.client.transaction()
-    for path in (bench.zuul.locks.pop(node_id), f"/nodepool/nodes/{node_id}/lock", f"/nodepool/nodes/{node_id}"):
+    for path in (
+        bench.zuul.locks.pop(node_id),
+        f"/nodepool/nodes/{node_id}/lock",
+        f"/nodepool/nodes/{node_id}",
+    ):
         gone.delete(path)
     gone.commit()
     wait_for(lambda: not adapter.casts, 15, "the leaked machine is deleted")
@@ -236,8 +293,15 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
 def test_broken_driver_beside_good_ones(
     bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path
 ) -> None:
-    broken = {"name": "shards", "driver": "shattered", "pools": [{"name": "main", "labels": ["glass"]}]}
-    content = {**config(broken, bakery(), foundry(), provider("fake-provider")), "drivers-path": directory}
+    broken = {
+        "name": "shards",
+        "driver": "shattered",
+        "pools": [{"name": "main", "labels": ["glass"]}],
+    }
+    content = {
+        **config(broken, bakery(), foundry(), provider("fake-provider")),
+        "drivers-path": directory,
+    }
     pool = bench.start(content)
     assert set(pool.config.provider_managers) == {"baker", "founder", "fake-provider"}
     for label in ("bread", "anvil", "fake-label"):
@@ -254,8 +318,12 @@ def test_broken_driver_beside_good_ones(
     assert "providers[shards]" in caplog.text
 
 
-@pytest.mark.spec("DRV-2: reset() of every driver in the registry at each load; one instance per process")
-def test_drivers_are_reset_at_each_load_of_the_configuration(bench: LauncherBench, directory: str) -> None:
+@pytest.mark.spec(
+    "DRV-2: reset() of every driver in the registry at each load; one instance per process"
+)
+def test_drivers_are_reset_at_each_load_of_the_configuration(
+    bench: LauncherBench, directory: str
+) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     driver = Drivers.get("bakery")
     assert Drivers.drivers["bakery"] is driver
@@ -268,7 +336,10 @@ def test_drivers_are_reset_at_each_load_of_the_configuration(bench: LauncherBenc
     assert pool.getProviderManager("baker") is manager
 
 
-@pytest.mark.spec("DRV-4, DRV-14.23: idle() of the replaced provider before start() of its successor, stop() after")
+@pytest.mark.spec(
+    "DRV-4, DRV-14.23: idle() of the replaced provider before start() of its successor, stop() "
+    "after"
+)
 def test_replaced_provider_idles_before_its_successor_starts(
     bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +363,9 @@ def test_replaced_provider_idles_before_its_successor_starts(
     assert len(new.loaves) == 1 and not old.loaves
 
 
-@pytest.mark.spec("DRV-1: Drivers.load(paths) by code, Drivers.drivers is a mapping, get() of a default")
+@pytest.mark.spec(
+    "DRV-1: Drivers.load(paths) by code, Drivers.drivers is a mapping, get() of a default"
+)
 def test_load_by_code(bench: LauncherBench, directory: str) -> None:
     Drivers.load([directory])
     assert Drivers.drivers_paths == [directory]
@@ -317,12 +390,18 @@ def test_driver_of_an_entry_point_launches(
     shutil.copytree(DRIVERS / "foundry", package / "foundry_distribution")
     metadata = package / "foundry_distribution-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: foundry-distribution\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: foundry-distribution\nVersion: 1.0\n"
+    )
     (metadata / "entry_points.txt").write_text(
-        "[nodepool.drivers]\ncasting = foundry_distribution:FoundryDriver\ngone = foundry_distribution:Nothing\n"
+        "[nodepool.drivers]\ncasting = foundry_distribution:FoundryDriver\ngone = "
+        "foundry_distribution:Nothing\n"
     )
     monkeypatch.syspath_prepend(str(package))
-    assert any(point.name == "casting" for point in importlib.metadata.entry_points(group="nodepool.drivers"))
+    assert any(
+        point.name == "casting"
+        for point in importlib.metadata.entry_points(group="nodepool.drivers")
+    )
     Drivers.load([directory])
     Drivers.load([])
     entry = {**foundry(), "driver": "casting"}
@@ -345,7 +424,9 @@ def test_documented_example_driver_launches(
         monkeypatch.setenv(f"NODEPOOL_ZK_{name.upper()}", getattr(server, name))
     text = (examples / "mycloud.yaml").read_text()
     path = tmp_path / "nodepool.yaml"
-    path.write_text(text.replace("host: 127.0.0.1", f"host: 127.0.0.1\n    chroot: {server.chroot}"))
+    path.write_text(
+        text.replace("host: 127.0.0.1", f"host: 127.0.0.1\n    chroot: {server.chroot}")
+    )
     assert server.chroot in path.read_text()
     assert ConfigValidator(str(path)).validate() == 0
 
@@ -379,7 +460,12 @@ def test_example_driver_launches_and_deletes(bench: LauncherBench) -> None:
         "project": "p",
         "rate-limit": 1000,
         "cloud-images": [{"name": "image", "image-id": "x", "username": "me"}],
-        "pools": [{"name": "main", "labels": [{"name": "l", "cloud-image": "image", "instance-type": "big"}]}],
+        "pools": [
+            {
+                "name": "main",
+                "labels": [{"name": "l", "cloud-image": "image", "instance-type": "big"}],
+            }
+        ],
     }
     bench.start(config(entry))
     request_id, (node,) = bench.fulfilled("l")

@@ -27,17 +27,40 @@ _KEYS = """state state_time cloud provider pool type allocated_to az region publ
     tenant_name driver_data requestor node_properties"""
 NODE_KEYS = set(_KEYS.split())
 #: What Zuul's object for a node uses otherwise.
-TAKEN = {"name", "aliases", "label", "lock", "stat", "reuse", "kubernetes_connection", "uuid", "private_ipv6"}
+TAKEN = {
+    "name",
+    "aliases",
+    "label",
+    "lock",
+    "stat",
+    "reuse",
+    "kubernetes_connection",
+    "uuid",
+    "private_ipv6",
+}
 
 
 def static(*nodes: dict[str, Any], name: str = "shelf") -> dict[str, Any]:
     """A static provider; its labels have to be given at top level."""
-    return {"name": name, "driver": "static", "pools": [{"name": "main", "labels": [], "nodes": [
-        {"username": "zuul", **node} for node in nodes]}]}  # fmt: skip
+    return {
+        "name": name,
+        "driver": "static",
+        "pools": [
+            {
+                "name": "main",
+                "labels": [],
+                "nodes": [{"username": "zuul", **node} for node in nodes],
+            }
+        ],
+    }
 
 
-def with_static(*nodes: dict[str, Any], others: tuple[dict[str, Any], ...] = (), labels: Any = None) -> dict[str, Any]:
-    content = config(static(*nodes), *others, labels={node["labels"]: {} for node in nodes} | (labels or {}))
+def with_static(
+    *nodes: dict[str, Any], others: tuple[dict[str, Any], ...] = (), labels: Any = None
+) -> dict[str, Any]:
+    content = config(
+        static(*nodes), *others, labels={node["labels"]: {} for node in nodes} | (labels or {})
+    )
     for entry in content["providers"]:
         for pool in entry["pools"]:
             if not pool["labels"]:
@@ -81,10 +104,20 @@ def test_requests_are_left_alone(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("ZK-10.9, ZK-10.11: keys and types of node records of every driver")
 def test_node_records_have_the_keys_and_types_of_the_contract(bench: LauncherBench) -> None:
-    meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
-        {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}]}]}  # fmt: skip
+    meta = {
+        "name": "meta",
+        "driver": "metastatic",
+        "pools": [
+            {
+                "name": "main",
+                "labels": [{"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}],
+            }
+        ],
+    }
     plain = {"name": "plain", "driver": "test", "pools": [{"name": "main", "labels": ["t"]}]}
-    bench.start(with_static({"name": "fake-host", "labels": "shelf"}, others=(provider(), meta, plain)))
+    bench.start(
+        with_static({"name": "fake-host", "labels": "shelf"}, others=(provider(), meta, plain))
+    )
     bench.wait_nodes(1, provider="shelf", state="ready")
     request_id, _nodes = bench.fulfilled("slot")
     for label in ("t", "fake-label", "shelf"):
@@ -102,13 +135,25 @@ def test_node_records_have_the_keys_and_types_of_the_contract(bench: LauncherBen
     assert bench.zuul.request(request_id)["state"] == "fulfilled"
 
 
-@pytest.mark.spec("ZK-10.13: in-use is never written by the launcher but for metastatic backing nodes")
+@pytest.mark.spec(
+    "ZK-10.13: in-use is never written by the launcher but for metastatic backing nodes"
+)
 def test_in_use_is_not_ours(bench: LauncherBench) -> None:
     meta = {
         "name": "meta",
         "driver": "metastatic",
         "pools": [
-            {"name": "main", "labels": [{"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 1, "grace-time": 0}]}
+            {
+                "name": "main",
+                "labels": [
+                    {
+                        "name": "slot",
+                        "backing-label": "fake-label",
+                        "max-parallel-jobs": 1,
+                        "grace-time": 0,
+                    }
+                ],
+            }
         ],
     }
     watching = zk.ZooKeeper(bench.chroot.connect())
@@ -126,14 +171,24 @@ def test_in_use_is_not_ours(bench: LauncherBench) -> None:
     for request_id in requests:
         bench.zuul.cancel(request_id)
     wait_for(lambda: any(state == "in-use" for states in seen.values() for state, _ in states))
-    owned = [json.loads(user_data)["owner"] for states in seen.values() for state, user_data in states
-             if state == "in-use"]  # fmt: skip
+    owned = [
+        json.loads(user_data)["owner"]
+        for states in seen.values()
+        for state, user_data in states
+        if state == "in-use"
+    ]
     assert set(owned) == {"NodePool:metastatic:meta"}
 
 
-@pytest.mark.spec("ZK-10.15: pool records list what they can serve; others are declined to failed quickly")
+@pytest.mark.spec(
+    "ZK-10.15: pool records list what they can serve; others are declined to failed quickly"
+)
 def test_pool_records_list_the_labels_that_they_serve(bench: LauncherBench, web: Any) -> None:
-    content = config(provider("fake-one", labels=["a", "b"]), provider("fake-two", labels=["b", "c"]), labels={"unserved": {}})
+    content = config(
+        provider("fake-one", labels=["a", "b"]),
+        provider("fake-two", labels=["b", "c"]),
+        labels={"unserved": {}},
+    )
     pool = bench.start(content)
     get = web(pool)
     offered = {frozenset(p.supported_labels) for p in bench.zk.getRegisteredPools()}
@@ -145,7 +200,9 @@ def test_pool_records_list_the_labels_that_they_serve(bench: LauncherBench, web:
     assert sorted(row["label"] for row in get("/label-list")) == ["a", "b", "c"]
 
 
-@pytest.mark.spec("ZK-14: the cache never goes back to an older version, nor replaces a locked object")
+@pytest.mark.spec(
+    "ZK-14: the cache never goes back to an older version, nor replaces a locked object"
+)
 def test_cache_never_goes_back(zk: Any, zk_chroot: Any) -> None:
     from nodepool.zk import zookeeper
 
@@ -197,7 +254,9 @@ def test_fake_by_name(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("FAK-4.3, FAK-4.4: knobs take effect while the service runs, within fractions of a second")
+@pytest.mark.spec(
+    "FAK-4.3, FAK-4.4: knobs take effect while the service runs, within fractions of a second"
+)
 def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az1"]}, **{"launch-retries": 1})))
     adapter, cloud = bench.adapter("fake-provider"), bench.cloud("fake-provider")
@@ -237,17 +296,26 @@ def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCapture
 
 
 @pytest.mark.spec("FAK-4.6: test knobs outside the drivers")
-def test_knobs_outside_of_drivers_exist(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knobs_outside_of_drivers_exist(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import nodepool.launcher
     from nodepool import nodeutils
-    from nodepool.driver.statemachine import NodescanRequest, NodescanWorker, StateMachineNodeLauncher, StateMachineProvider
+    from nodepool.driver.statemachine import (
+        NodescanRequest,
+        NodescanWorker,
+        StateMachineNodeLauncher,
+        StateMachineProvider,
+    )
 
     monkeypatch.setattr(StateMachineProvider, "MINIMUM_SLEEP", 0.1)
     monkeypatch.setattr(StateMachineProvider, "MAXIMUM_SLEEP", 0.1)
     assert NodescanRequest.FAKE is False and NodescanWorker.MAX_REQUESTS == 100
     assert callable(NodescanRequest.advance) and callable(nodeutils.nodescan)
     pool = bench.start(config(provider(**{"launch-retries": 2})))
-    assert list(pool._pool_threads) and all(isinstance(w, threading.Thread) for w in pool._pool_threads.values())
+    assert list(pool._pool_threads) and all(
+        isinstance(w, threading.Thread) for w in pool._pool_threads.values()
+    )
     assert pool._delete_thread.name == "DeletedNodeWorker"
     calls: list[Any] = []
     original = StateMachineNodeLauncher.launch
@@ -262,31 +330,50 @@ def test_knobs_outside_of_drivers_exist(bench: LauncherBench, monkeypatch: pytes
     bench.zuul.cancel(request_id)
     assert request_id in bench.zk.getNodeRequestLockIDs()
     monkeypatch.setattr(nodepool.launcher, "LOCK_CLEANUP", 0)
-    wait_for(lambda: request_id not in bench.zk.getNodeRequestLockIDs(), what="LOCK_CLEANUP is read at each use")
+    wait_for(
+        lambda: request_id not in bench.zk.getNodeRequestLockIDs(),
+        what="LOCK_CLEANUP is read at each use",
+    )
 
 
 #: FAK-4.5: threads that a bench lets live while it waits for quiet.
 ALLOWED = re.compile(
-    r"(Thread-|worker |UploadWorker|BuildWorker|CleanupWorker|PoolWorker|ThreadPoolExecutor|openstack-api|aws-api|"
+    r"(Thread-|worker "
+    r"|UploadWorker|BuildWorker|CleanupWorker|PoolWorker|ThreadPoolExecutor|openstack-api|aws-api|"
     r"keyscan-|start-)"
     r"|(MainThread|NodePool|NodePool Builder|DeletedNodeWorker|StatsWorker)$"
 )
 
 
 @pytest.mark.spec("FAK-4.5: long-lived threads have names that test benches know")
-def test_long_lived_threads_have_the_names_of_the_contract(bench: LauncherBench, statsd: StatsdReceiver, web: Any) -> None:
+def test_long_lived_threads_have_the_names_of_the_contract(
+    bench: LauncherBench, statsd: StatsdReceiver, web: Any
+) -> None:
     before = set(threading.enumerate())
-    meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
-        {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}]}]}  # fmt: skip
+    meta = {
+        "name": "meta",
+        "driver": "metastatic",
+        "pools": [
+            {
+                "name": "main",
+                "labels": [{"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}],
+            }
+        ],
+    }
     plain = {"name": "plain", "driver": "test", "pools": [{"name": "main", "labels": ["t"]}]}
-    content = with_static({"name": "fake-host", "labels": "shelf"}, others=(provider(), meta, plain))
+    content = with_static(
+        {"name": "fake-host", "labels": "shelf"}, others=(provider(), meta, plain)
+    )
     pool = bench.start(content)
     web(pool)("/node-list")
     for label in ("fake-label", "slot", "t", "shelf"):
         bench.fulfilled(label)
     providers = set(pool.config.providers)
-    strange = sorted(thread.name for thread in set(threading.enumerate()) - before
-                     if not ALLOWED.match(thread.name) and thread.name not in providers)  # fmt: skip
+    strange = sorted(
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if not ALLOWED.match(thread.name) and thread.name not in providers
+    )
     assert not strange, ", ".join(strange)
 
 
@@ -295,7 +382,9 @@ def test_long_lived_threads_have_the_names_of_the_contract(bench: LauncherBench,
 
 @pytest.fixture
 def web() -> Any:
-    """``web(pool)`` gives ``get(path)``: the parsed JSON (or, with ``text=True``, the text) of a real web server."""
+    """``web(pool)`` gives ``get(path)``: the parsed JSON (or, with ``text=True``, the text) of a
+    real web server.
+    """
     from nodepool.web.server import WebApp
 
     apps: list[Any] = []
@@ -309,7 +398,8 @@ def web() -> Any:
         def get(path: str, text: bool = False) -> Any:
             headers = {"Accept": "text/plain" if text else "application/json"}
             with urllib.request.urlopen(
-                urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers), timeout=10
+                urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers),
+                timeout=10,
             ) as reply:
                 body = reply.read().decode()
             return body if text else json.loads(body)
@@ -332,16 +422,23 @@ def run(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-@pytest.mark.spec("CLI-9: delete and delete --now: the node disappears, a min-ready replacement has a new id")
+@pytest.mark.spec(
+    "CLI-9: delete and delete --now: the node disappears, a min-ready replacement has a new id"
+)
 @pytest.mark.parametrize("options", [(), ("--now",)])
-def test_deleted_min_ready_node_is_replaced(bench: LauncherBench, run: Any, options: tuple[str, ...]) -> None:
+def test_deleted_min_ready_node_is_replaced(
+    bench: LauncherBench, run: Any, options: tuple[str, ...]
+) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     (node,) = bench.wait_nodes(1, state="ready", allocated_to=None)
     run("delete", *options, node.id)
     bench.wait_gone(node.id)
     (other,) = bench.wait_nodes(1, state="ready", allocated_to=None)
     assert other.id != node.id
-    wait_for(lambda: [server.id for server in bench.servers("fake-provider")] == [other.external_id], what="one server")
+    wait_for(
+        lambda: [server.id for server in bench.servers("fake-provider")] == [other.external_id],
+        what="one server",
+    )
 
 
 @pytest.mark.spec("CLI-9: a held node is not assigned: another is built if the quota allows")
@@ -354,7 +451,9 @@ def test_hold_builds_another(bench: LauncherBench, run: Any) -> None:
     assert bench.node(node.id).state == "hold"
 
 
-@pytest.mark.spec("CLI-9: a held static node: the request stays open; after delete service is normal")
+@pytest.mark.spec(
+    "CLI-9: a held static node: the request stays open; after delete service is normal"
+)
 def test_hold_of_a_static_node(bench: LauncherBench, run: Any) -> None:
     bench.start(with_static({"name": "fake-host", "labels": "shelf"}))
     (node,) = bench.wait_nodes(1, state="ready")
@@ -370,7 +469,9 @@ def test_hold_of_a_static_node(bench: LauncherBench, run: Any) -> None:
 
 @pytest.mark.spec("CLI-9: web: ready, lists; changes made by a builder started later show up")
 def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None:
-    pool = bench.make({**config(provider()), "diskimages": [{"name": "fake-image-disk", "elements": ["vm"]}]})
+    pool = bench.make(
+        {**config(provider()), "diskimages": [{"name": "fake-image-disk", "elements": ["vm"]}]}
+    )
     get = web(pool)
     with pytest.raises(urllib.error.HTTPError) as error:
         get("/ready", text=True)
@@ -381,8 +482,16 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     assert get("/label-list") == [{"label": "fake-label"}]
     request_id, (node,) = bench.fulfilled("fake-label", event_id=None)
     # Zuul's side may see the record a moment before the launcher's mirror has the answer.
-    (row,) = wait_for(lambda: [row for row in get("/node-list") if row["state"] == "ready"], what="the ready node on the web")
-    assert (row["id"], row["ipv6"], row["label"], row["provider"]) == (node.id, "", ["fake-label"], "fake-provider")
+    (row,) = wait_for(
+        lambda: [row for row in get("/node-list") if row["state"] == "ready"],
+        what="the ready node on the web",
+    )
+    assert (row["id"], row["ipv6"], row["label"], row["provider"]) == (
+        node.id,
+        "",
+        ["fake-label"],
+        "fake-provider",
+    )
     assert (row["public_ipv4"], row["connection_port"], row["state"]) == ("fake", 22, "ready")
     assert "locked" in row
     assert [r["id"] for r in get(f"/node-list?node_id={node.id}")] == [node.id]
@@ -406,10 +515,20 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     wait_for(lambda: get("/image-list"), what="the upload on the web")
     (image,) = get("/image-list")
     assert (image["id"], image["image"], image["provider"], image["state"]) == (
-        upload.build_id, "fake-image-disk", "fake-provider", "ready")  # fmt: skip
-    assert f"| {upload.build_id} | fake-image-disk | ready |" in get("/image-list?fields=id,image,state", text=True)
+        upload.build_id,
+        "fake-image-disk",
+        "fake-provider",
+        "ready",
+    )
+    assert f"| {upload.build_id} | fake-image-disk | ready |" in get(
+        "/image-list?fields=id,image,state", text=True
+    )
     (build,) = get("/dib-image-list")
-    assert (build["id"], build["formats"], build["state"]) == (f"fake-image-disk-{upload.build_id}", ["qcow2"], "ready")
+    assert (build["id"], build["formats"], build["state"]) == (
+        f"fake-image-disk-{upload.build_id}",
+        ["qcow2"],
+        "ready",
+    )
 
 
 @pytest.mark.spec("CLI-9: request-list shows the event id generated when absent; id is cell 0")

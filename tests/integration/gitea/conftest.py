@@ -65,7 +65,9 @@ class Daemon:
     :ivar name: of the label that its jobs have, unlike those of other tests.
     """
 
-    def __init__(self, gitea: Forge, pool: Pool, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, gitea: Forge, pool: Pool, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.gitea, self.pool, self.folder = gitea, pool, folder
         self.label = f"l{os.urandom(4).hex()}"
         self.service: program.Gitea | None = None
@@ -83,17 +85,34 @@ class Daemon:
         return str(path)
 
     def config(
-        self, token: str | None = None, url: str | None = None, instance: dict[str, Any] | None = None, **runners: Any
+        self,
+        token: str | None = None,
+        url: str | None = None,
+        instance: dict[str, Any] | None = None,
+        **runners: Any,
     ) -> str:
         """Write the configuration; return its path."""
         entry = {
-            "name": "main", "url": url or self.gitea.url, "token-file": self._write("token", token or self.gitea.server.token),
-            "interval": "1s", **(instance or {}),
-            "runners": [{"runs-on": self.label, "label": "small", "max": NODES, "command": RUNNER, **runners}],
-        }  # fmt: skip
+            "name": "main",
+            "url": url or self.gitea.url,
+            "token-file": self._write("token", token or self.gitea.server.token),
+            "interval": "1s",
+            **(instance or {}),
+            "runners": [
+                {
+                    "runs-on": self.label,
+                    "label": "small",
+                    "max": NODES,
+                    "command": RUNNER,
+                    **runners,
+                }
+            ],
+        }
         nodepool = {
-            "url": self.pool.url, "token-file": self._write("pool", self.pool.token or ""), "ssh-key": str(self.pool.key_file),
-        }  # fmt: skip
+            "url": self.pool.url,
+            "token-file": self._write("pool", self.pool.token or ""),
+            "ssh-key": str(self.pool.key_file),
+        }
         content = {"nodepool": nodepool, "listen": "127.0.0.1:0", "instances": [entry]}
         return self._write("gitea.yaml", yaml.safe_dump(content))
 
@@ -130,15 +149,26 @@ class Daemon:
 
     def spawn(self, **options: Any) -> subprocess.Popen[bytes]:
         """Start the program."""
-        command = [sys.executable, "-m", "nodepool.adapters.gitea.program", "--config", self.config(**options), "run"]
+        command = [
+            sys.executable,
+            "-m",
+            "nodepool.adapters.gitea.program",
+            "--config",
+            self.config(**options),
+            "run",
+        ]
         environment = {**os.environ, "RUNTIME_DIRECTORY": str(self.folder / "run")}
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
         return self.process
 
     def run(self, scripts: dict[str, str]) -> str:
         """Push a workflow whose jobs have our label; return the repository."""
-        return self.gitea.repository({name: ([self.label], script) for name, script in scripts.items()})
+        return self.gitea.repository(
+            {name: ([self.label], script) for name, script in scripts.items()}
+        )
 
     def ended(self, repository: str, timeout: float = 60.0) -> dict[str, str]:
         """Wait for the end of all jobs; return their results."""
@@ -158,7 +188,9 @@ class Daemon:
 
     def status(self) -> str:
         assert self.listener is not None
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.listener.port}/status", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.listener.port}/status", timeout=10
+        ) as answer:
             return str(answer.read().decode())
 
 
@@ -166,7 +198,9 @@ Start = Callable[..., program.Gitea]
 
 
 @pytest.fixture
-def daemon(gitea: Forge, pool: Pool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def daemon(
+    gitea: Forge, pool: Pool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Daemon]:
     made = Daemon(gitea, pool, tmp_path, monkeypatch)
     try:
         yield made

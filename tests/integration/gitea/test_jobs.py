@@ -1,4 +1,6 @@
-"""Jobs of a real Gitea on leased nodes: a host that a real sshd serves, and runners that speak the real protocol."""
+"""Jobs of a real Gitea on leased nodes: a host that a real sshd serves, and runners that speak
+the real protocol.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_job_runs_on_a_leased_node_and_nothing_is_left(daemon: Daemon, gitea: Fo
     [job] = gitea.jobs(repository).values()
     assert job["labels"] == [daemon.label]
     log = gitea.log(repository, job["id"])
-    files = [line.split()[1:] for line in log.splitlines() if "Run stat" not in line and "/cwd/" in line]
+    files = [
+        line.split()[1:] for line in log.splitlines() if "Run stat" not in line and "/cwd/" in line
+    ]
     assert {mode for mode, _name in files} == {"600"}
     assert any(name.endswith("/.runner") for _mode, name in files) and "secret" not in log
     daemon.idle()
@@ -72,7 +76,9 @@ def test_job_with_labels_that_nobody_serves_gets_no_runner(daemon: Daemon, gitea
 
 
 @pytest.mark.spec("Gitea 8: canceled before its runner exists: the request for a node is withdrawn")
-def test_job_that_is_canceled_while_it_waits_gives_its_lease_back(daemon: Daemon, gitea: Forge) -> None:
+def test_job_that_is_canceled_while_it_waits_gives_its_lease_back(
+    daemon: Daemon, gitea: Forge
+) -> None:
     with daemon.pool.lease(*["small"] * NODES, for_="1h"):
         service = daemon.start()
         repository = daemon.run({"check": "true"})
@@ -83,7 +89,9 @@ def test_job_that_is_canceled_while_it_waits_gives_its_lease_back(daemon: Daemon
     assert daemon.ended(repository) == {"check": "cancelled"}
 
 
-@pytest.mark.spec("Gitea 8: canceled during the job: the server forgets the runner, whose program is stopped")
+@pytest.mark.spec(
+    "Gitea 8: canceled during the job: the server forgets the runner, whose program is stopped"
+)
 def test_job_that_is_canceled_while_it_runs_ends_on_the_node(
     daemon: Daemon, gitea: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +99,13 @@ def test_job_that_is_canceled_while_it_runs_ends_on_the_node(
     monkeypatch.setattr(instance, "FORGOTTEN", 1.5)
     service = daemon.start()
     repository = daemon.run({"check": f"echo $$ > {daemon.folder}/pid; sleep 7654 & sleep 7654"})
-    wait_for(lambda: (daemon.folder / "pid").read_text().strip() if (daemon.folder / "pid").exists() else "", 60, "the step")
+    wait_for(
+        lambda: (
+            (daemon.folder / "pid").read_text().strip() if (daemon.folder / "pid").exists() else ""
+        ),
+        60,
+        "the step",
+    )
     step = (daemon.folder / "pid").read_text().strip()
     gitea.cancel(repository)
     daemon.idle()
@@ -102,13 +116,19 @@ def test_job_that_is_canceled_while_it_runs_ends_on_the_node(
 
 def test_warm_runner_waits_for_a_job_and_is_replaced(daemon: Daemon, gitea: Forge) -> None:
     service = daemon.start(min=1)
-    wait_for(lambda: [each["status"] for each in gitea.runners()] == ["online"], 30, "an idle runner")
+    wait_for(
+        lambda: [each["status"] for each in gitea.runners()] == ["online"], 30, "an idle runner"
+    )
     [before] = gitea.runners()
     began = time.monotonic()
     repository = daemon.run({"check": "true"})
     assert daemon.ended(repository) == {"check": "success"}
     assert time.monotonic() - began < limit(20)
-    wait_for(lambda: [each["id"] for each in gitea.runners() if each["id"] != before["id"]], 30, "another runner")
+    wait_for(
+        lambda: [each["id"] for each in gitea.runners() if each["id"] != before["id"]],
+        30,
+        "another runner",
+    )
     for each in service.fleets:
         each.need(0)
     remove_warm(daemon)
@@ -122,11 +142,17 @@ def remove_warm(daemon: Daemon) -> None:
     daemon.idle()
 
 
-@pytest.mark.spec("Gitea 3.4, 3.5: an idle runner is disabled, checked and deleted, before its node is returned")
-def test_runner_that_gets_no_job_is_removed(daemon: Daemon, gitea: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "Gitea 3.4, 3.5: an idle runner is disabled, checked and deleted, before its node is returned"
+)
+def test_runner_that_gets_no_job_is_removed(
+    daemon: Daemon, gitea: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "LINGER", 1.0)
     service = daemon.start(min=1)
-    wait_for(lambda: [each["status"] for each in gitea.runners()] == ["online"], 30, "an idle runner")
+    wait_for(
+        lambda: [each["status"] for each in gitea.runners()] == ["online"], 30, "an idle runner"
+    )
     remove_warm(daemon)
     assert service.fleets[0].failures == 0
 
@@ -139,7 +165,10 @@ def test_busy_runner_is_not_removed(daemon: Daemon, gitea: Forge) -> None:
     wait_for(lambda: '"busy", ' in daemon.status(), 20, "the runner is known as busy")
     assert daemon.listener is not None
     text = show_status(ask_status(f"127.0.0.1:{daemon.listener.port}"))
-    assert f"main/{daemon.label} (label small): wanted 1 of {NODES}; 1 busy" in text and "check; on node" in text
+    assert (
+        f"main/{daemon.label} (label small): wanted 1 of {NODES}; 1 busy" in text
+        and "check; on node" in text
+    )
     [runner] = service.fleets[0].runners()
     [runners] = service.instances["main"].runners
     assert not runners.remove(runner.name)
@@ -150,11 +179,15 @@ def test_busy_runner_is_not_removed(daemon: Daemon, gitea: Forge) -> None:
 
 @pytest.mark.spec("Gitea 1: a token without the scope is told which it needs")
 @pytest.mark.parametrize("scopes", ["read:repository", "read:admin"])
-def test_token_without_rights_starts_nothing_and_says_what_it_needs(daemon: Daemon, gitea: Forge, scopes: str) -> None:
+def test_token_without_rights_starts_nothing_and_says_what_it_needs(
+    daemon: Daemon, gitea: Forge, scopes: str
+) -> None:
     token = gitea.server.user_token(gitea.server.user, scopes)
     service = daemon.start(token=token)
     repository = daemon.run({"check": "true"})
-    wait_for(lambda: "it needs the scopes read:admin,write:admin" in daemon.status(), 30, "the reason")
+    wait_for(
+        lambda: "it needs the scopes read:admin,write:admin" in daemon.status(), 30, "the reason"
+    )
     assert token not in daemon.status() and not gitea.runners() and service.fleets[0].done == 0
     daemon.stop()
     gitea.cancel(repository)
@@ -182,12 +215,20 @@ def test_webhook_shortens_the_wait_for_a_poll(daemon: Daemon, gitea: Forge) -> N
     daemon.start(instance={"interval": "10m", "webhook-secret-file": str(secret)})
     wait_for(lambda: '"trouble": []' in daemon.status(), 20, "the first poll")
     assert daemon.listener is not None
-    hook = gitea.call("POST", "/admin/hooks", {
-        "type": "gitea", "active": True, "events": ["workflow_job"],
-        "config": {
-            "url": f"http://127.0.0.1:{daemon.listener.port}/webhook/main", "content_type": "json", "secret": "webhook-secret",
+    hook = gitea.call(
+        "POST",
+        "/admin/hooks",
+        {
+            "type": "gitea",
+            "active": True,
+            "events": ["workflow_job"],
+            "config": {
+                "url": f"http://127.0.0.1:{daemon.listener.port}/webhook/main",
+                "content_type": "json",
+                "secret": "webhook-secret",
+            },
         },
-    })  # fmt: skip
+    )
     try:
         repository = daemon.run({"check": "true"})
         assert daemon.ended(repository) == {"check": "success"}
@@ -199,8 +240,14 @@ def test_webhook_shortens_the_wait_for_a_poll(daemon: Daemon, gitea: Forge) -> N
 @pytest.mark.spec("Gitea 8: the server is restarted: what runs continues")
 def test_restart_of_the_server_disturbs_no_job(daemon: Daemon, gitea: Forge) -> None:
     service = daemon.start()
-    repository = daemon.run({"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done", "second": "true"})
-    wait_for(lambda: gitea.states(repository) == {"check": "in_progress", "second": "success"}, 60, "the job runs")
+    repository = daemon.run(
+        {"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done", "second": "true"}
+    )
+    wait_for(
+        lambda: gitea.states(repository) == {"check": "in_progress", "second": "success"},
+        60,
+        "the job runs",
+    )
     gitea.server.down()
     try:
         wait_for(lambda: "cannot be reached" in daemon.status(), 30, "the reason")
@@ -215,9 +262,13 @@ def test_restart_of_the_server_disturbs_no_job(daemon: Daemon, gitea: Forge) -> 
 
 
 @pytest.mark.spec("Gitea 8: a runner that crashes during its job")
-def test_crashed_runner_returns_its_node_and_does_not_delay_others(daemon: Daemon, gitea: Forge) -> None:
+def test_crashed_runner_returns_its_node_and_does_not_delay_others(
+    daemon: Daemon, gitea: Forge
+) -> None:
     service = daemon.start()
-    repository = daemon.run({"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done; kill -KILL $PPID"})
+    repository = daemon.run(
+        {"check": f"until [ -e {daemon.folder}/go ]; do sleep 0.1; done; kill -KILL $PPID"}
+    )
     wait_for(lambda: '"busy", ' in daemon.status(), 60, "the runner is known as busy")
     (daemon.folder / "go").touch()
     wait_for(lambda: daemon.pool.leases() == [], 30, "the node is returned")
@@ -230,7 +281,9 @@ def test_crashed_runner_returns_its_node_and_does_not_delay_others(daemon: Daemo
 def test_missing_program_is_named_and_not_tried_again_soon(daemon: Daemon, gitea: Forge) -> None:
     service = daemon.start(command="no-such-runner daemon")
     repository = daemon.run({"check": "true"})
-    wait_for(lambda: "no-such-runner is not in PATH on the node" in daemon.status(), 60, "the reason")
+    wait_for(
+        lambda: "no-such-runner is not in PATH on the node" in daemon.status(), 60, "the reason"
+    )
     assert service.fleets[0].broken.left > 200 and service.fleets[0].failures == 1
     gitea.cancel(repository)
     daemon.idle()

@@ -1,4 +1,6 @@
-"""The daemon is killed before and after each of its calls: the job runs once, and nothing is left over."""
+"""The daemon is killed before and after each of its calls: the job runs once, and nothing is
+left over.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ def port_of(url: str) -> int:
     return port
 
 
-@pytest.mark.spec("Gitea 7, 8: killed at each step: continue or clean up; nothing is stored elsewhere")
+@pytest.mark.spec(
+    "Gitea 7, 8: killed at each step: continue or clean up; nothing is stored elsewhere"
+)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", CALLS)
-def test_killed_daemon_neither_loses_nor_repeats_a_job(daemon: Daemon, gitea: Forge, call: str, when: str) -> None:
+def test_killed_daemon_neither_loses_nor_repeats_a_job(
+    daemon: Daemon, gitea: Forge, call: str, when: str
+) -> None:
     side, method, end = CALLS[call]
 
     def matches(request: Request) -> bool:
@@ -47,7 +53,10 @@ def test_killed_daemon_neither_loses_nor_repeats_a_job(daemon: Daemon, gitea: Fo
         return answer
 
     real = daemon.pool
-    with FaultProxy(("127.0.0.1", port_of(gitea.url))) as forge, FaultProxy(("127.0.0.1", port_of(real.url))) as pool:
+    with (
+        FaultProxy(("127.0.0.1", port_of(gitea.url))) as forge,
+        FaultProxy(("127.0.0.1", port_of(real.url))) as pool,
+    ):
         daemon.pool = Pool(pool.url, real.token, real.key_file)
         fault = {"gitea": forge, "pool": pool}[side].fail(matches, kill)
         process = daemon.spawn(url=forge.url)

@@ -1,4 +1,6 @@
-"""A pool of places on one host that a real sshd serves, an emulator of GitHub's service, and daemons between them."""
+"""A pool of places on one host that a real sshd serves, an emulator of GitHub's service, and
+daemons between them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Itera
 class Site:
     """Makes configurations and daemons."""
 
-    def __init__(self, directory: pathlib.Path, pool: Pool, service: Emulator, program: Program) -> None:
+    def __init__(
+        self, directory: pathlib.Path, pool: Pool, service: Emulator, program: Program
+    ) -> None:
         self.directory, self.pool, self.service, self.program = directory, pool, service, program
         self._daemons: list[tuple[GitHub, threading.Event]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -63,10 +67,18 @@ class Site:
         """Return a configuration; each set has label ``small`` and the stand-in for the runner."""
         always = {"label": "small", "folder": str(self.program.folder)}
         return {
-            "nodepool": {"url": self.pool.url, "token-file": f"{self.directory}/pool.token", "ssh-key": self.pool.key_file},
-            "github": {"url": url or self.service.config_url, "token-file": f"{self.directory}/github.token"},
-            "scale-sets": [{**always, **one} for one in sets or ({"name": "set"},)], "listen": f"127.0.0.1:{reserve()}",
-        }  # fmt: skip
+            "nodepool": {
+                "url": self.pool.url,
+                "token-file": f"{self.directory}/pool.token",
+                "ssh-key": self.pool.key_file,
+            },
+            "github": {
+                "url": url or self.service.config_url,
+                "token-file": f"{self.directory}/github.token",
+            },
+            "scale-sets": [{**always, **one} for one in sets or ({"name": "set"},)],
+            "listen": f"127.0.0.1:{reserve()}",
+        }
 
     def start(self, *sets: dict[str, Any], url: str = "") -> GitHub:
         """Start a daemon within this process."""
@@ -85,9 +97,18 @@ class Site:
 
     def run(self, config: dict[str, Any]) -> subprocess.Popen[bytes]:
         """Start a daemon as a process."""
-        argv = [sys.executable, "-m", "nodepool.adapters.github.program", "--config", str(self.write(config)), "run"]
+        argv = [
+            sys.executable,
+            "-m",
+            "nodepool.adapters.github.program",
+            "--config",
+            str(self.write(config)),
+            "run",
+        ]
         with (self.directory / "daemon.log").open("ab") as log:
-            process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=dict(os.environ))
+            process = subprocess.Popen(
+                argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=dict(os.environ)
+            )
         self._processes.append(process)
         return process
 
@@ -111,25 +132,37 @@ class Site:
 
     def wait_empty(self) -> None:
         """Wait until nothing is left over: no job, no runner, no lease, nothing on the node."""
-        wait_for(lambda: self.service.jobs("available", "assigned", "running") == [], 60, "all jobs done")
+        wait_for(
+            lambda: self.service.jobs("available", "assigned", "running") == [], 60, "all jobs done"
+        )
         wait_for(lambda: self.service.state()["runners"] == [], 60, "no runner registered")
         wait_for(lambda: self.pool.leases() == [], 60, "no lease")
         folder = pathlib.Path("~root").expanduser() / runner.FOLDER
         names = set(self.program.started())
-        wait_for(lambda: not folder.exists() or not names & {each.name for each in folder.iterdir()}, 30, "no folder on the node")
+        wait_for(
+            lambda: not folder.exists() or not names & {each.name for each in folder.iterdir()},
+            30,
+            "no folder on the node",
+        )
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (runner, "CHECK", 2), (runner, "LINGER", 0.2), (fleet, "FAILED_PAUSE", (0.2, 1.0)), (fleet, "UNUSED_PAUSE", (0.5, 5.0)),
-        (listener, "CONFLICT", 0.5), (listener, "PAUSE", 0.2),
-    ):  # fmt: skip
+        (runner, "CHECK", 2),
+        (runner, "LINGER", 0.2),
+        (fleet, "FAILED_PAUSE", (0.2, 1.0)),
+        (fleet, "UNUSED_PAUSE", (0.5, 5.0)),
+        (listener, "CONFLICT", 0.5),
+        (listener, "PAUSE", 0.2),
+    ):
         monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture
-def site(quick: None, tmp_path: pathlib.Path, pool: Pool, service: Emulator, program: Program) -> Iterator[Site]:
+def site(
+    quick: None, tmp_path: pathlib.Path, pool: Pool, service: Emulator, program: Program
+) -> Iterator[Site]:
     made = Site(tmp_path, pool, service, program)
     try:
         yield made

@@ -1,4 +1,6 @@
-"""What goes wrong with GitHub's service, and a daemon that is killed: jobs go on, nothing is started twice or left over."""
+"""What goes wrong with GitHub's service, and a daemon that is killed: jobs go on, nothing is
+started twice or left over.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,29 @@ from nodepool.client import Pool
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
 from tests.integration.github.test_jobs import wait_connected
-from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request, cut_off, drop, lose_answer
+from tests.support.fault_proxy import (
+    FaultProxy,
+    Forward,
+    Reply,
+    Request,
+    cut_off,
+    drop,
+    lose_answer,
+)
 from tests.support.github import Emulator, Program, emulator
 
 pytestmark = [pytest.mark.github, pytest.mark.full]
-ENDPOINTS = ("registrationToken", "adminConnection", "scaleSets", "sessions", "getMessage", "deleteMessage", "acquireJobs",
-             "generateJitConfig", "runners")  # fmt: skip
+ENDPOINTS = (
+    "registrationToken",
+    "adminConnection",
+    "scaleSets",
+    "sessions",
+    "getMessage",
+    "deleteMessage",
+    "acquireJobs",
+    "generateJitConfig",
+    "runners",
+)
 
 
 def end_session(service: Emulator, name: str = "set") -> None:
@@ -35,11 +54,19 @@ def end_session(service: Emulator, name: str = "set") -> None:
 
 
 @pytest.mark.spec("GitHub 10: 503, 403 and delay on each endpoint")
-@pytest.mark.parametrize("response", [
-    {"kind": "status", "status": 503}, {"kind": "rateLimit", "status": 403, "retryAfterSecs": 1, "primary": False},
-    {"kind": "rateLimit", "status": 429, "retryAfterSecs": 1, "primary": False}, {"kind": "delay", "millis": 700},
-], ids=["503", "403", "429", "slow"])  # fmt: skip
-def test_job_is_done_although_each_call_fails_once(site: Site, service: Emulator, response: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"kind": "status", "status": 503},
+        {"kind": "rateLimit", "status": 403, "retryAfterSecs": 1, "primary": False},
+        {"kind": "rateLimit", "status": 429, "retryAfterSecs": 1, "primary": False},
+        {"kind": "delay", "millis": 700},
+    ],
+    ids=["503", "403", "429", "slow"],
+)
+def test_job_is_done_although_each_call_fails_once(
+    site: Site, service: Emulator, response: dict[str, object]
+) -> None:
     for endpoint in ENDPOINTS:
         service.fail(endpoint, **response)
     daemon = site.start()
@@ -52,13 +79,23 @@ def test_job_is_done_although_each_call_fails_once(site: Site, service: Emulator
 
 
 ACTIONS = {"drop": drop, "lost answer": lose_answer, "cut answer": cut_off}
-PATHS = ("registration-token", "runner-registration", "/runnerscalesets", "/sessions", "/queue/", "/acquirejobs",
-         "/generatejitconfig", "/agents")  # fmt: skip
+PATHS = (
+    "registration-token",
+    "runner-registration",
+    "/runnerscalesets",
+    "/sessions",
+    "/queue/",
+    "/acquirejobs",
+    "/generatejitconfig",
+    "/agents",
+)
 
 
 @pytest.mark.spec("GitHub: an answer may be lost on its way, or half of it")
 @pytest.mark.parametrize("action", ACTIONS)
-def test_job_is_done_although_each_answer_is_lost_once(site: Site, service: Emulator, program: Program, action: str) -> None:
+def test_job_is_done_although_each_answer_is_lost_once(
+    site: Site, service: Emulator, program: Program, action: str
+) -> None:
     def rewritten(request: Request, forward: Forward) -> Reply:
         answer = forward(request)
         answer.body = answer.body.replace(service.url.encode(), proxy.url.encode())
@@ -69,7 +106,11 @@ def test_job_is_done_although_each_answer_is_lost_once(site: Site, service: Emul
         for path in PATHS:
             for method in ("GET", "POST", "DELETE"):
                 proxy.fail(
-                    lambda each, path=path, method=method: path in each.path and each.method == method, ACTIONS[action](), times=1
+                    lambda each, path=path, method=method: (
+                        path in each.path and each.method == method
+                    ),
+                    ACTIONS[action](),
+                    times=1,
                 )
         daemon = site.start(url=f"{proxy.url}/org")
 
@@ -104,7 +145,10 @@ def test_tokens_that_expire_are_renewed(site: Site, service: Emulator, program: 
     assert daemon.status()["trouble"] == []
 
 
-@pytest.mark.spec("GitHub 3, rules 1 and 2: set found by name, made again when it has gone, not deleted at the end")
+@pytest.mark.spec(
+    "GitHub 3, rules 1 and 2: set found by name, made again when it has gone, not deleted at the "
+    "end"
+)
 def test_deleted_scale_set_is_made_again(site: Site, service: Emulator) -> None:
     daemon = site.start()
     wait_connected(service)
@@ -120,7 +164,9 @@ def test_deleted_scale_set_is_made_again(site: Site, service: Emulator) -> None:
 
 
 @pytest.mark.spec("GitHub 4: a second listener waits, says so, and takes over")
-def test_second_daemon_takes_over(site: Site, service: Emulator, program: Program, pool: Pool) -> None:
+def test_second_daemon_takes_over(
+    site: Site, service: Emulator, program: Program, pool: Pool
+) -> None:
     program.behave(seconds=5)
     config = site.config()
     first = site.run(config)
@@ -129,7 +175,9 @@ def test_second_daemon_takes_over(site: Site, service: Emulator, program: Progra
     second = site.start()
     wait_for(lambda: second.sets[0].conflicts, 30, "a conflict")
     assert "another listener has the session" in str(second.status()["trouble"])
-    [found] = [each for each in Collector(second, "x").collect() if each.name == "x_session_conflicts"]
+    [found] = [
+        each for each in Collector(second, "x").collect() if each.name == "x_session_conflicts"
+    ]
     assert found.samples[0].labels == {"fleet": "set"} and found.samples[0].value >= 1
     service.add_job("set")
     wait_for(lambda: service.jobs("running"), 60, "the job")
@@ -137,7 +185,11 @@ def test_second_daemon_takes_over(site: Site, service: Emulator, program: Progra
     first.wait(20)
     end_session(service)
     wait_for(lambda: second.status()["trouble"] == [], 60, "it listens")
-    wait_for(lambda: [each.name for each in second.fleets[0].runners()] == program.started(), 30, "the runner is taken over")
+    wait_for(
+        lambda: [each.name for each in second.fleets[0].runners()] == program.started(),
+        30,
+        "the runner is taken over",
+    )
     site.wait_empty()
     assert len(program.started()) == 1
 
@@ -184,14 +236,20 @@ def test_daemon_is_killed_while(site: Site, service: Emulator, program: Program,
 
 
 def _dropped(service: Emulator) -> bool:
-    """End the session of a daemon that was killed, as GitHub does after minutes; also one that is opened late."""
+    """End the session of a daemon that was killed, as GitHub does after minutes; also one that
+    is opened late.
+    """
     if service.state()["sessions"]:
         end_session(service)
     return not service.state()["sessions"]
 
 
-@pytest.mark.spec("GitHub 8: restart: own leases are listed, each node is asked; running jobs go on")
-def test_running_job_survives_a_killed_daemon(site: Site, service: Emulator, program: Program, pool: Pool) -> None:
+@pytest.mark.spec(
+    "GitHub 8: restart: own leases are listed, each node is asked; running jobs go on"
+)
+def test_running_job_survives_a_killed_daemon(
+    site: Site, service: Emulator, program: Program, pool: Pool
+) -> None:
     program.behave(seconds=6)
     config = site.config()
     first = site.run(config)
@@ -229,17 +287,25 @@ def test_stop_withdraws_leases_that_wait(site: Site, service: Emulator, pool: Po
 def test_app_logs_in(site: Site, tmp_path: pathlib.Path) -> None:
     key = rsa.generate_private_key(65537, 2048)
     text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
     )
     path = tmp_path / "app.pem"
     path.write_bytes(text)
     path.chmod(0o600)
     with emulator("--app-installation-id", "77") as service:
         config = site.config(url=service.config_url)
-        config["github"] = {"url": service.config_url, "app": {"client-id": "Iv1.x", "installation": 77, "key-file": str(path)}}
+        config["github"] = {
+            "url": service.config_url,
+            "app": {"client-id": "Iv1.x", "installation": 77, "key-file": str(path)},
+        }
         made = _made(site, config)
         assert made.service.group("default") == 1 and made.service.find("set", 1) is None
-        wrong = {**config, "github": {**config["github"], "app": {**config["github"]["app"], "installation": 78}}}
+        wrong = {
+            **config,
+            "github": {**config["github"], "app": {**config["github"]["app"], "installation": 78}},
+        }
         with pytest.raises(listener.ServiceError, match="status 40"):
             _made(site, wrong).service.find("set", 1)
 
@@ -255,7 +321,9 @@ def _made(site: Site, config: dict[str, object]) -> GitHub:
 
 
 @pytest.mark.spec("GitHub 2: revoked token: the reason is shown, running jobs go on")
-def test_revoked_token_is_reported_and_replaced_without_a_restart(site: Site, service: Emulator, tmp_path: pathlib.Path) -> None:
+def test_revoked_token_is_reported_and_replaced_without_a_restart(
+    site: Site, service: Emulator, tmp_path: pathlib.Path
+) -> None:
     token = tmp_path / "github.token"
     good = token.read_text()
     token.write_text("ghp_revoked")
@@ -274,7 +342,14 @@ def test_commands_show_and_remove(site: Site, service: Emulator, program: Progra
     path = site.write(config)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "nodepool.adapters.github.program", "--config", str(path), *words]
+        argv = [
+            sys.executable,
+            "-m",
+            "nodepool.adapters.github.program",
+            "--config",
+            str(path),
+            *words,
+        ]
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
 
     wait_for(lambda: "1 idle" in command("status").stdout, 60, "the warm runner")
@@ -292,9 +367,15 @@ def test_commands_show_and_remove(site: Site, service: Emulator, program: Progra
 
 def test_time_claims_of_the_app_token() -> None:
     key = rsa.generate_private_key(65537, 2048)
-    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
     from nodepool.adapters.github.service import app_token
 
     claims = jwt.decode(app_token("Iv1.x", text), key.public_key(), algorithms=["RS256"])
     now = datetime.datetime.now().timestamp()
-    assert claims["iss"] == "Iv1.x" and claims["iat"] <= now - 59 and now < claims["exp"] <= claims["iat"] + 600
+    assert (
+        claims["iss"] == "Iv1.x"
+        and claims["iat"] <= now - 59
+        and now < claims["exp"] <= claims["iat"] + 600
+    )

@@ -20,7 +20,13 @@ pytestmark = [pytest.mark.github, pytest.mark.full]
 
 
 def wait_connected(service: Emulator, name: str = "set") -> None:
-    wait_for(lambda: any(one["scaleSetId"] == service.set_id(name) for one in service.state()["sessions"]), 30, "a session")
+    wait_for(
+        lambda: any(
+            one["scaleSetId"] == service.set_id(name) for one in service.state()["sessions"]
+        ),
+        30,
+        "a session",
+    )
 
 
 def explained(bench: LauncherBench) -> Explanation:
@@ -34,21 +40,37 @@ def explained(bench: LauncherBench) -> Explanation:
 def end_worker(program: Program) -> None:
     """End the job on the node; the runner ends with status 1."""
     pattern = f"{program.folder}/bin/Runner.Worker"
-    wait_for(lambda: subprocess.run(["pkill", "-f", pattern], check=False).returncode == 0, 30, "the worker")
+    wait_for(
+        lambda: subprocess.run(["pkill", "-f", pattern], check=False).returncode == 0,
+        30,
+        "the worker",
+    )
 
 
-@pytest.mark.spec("GitHub 1: one job, one lease, one runner; the node goes back when the program has ended")
-def test_job_runs_on_a_leased_node(site: Site, service: Emulator, pool: Pool, program: Program) -> None:
+@pytest.mark.spec(
+    "GitHub 1: one job, one lease, one runner; the node goes back when the program has ended"
+)
+def test_job_runs_on_a_leased_node(
+    site: Site, service: Emulator, pool: Pool, program: Program
+) -> None:
     program.behave(seconds=3600)
     daemon = site.start()
     wait_connected(service)
     job = service.add_job("set")
     wait_for(lambda: service.jobs("running"), 30, "the job")
     [lease] = pool.leases()
-    assert (lease.purpose, lease.state, (lease.notes or {})["fleet"]) == ("runner of set", "held", f"{service.config_url} set")
+    assert (lease.purpose, lease.state, (lease.notes or {})["fleet"]) == (
+        "runner of set",
+        "held",
+        f"{service.config_url} set",
+    )
     name = (lease.notes or {})["runner"]
     assert program.started() == [name]
-    wait_for(lambda: "(run " in str((pool.get(lease.id).notes or {}).get("job")), 30, "the job in the notes of the lease")
+    wait_for(
+        lambda: "(run " in str((pool.get(lease.id).notes or {}).get("job")),
+        30,
+        "the job in the notes of the lease",
+    )
     wait_for(lambda: [each.state for each in daemon.fleets[0].runners()] == ["busy"], 30, "busy")
     end_worker(program)
     wait_for(lambda: daemon.fleets[0].find(name) is None, 30, "the end")
@@ -57,7 +79,9 @@ def test_job_runs_on_a_leased_node(site: Site, service: Emulator, pool: Pool, pr
 
 
 @pytest.mark.spec("GitHub 10: 50 jobs with max 10 (here 6 places)")
-def test_more_jobs_than_places_are_all_done_and_no_runner_is_too_many(site: Site, service: Emulator, program: Program) -> None:
+def test_more_jobs_than_places_are_all_done_and_no_runner_is_too_many(
+    site: Site, service: Emulator, program: Program
+) -> None:
     site.start({"name": "set", "max": 4})
     wait_connected(service)
     for _ in range(20):
@@ -77,17 +101,25 @@ def test_more_jobs_than_places_are_all_done_and_no_runner_is_too_many(site: Site
 
 
 @pytest.mark.spec("GitHub 10: min 2 kept warm; a job takes one, another one starts")
-def test_least_number_of_idle_runners_is_kept(site: Site, service: Emulator, program: Program) -> None:
+def test_least_number_of_idle_runners_is_kept(
+    site: Site, service: Emulator, program: Program
+) -> None:
     daemon = site.start({"name": "set", "min": 2, "max": 3, "idle": "1s"})
     wait_for(lambda: len(service.state()["runners"]) == 2, 30, "two runners")
     first = set(program.started())
     service.add_job("set")
     wait_for(lambda: service.jobs("completed"), 30, "the job")
-    wait_for(lambda: len(set(program.started()) - first) >= 1 and len(service.state()["runners"]) == 2, 30, "two runners again")
+    wait_for(
+        lambda: len(set(program.started()) - first) >= 1 and len(service.state()["runners"]) == 2,
+        30,
+        "two runners again",
+    )
     assert daemon.fleets[0].failures == 0
 
 
-@pytest.mark.spec("GitHub 10: job canceled before start: the idle runner is removed, then its node is returned")
+@pytest.mark.spec(
+    "GitHub 10: job canceled before start: the idle runner is removed, then its node is returned"
+)
 def test_runner_whose_job_was_canceled_is_removed(
     site: Site, service: Emulator, pool: Pool, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +135,9 @@ def test_runner_whose_job_was_canceled_is_removed(
     site.wait_empty()
 
 
-@pytest.mark.spec("GitHub 8.6: a drained set keeps polling with capacity 0, and finishes its running jobs")
+@pytest.mark.spec(
+    "GitHub 8.6: a drained set keeps polling with capacity 0, and finishes its running jobs"
+)
 def test_drained_set_finishes_its_job_and_starts_no_other(
     site: Site, service: Emulator, pool: Pool, program: Program, bench: LauncherBench
 ) -> None:
@@ -123,7 +157,9 @@ def test_drained_set_finishes_its_job_and_starts_no_other(
     service.call("POST", f"/jobs/{other}/complete", {"result": "canceled"})
 
 
-@pytest.mark.spec("GitHub 8.2: idle limit for runners that no job needs, then a pause with its reason")
+@pytest.mark.spec(
+    "GitHub 8.2: idle limit for runners that no job needs, then a pause with its reason"
+)
 def test_wrong_statistics_start_no_endless_row_of_runners(
     site: Site, service: Emulator, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,11 +176,16 @@ def test_wrong_statistics_start_no_endless_row_of_runners(
     site.wait_empty()
 
 
-@pytest.mark.spec("GitHub 7: status of the runner program; failures are counted and retried after a pause")
-@pytest.mark.parametrize(
-    ("early", "text"), [(1, "ended with status 1"), (7, "rebuild the image of small"), (127, "no runner in")]
+@pytest.mark.spec(
+    "GitHub 7: status of the runner program; failures are counted and retried after a pause"
 )
-def test_runner_that_fails_is_reported(site: Site, service: Emulator, program: Program, early: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("early", "text"),
+    [(1, "ended with status 1"), (7, "rebuild the image of small"), (127, "no runner in")],
+)
+def test_runner_that_fails_is_reported(
+    site: Site, service: Emulator, program: Program, early: int, text: str
+) -> None:
     program.behave(early=early)
     daemon = site.start()
     wait_connected(service)
@@ -159,7 +200,9 @@ def test_runner_that_fails_is_reported(site: Site, service: Emulator, program: P
 
 
 @pytest.mark.spec("GitHub 10: node deleted under a running job")
-def test_node_that_vanishes_frees_its_place(site: Site, service: Emulator, pool: Pool, program: Program) -> None:
+def test_node_that_vanishes_frees_its_place(
+    site: Site, service: Emulator, pool: Pool, program: Program
+) -> None:
     program.behave(seconds=3600)
     daemon = site.start()
     wait_connected(service)
@@ -176,15 +219,25 @@ def test_node_that_vanishes_frees_its_place(site: Site, service: Emulator, pool:
 
 
 @pytest.mark.spec("GitHub 10: pool empty: the reason is shown; no label: too")
-def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool, bench: LauncherBench) -> None:
+def test_reason_for_waiting_is_shown(
+    site: Site, service: Emulator, pool: Pool, bench: LauncherBench
+) -> None:
     daemon = site.start({"name": "set"}, {"name": "lost", "label": "nowhere"})
     for name in ("set", "lost"):
         wait_connected(service, name)
     with pool.lease(*["small"] * 6, for_="1h"):
         job = service.add_job("set")
         service.add_job("lost")
-        wait_for(lambda: "no launcher offers nowhere" in str(daemon.status()["trouble"]), 30, "the label")
-        wait_for(lambda: "all" in str(daemon.fleets[0].status()) or "busy" in str(daemon.fleets[0].status()), 30, "a reason")
+        wait_for(
+            lambda: "no launcher offers nowhere" in str(daemon.status()["trouble"]), 30, "the label"
+        )
+        wait_for(
+            lambda: (
+                "all" in str(daemon.fleets[0].status()) or "busy" in str(daemon.fleets[0].status())
+            ),
+            30,
+            "a reason",
+        )
         wait_for(lambda: "6 hold" in explained(bench).answer, 30, "the cause")
         found = explained(bench)
         assert found.answer.startswith("1 runner waiting for a node: ") and found.suggestion
@@ -197,19 +250,27 @@ def test_reason_for_waiting_is_shown(site: Site, service: Emulator, pool: Pool, 
 
 @pytest.mark.spec("GitHub 7: the secret of a runner is in no process list, log, record or file")
 def test_secret_of_a_runner_is_nowhere(
-    site: Site, service: Emulator, program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site,
+    service: Emulator,
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     program.behave(seconds=3600)
     caplog.set_level("DEBUG")
     daemon = site.start()
     secrets: list[str] = []
     given = daemon.service.register
-    monkeypatch.setattr(daemon.service, "register", lambda *args: secrets.append(given(*args)) or secrets[-1])
+    monkeypatch.setattr(
+        daemon.service, "register", lambda *args: secrets.append(given(*args)) or secrets[-1]
+    )
     wait_connected(service)
     service.add_job("set")
     wait_for(lambda: service.jobs("running"), 30, "the job")
     [secret] = secrets
-    lines = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    lines = subprocess.run(
+        ["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout
     assert secret not in lines and secret not in caplog.text
     folder = pathlib.Path("~root").expanduser() / runner.FOLDER / program.started()[0]
     assert sorted(each.name for each in folder.iterdir()) == ["log", "pid"]

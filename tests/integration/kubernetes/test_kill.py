@@ -1,4 +1,5 @@
-"""SIGKILL of the launcher around each call that changes something in the cluster: nothing is lost, nothing stays.
+"""SIGKILL of the launcher around each call that changes something in the cluster: nothing is lost,
+nothing stays.
 
 The proxy kills: before the call reaches the API server, or when it is done and nobody knows.
 """
@@ -31,17 +32,25 @@ DRIVERS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
         ("namespaces", "serviceaccounts", "secrets", "pods", "roles", "rolebindings"),
         "namespaces",
     ),
-    "openshift": ({**POD, "type": "pod"}, ("projectrequests", "serviceaccounts", "secrets", "rolebindings", "pods"), "projects"),
+    "openshift": (
+        {**POD, "type": "pod"},
+        ("projectrequests", "serviceaccounts", "secrets", "rolebindings", "pods"),
+        "projects",
+    ),
     "openshiftpods": (POD, ("pods",), "pods"),
 }
 
 
 def matches(method: str, plural: str) -> Callable[[Request], bool]:
     place = -1 if method == "POST" else -2
-    return lambda request: request.method == method and request.path.partition("?")[0].split("/")[place] == plural
+    return lambda request: (
+        request.method == method and request.path.partition("?")[0].split("/")[place] == plural
+    )
 
 
-@pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cluster after clean-up")
+@pytest.mark.spec(
+    "issue: SIGKILL of the launcher at every step leaves nothing in the cluster after clean-up"
+)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_killed_launcher_leaves_nothing_in_the_cluster(
     bench: LauncherBench, cluster: KubernetesCluster, tmp_path: pathlib.Path, driver: str
@@ -60,8 +69,15 @@ def test_killed_launcher_leaves_nothing_in_the_cluster(
     def left() -> dict[str, Any]:
         return cluster.pods(pool) if driver == "openshiftpods" else cluster.namespaces(f"{pool}-")
 
-    provider = {"name": f"kube-{pool}", "driver": driver, "context": CONTEXT, "pools": [{"name": pool, "labels": [label]}]}
-    config = bench.config({"labels": [{"name": "pod"}], "providers": [provider], "zookeeper-timeout": 2.0})
+    provider = {
+        "name": f"kube-{pool}",
+        "driver": driver,
+        "context": CONTEXT,
+        "pools": [{"name": pool, "labels": [label]}],
+    }
+    config = bench.config(
+        {"labels": [{"name": "pod"}], "providers": [provider], "zookeeper-timeout": 2.0}
+    )
     daemons: list[Daemon] = []
     faults = [
         cluster.proxy.fail(matches(method, plural), killing(daemons, when))
@@ -69,7 +85,9 @@ def test_killed_launcher_leaves_nothing_in_the_cluster(
         for when in ("before", "after")
     ]
     kubeconfig = cluster.kubeconfig(tmp_path, **user)
-    daemon = Daemon(tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5", KUBECONFIG=kubeconfig)
+    daemon = Daemon(
+        tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5", KUBECONFIG=kubeconfig
+    )
     daemons.append(daemon)
     try:
         request = bench.submit("pod")

@@ -30,10 +30,21 @@ def test_pod_node_has_the_fields_of_the_contract(scene: Scene) -> None:
     assert node.cloud == CONTEXT
     assert node.interface_ip == "pod"
     assert str(node.host_id).startswith("node-")
-    assert (node.username, node.region, node.az, node.image_id, node.host_keys) == (None, None, None, None, [])
+    assert (node.username, node.region, node.az, node.image_id, node.host_keys) == (
+        None,
+        None,
+        None,
+        None,
+        [],
+    )
     port = node.connection_port
     assert port.keys() == {"name", "namespace", "host", "skiptls", "token", "user", "ca_crt", "pod"}
-    assert (port["name"], port["namespace"], port["pod"], port["user"]) == (name, name, "pod", "zuul-worker")
+    assert (port["name"], port["namespace"], port["pod"], port["user"]) == (
+        name,
+        name,
+        "pod",
+        "zuul-worker",
+    )
     assert port["skiptls"] is False and port["host"] == scene.cluster.proxy.url
     scene.bench.give_back(node)
     scene.bench.wait_gone(node.id)
@@ -45,14 +56,22 @@ ID = "nodepool_node_id"
 
 def ours(scene: Scene, node: Any, label: str) -> dict[str, str]:
     return {
-        ID: node.id, "nodepool_provider_name": scene.name, "nodepool_pool_name": scene.pool, "nodepool_node_label": label,
-        "nodepool_cluster_id": scene.bench.zk.cluster.identity(), "nodepool_node_created": str(node.stat.ctime),
-    }  # fmt: skip
+        ID: node.id,
+        "nodepool_provider_name": scene.name,
+        "nodepool_pool_name": scene.pool,
+        "nodepool_node_label": label,
+        "nodepool_cluster_id": scene.bench.zk.cluster.identity(),
+        "nodepool_node_created": str(node.stat.ctime),
+    }
 
 
 def sent_pod(scene: Scene) -> dict[str, Any]:
     """The last one that the launcher has sent."""
-    sent = [request for request in scene.cluster.proxy.requests if request.method == "POST" and request.path.endswith("/pods")]
+    sent = [
+        request
+        for request in scene.cluster.proxy.requests
+        if request.method == "POST" and request.path.endswith("/pods")
+    ]
     found: dict[str, Any] = json.loads(sent[-1].body)
     return found
 
@@ -89,7 +108,11 @@ def test_a_pod_with_everything(scene: Scene) -> None:
     label = scene.label(
         **{
             "labels": {"environment": "qa"},
-            "dynamic-labels": {"tenant": "{request.tenant_name}", "broken": "{request.nothing}", "bad": "no/{request.id}"},
+            "dynamic-labels": {
+                "tenant": "{request.tenant_name}",
+                "broken": "{request.nothing}",
+                "bad": "no/{request.id}",
+            },
             "annotations": {"note": "here", "number": 3, "truth": True},
             "privileged": True,
             "node-selector": {"kubernetes.io/os": "linux"},
@@ -104,7 +127,11 @@ def test_a_pod_with_everything(scene: Scene) -> None:
     scene.start(label)
     (node,) = scene.bench.get("pod", tenant_name="tenant-1")
     body = sent_pod(scene)
-    assert body["metadata"]["labels"] == {"environment": "qa", "tenant": "tenant-1", **ours(scene, node, "pod")}
+    assert body["metadata"]["labels"] == {
+        "environment": "qa",
+        "tenant": "tenant-1",
+        **ours(scene, node, "pod"),
+    }
     assert body["metadata"]["annotations"] == {"note": "here", "number": "3", "truth": "true"}
     assert body["spec"] == {
         "containers": [
@@ -150,7 +177,9 @@ def test_resources_of_labels_and_of_the_pool_are_requested(scene: Scene) -> None
         scene.label("gpu", **{"gpu": 0.5, "gpu-resource": "example.com/gpu"}),
     ]
     # No gpu is shared on the machines of the test: what is sent counts here.
-    scene.cluster.proxy.fail(lambda request: request.method == "POST" and request.path.endswith("/pods"), whole_gpu, 9)
+    scene.cluster.proxy.fail(
+        lambda request: request.method == "POST" and request.path.endswith("/pods"), whole_gpu, 9
+    )
     scene.start(*labels, pool=defaults)
     nodes = scene.bench.get("default", "cpu", "memory", "storage", "gpu")
     assert [node.type[0] for node in nodes] == ["default", "cpu", "memory", "storage", "gpu"]
@@ -163,7 +192,9 @@ def test_resources_of_labels_and_of_the_pool_are_requested(scene: Scene) -> None
         {**plain, "example.com/gpu": 0.5},
     ]
     sent = {
-        json.loads(request.body)["metadata"]["name"]: json.loads(request.body)["spec"]["containers"][0]["resources"]
+        json.loads(request.body)["metadata"]["name"]: json.loads(request.body)["spec"][
+            "containers"
+        ][0]["resources"]
         for request in scene.cluster.proxy.requests
         if request.method == "POST" and request.path.endswith("/pods")
     }
@@ -186,10 +217,18 @@ def whole_gpu(request: Request, forward: Forward) -> Reply:
 def test_limits_of_labels_and_of_the_pool_are_set(scene: Scene) -> None:
     defaults = {f"default-label-{name}": value for name, value in RESOURCES.items()}
     defaults |= {f"default-label-{name}-limit": 2 * value for name, value in RESOURCES.items()}
-    labels = [scene.label("default"), scene.label("cpu", **{"cpu-limit": 8}), scene.label("memory", **{"memory-limit": 4096})]
+    labels = [
+        scene.label("default"),
+        scene.label("cpu", **{"cpu-limit": 8}),
+        scene.label("memory", **{"memory-limit": 4096}),
+    ]
     scene.start(*labels, pool=defaults)
     scene.bench.get("default", "cpu", "memory")
-    sent = [json.loads(r.body) for r in scene.cluster.proxy.requests if r.method == "POST" and r.path.endswith("/pods")]
+    sent = [
+        json.loads(r.body)
+        for r in scene.cluster.proxy.requests
+        if r.method == "POST" and r.path.endswith("/pods")
+    ]
     found = {each["metadata"]["name"]: each["spec"]["containers"][0]["resources"] for each in sent}
     requests = {"cpu": 2, "memory": "1024Mi", "ephemeral-storage": "10M"}
     limits = {"cpu": 4, "memory": "2048Mi", "ephemeral-storage": "20M"}
@@ -200,23 +239,35 @@ def test_limits_of_labels_and_of_the_pool_are_set(scene: Scene) -> None:
 
 @pytest.mark.spec("KUB-13.12")
 @pytest.mark.parametrize(
-    "limits", [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"max-resources": {"licenses": 2}}], ids=str
+    "limits",
+    [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"max-resources": {"licenses": 2}}],
+    ids=str,
 )
 def test_request_waits_for_limits_of_the_pool(scene: Scene, limits: dict[str, Any]) -> None:
-    label = scene.label("space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}})
+    label = scene.label(
+        "space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}}
+    )
     pool = scene.start(label, pool=limits)
     nodes = [*scene.bench.get("space"), *scene.bench.get("space")]
     third = scene.bench.submit("space")
-    wait_for(lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(scene.name)), 20, "a paused handler")
+    wait_for(
+        lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(scene.name)),
+        20,
+        "a paused handler",
+    )
     scene.bench.wait_state(third, "pending")
     scene.bench.give_back(*nodes)
     scene.bench.give_back(*scene.bench.accept(third))
 
 
 @pytest.mark.spec("KUB-13.13")
-@pytest.mark.parametrize("limits", [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"licenses": 2}], ids=str)
+@pytest.mark.parametrize(
+    "limits", [{"max-servers": 2}, {"max-cores": 4}, {"max-ram": 2048}, {"licenses": 2}], ids=str
+)
 def test_request_waits_for_limits_of_its_tenant(scene: Scene, limits: dict[str, Any]) -> None:
-    label = scene.label("space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}})
+    label = scene.label(
+        "space", "namespace", **{"cpu": 2, "memory": 1024, "extra-resources": {"licenses": 1}}
+    )
     scene.start(label, top={"tenant-resource-limits": [{"tenant-name": "t", **limits}]})
     nodes = [*scene.bench.get("space", tenant_name="t"), *scene.bench.get("space", tenant_name="t")]
     third = scene.bench.submit("space", tenant_name="t")
@@ -246,7 +297,8 @@ def test_tokens_are_not_shown(scene: Scene) -> None:
     web.start()
     try:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{web.server.socket.getsockname()[1]}/node-list", headers={"Accept": "application/json"}
+            f"http://127.0.0.1:{web.server.socket.getsockname()[1]}/node-list",
+            headers={"Accept": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert answer.headers["Content-Type"].startswith("application/json")
@@ -258,12 +310,19 @@ def test_tokens_are_not_shown(scene: Scene) -> None:
 
 @pytest.mark.spec("KUB-13.16")
 def test_a_given_spec(scene: Scene) -> None:
-    spec = {"containers": [{"name": "mine", "image": "my/image", "args": ["x"]}], "hostname": "here"}
+    spec = {
+        "containers": [{"name": "mine", "image": "my/image", "args": ["x"]}],
+        "hostname": "here",
+    }
     scene.start(scene.label(spec=spec), pool={"default-label-cpu": 2})
     (node,) = scene.bench.get("pod")
     body = sent_pod(scene)
     assert body["spec"] == spec
-    assert body["metadata"] == {"name": "pod", "labels": ours(scene, node, "pod"), "annotations": {}}
+    assert body["metadata"] == {
+        "name": "pod",
+        "labels": ours(scene, node, "pod"),
+        "annotations": {},
+    }
     assert node.resources == {"instances": 1, "cores": 2, "ram": 0}
 
 
@@ -274,9 +333,18 @@ def test_rights_in_a_pod_node(scene: Scene) -> None:
     zuul, place = scene.as_zuul(node), f"/api/v1/namespaces/{node.external_id}"
     assert zuul.status("GET", f"{place}/pods") == 200
     assert zuul.status("GET", f"{place}/pods/pod") == 200
-    for path, verb in (("pods/pod/exec", "create"), ("pods/pod/log", "get"), ("pods/pod/portforward", "create")):
+    for path, verb in (
+        ("pods/pod/exec", "create"),
+        ("pods/pod/log", "get"),
+        ("pods/pod/portforward", "create"),
+    ):
         assert allowed(zuul, node.external_id, verb, path), path
-    for path, verb in (("secrets", "list"), ("configmaps", "get"), ("pods", "create"), ("pods", "delete")):
+    for path, verb in (
+        ("secrets", "list"),
+        ("configmaps", "get"),
+        ("pods", "create"),
+        ("pods", "delete"),
+    ):
         assert not allowed(zuul, node.external_id, verb, path), path
     assert zuul.status("POST", f"{place}/configmaps", {"metadata": {"name": "x"}}) == 403
     assert zuul.status("GET", "/api/v1/namespaces") == 403
@@ -288,18 +356,39 @@ def test_rights_in_a_namespace_node(scene: Scene) -> None:
     scene.start(scene.label("space", "namespace"))
     (node,) = scene.bench.get("space")
     zuul, place = scene.as_zuul(node), f"/api/v1/namespaces/{node.external_id}"
-    pod = {"metadata": {"name": "mine"}, "spec": {"containers": [{"name": "c", "image": "an/image"}]}}
+    pod = {
+        "metadata": {"name": "mine"},
+        "spec": {"containers": [{"name": "c", "image": "an/image"}]},
+    }
     assert zuul.status("POST", f"{place}/pods", pod) == 200
-    wait_for(lambda: zuul.call("GET", f"{place}/pods/mine")["status"].get("phase") == "Running", 20, "the pod of a job")
-    assert zuul.status("POST", f"{place}/configmaps", {"metadata": {"name": "x"}, "data": {"a": "b"}}) == 200
+    wait_for(
+        lambda: zuul.call("GET", f"{place}/pods/mine")["status"].get("phase") == "Running",
+        20,
+        "the pod of a job",
+    )
+    assert (
+        zuul.status("POST", f"{place}/configmaps", {"metadata": {"name": "x"}, "data": {"a": "b"}})
+        == 200
+    )
     assert zuul.status("PATCH", f"{place}/configmaps/x", {"data": {"a": "c"}}) == 200
     assert zuul.status("DELETE", f"{place}/configmaps/x") == 200
     assert zuul.status("GET", f"{place}/secrets") == 200
     binding = {
         "metadata": {"name": "more"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "cluster-admin",
+        },
     }
-    assert zuul.status("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{node.external_id}/rolebindings", binding) == 403
+    assert (
+        zuul.status(
+            "POST",
+            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{node.external_id}/rolebindings",
+            binding,
+        )
+        == 403
+    )
     assert zuul.status("GET", "/api/v1/namespaces/default/secrets") == 403
     assert zuul.status("DELETE", place) == 403
 
@@ -308,9 +397,17 @@ def allowed(server: Server, namespace: str, verb: str, path: str) -> bool:
     """What the API server says about itself: a kubelet that runs things is not there."""
     resource, _, rest = path.partition("/")
     subresource = rest.rpartition("/")[2]
-    attributes = {"namespace": namespace, "verb": verb, "resource": resource, "subresource": subresource}
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes}}  # fmt: skip
+    attributes = {
+        "namespace": namespace,
+        "verb": verb,
+        "resource": resource,
+        "subresource": subresource,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
     answer = server.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
     return bool(answer["status"]["allowed"])
 
@@ -332,7 +429,9 @@ def test_what_is_applied_to_each_namespace(scene: Scene) -> None:
     assert metadata["labels"]["pod-security.kubernetes.io/enforce"] == "baseline"
     assert metadata["annotations"]["owner"] == "ci"
     admin, name = scene.cluster.admin, node.external_id
-    policies = admin.call("GET", f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies")["items"]
+    policies = admin.call("GET", f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies")[
+        "items"
+    ]
     assert [each["spec"] for each in policies] == [deny]
     ranges = admin.call("GET", f"/api/v1/namespaces/{name}/limitranges")["items"]
     assert [each["spec"]["limits"][0]["default"] for each in ranges] == [{"cpu": "1"}]
@@ -347,8 +446,12 @@ def test_options_of_pods(scene: Scene) -> None:
             "tolerations": [{"key": "ci", "operator": "Exists"}],
             "affinity": {"nodeAffinity": {}},
             "topology-spread": [
-                {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-                 "labelSelector": {"matchLabels": {"a": "b"}}}
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"a": "b"}},
+                }
             ],
             "priority-class": "system-cluster-critical",
             "image-pull-secrets": [{"name": "registry"}],
@@ -358,7 +461,7 @@ def test_options_of_pods(scene: Scene) -> None:
             "sidecars": [{"name": "beside", "image": "a/sidecar"}],
             "os": "linux",
         }
-    )  # fmt: skip
+    )
     scene.start(label)
     (node,) = scene.bench.get("pod")
     pod = scene.cluster.pod(node.external_id, "pod")
@@ -382,8 +485,12 @@ def test_images_are_pulled(scene: Scene) -> None:
     place = f"/apis/apps/v1/namespaces/{scene.pool}/daemonsets"
     assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": scene.pool}}) == 200
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{scene.pool}"
-    rules = [{"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create", "list", "delete"]}]
-    assert admin.status("POST", f"{rbac}/roles", {"metadata": {"name": "pull"}, "rules": rules}) == 200
+    rules = [
+        {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create", "list", "delete"]}
+    ]
+    assert (
+        admin.status("POST", f"{rbac}/roles", {"metadata": {"name": "pull"}, "rules": rules}) == 200
+    )
     binding = {
         "metadata": {"name": "pull"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pull"},
@@ -401,7 +508,11 @@ def test_images_are_pulled(scene: Scene) -> None:
     scene.start(min_ready=1, **options)
     wait_for(lambda: pulled() == [["an/image"]], 30, "a daemon set")
     machines = len(admin.call("GET", "/api/v1/nodes")["items"])
-    wait_for(lambda: admin.call("GET", place)["items"][0]["status"].get("numberReady") == machines, 60, "pods everywhere")
+    wait_for(
+        lambda: admin.call("GET", place)["items"][0]["status"].get("numberReady") == machines,
+        60,
+        "pods everywhere",
+    )
     scene.bench.reconfigure(scene.config(scene.label(image="new/image"), min_ready=1, **options))
     wait_for(lambda: pulled() == [["new/image"]], 30, "another daemon set")
     scene.bench.reconfigure(scene.config(scene.label(image="new/image"), **options))
@@ -409,10 +520,15 @@ def test_images_are_pulled(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-6, KUB-3: certificates that are not verified, as the kubeconfig says")
-def test_unverified_certificates_are_accepted_if_kubeconfig_says_so(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_unverified_certificates_are_accepted_if_kubeconfig_says_so(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     path = pathlib.Path(scene.kubeconfig)
     document = yaml.safe_load(path.read_text())
-    document["clusters"][0]["cluster"] = {"server": scene.cluster.proxy.url, "insecure-skip-tls-verify": True}
+    document["clusters"][0]["cluster"] = {
+        "server": scene.cluster.proxy.url,
+        "insecure-skip-tls-verify": True,
+    }
     path.write_text(yaml.safe_dump(document))
     scene.start(scene.label("space", "namespace"))
     (node,) = scene.bench.get("space")

@@ -1,4 +1,6 @@
-"""Projects, and pods in projects, of OpenShift; its own API is a look-alike over real namespaces and roles."""
+"""Projects, and pods in projects, of OpenShift; its own API is a look-alike over real namespaces
+and roles.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class ProjectScene:
         return pool
 
     def sent(self, plural: str = "pods") -> list[dict[str, Any]]:
-        found = [each for each in self.cluster.proxy.requests if each.method == "POST" and each.path.endswith(f"/{plural}")]
+        found = [
+            each
+            for each in self.cluster.proxy.requests
+            if each.method == "POST" and each.path.endswith(f"/{plural}")
+        ]
         return [json.loads(each.body) for each in found]
 
 
@@ -63,11 +69,25 @@ def shift(scene: Scene) -> Iterator[ProjectScene]:
 @pytest.mark.spec("OSH-12.1, OSH-12.2, OSH-12.3, OSH-12.7")
 def test_a_pod_in_a_project(shift: ProjectScene) -> None:
     scene = shift.scene
-    shift.start(scene.label(), scene.label("secret", **{"image-pull-secrets": SECRETS}), pool={"node-attributes": {"a": "b"}})
+    shift.start(
+        scene.label(),
+        scene.label("secret", **{"image-pull-secrets": SECRETS}),
+        pool={"node-attributes": {"a": "b"}},
+    )
     (node,) = shift.bench.get("pod")
     name = f"{scene.pool}-{node.id}"
-    assert (node.external_id, node.connection_type, node.interface_ip, node.cloud) == (name, "kubectl", "pod", CONTEXT)
-    assert (node.host_id, node.python_path, node.shell_type, node.attributes) == (None, "auto", None, {"a": "b"})
+    assert (node.external_id, node.connection_type, node.interface_ip, node.cloud) == (
+        name,
+        "kubectl",
+        "pod",
+        CONTEXT,
+    )
+    assert (node.host_id, node.python_path, node.shell_type, node.attributes) == (
+        None,
+        "auto",
+        None,
+        {"a": "b"},
+    )
     port = node.connection_port
     assert port.keys() == {"namespace", "host", "skiptls", "token", "user", "ca_crt", "pod"}
     (body,) = shift.sent()
@@ -80,7 +100,10 @@ def test_a_pod_in_a_project(shift: ProjectScene) -> None:
         "nodepool_pool_name": scene.pool,
         "nodepool_node_label": "pod",
     }
-    assert body["spec"].keys() == {"containers", "imagePullSecrets"} and body["spec"]["imagePullSecrets"] == []
+    assert (
+        body["spec"].keys() == {"containers", "imagePullSecrets"}
+        and body["spec"]["imagePullSecrets"] == []
+    )
     zuul = scene.as_zuul(node)
     assert zuul.status("GET", f"/api/v1/namespaces/{name}/secrets") == 200
     assert zuul.status("GET", "/api/v1/namespaces/default/pods") == 403
@@ -98,7 +121,10 @@ def test_project_node_has_the_fields_of_the_contract(shift: ProjectScene) -> Non
     assert (node.connection_type, node.interface_ip, node.host_id) == ("project", None, None)
     assert (node.python_path, node.shell_type) == ("auto", None)
     zuul = scene.as_zuul(node)
-    pod = {"metadata": {"name": "mine"}, "spec": {"containers": [{"name": "c", "image": "an/image"}]}}
+    pod = {
+        "metadata": {"name": "mine"},
+        "spec": {"containers": [{"name": "c", "image": "an/image"}]},
+    }
     assert zuul.status("POST", f"/api/v1/namespaces/{node.external_id}/pods", pod) == 200
     shift.bench.give_back(node)
     shift.bench.wait_gone(node.id)
@@ -126,7 +152,9 @@ def test_labels_resources_and_specs(shift: ProjectScene) -> None:
     assert (node.python_path, node.shell_type) == ("/usr/bin/python9", "csh")
     assert node.resources == {"instances": 1, "cores": 2, "ram": 2048, "ephemeral-storage": 10}
     bodies = {body["metadata"]["name"]: body for body in shift.sent()}
-    assert bodies["pod"]["metadata"]["labels"].items() >= {"environment": "qa", "tenant": "t1"}.items()
+    assert (
+        bodies["pod"]["metadata"]["labels"].items() >= {"environment": "qa", "tenant": "t1"}.items()
+    )
     requests = {"cpu": 2, "memory": "2048Mi", "ephemeral-storage": "10M"}
     (container,) = bodies["pod"]["spec"]["containers"]
     assert container["resources"] == {"requests": requests, "limits": {**requests, "cpu": 8}}
@@ -137,13 +165,19 @@ def test_labels_resources_and_specs(shift: ProjectScene) -> None:
 @pytest.mark.spec("OSH-12.9, OSH-12.10")
 def test_limits_of_projects(shift: ProjectScene) -> None:
     tenant = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]}
-    pool = shift.start({"name": "space", "type": "project"}, top=tenant, **{"max-projects": 2, "max-servers": 9})
+    pool = shift.start(
+        {"name": "space", "type": "project"}, top=tenant, **{"max-projects": 2, "max-servers": 9}
+    )
     first = shift.bench.get("space", tenant_name="t")
     waiting = shift.bench.submit("space", tenant_name="t")
     second = shift.bench.get("space")
     assert shift.bench.state(waiting) == "requested"
     third = shift.bench.submit("space")
-    wait_for(lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(shift.scene.name)), 20, "a paused handler")
+    wait_for(
+        lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(shift.scene.name)),
+        20,
+        "a paused handler",
+    )
     shift.bench.give_back(*first, *second)
     shift.bench.give_back(*shift.bench.accept(third))
     shift.bench.give_back(*shift.bench.accept(waiting))
@@ -152,7 +186,9 @@ def test_limits_of_projects(shift: ProjectScene) -> None:
 @pytest.mark.spec("OSH-6: a quota of the cluster is waited for")
 def test_quota_of_projects(shift: ProjectScene) -> None:
     message = "projectrequests is forbidden: Exceeded quota: projects"
-    fault = shift.cluster.proxy.fail("POST /apis/project.openshift.io/v1/projectrequests", failure(403, "Forbidden", message), 2)
+    fault = shift.cluster.proxy.fail(
+        "POST /apis/project.openshift.io/v1/projectrequests", failure(403, "Forbidden", message), 2
+    )
     shift.start({"name": "space", "type": "project"})
     shift.bench.get("space")
     assert fault.used == 2
@@ -166,20 +202,38 @@ def test_only_projects_with_our_mark_are_deleted(shift: ProjectScene) -> None:
     (node,) = shift.bench.get("space")
     admin = scene.cluster.admin
     user = "system:serviceaccount:nodepool-openshift:nodepool-launcher"
-    for number, labels in ((98, None), (99, {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000099"})):
+    for number, labels in (
+        (98, None),
+        (99, {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000099"}),
+    ):
         name = f"{scene.pool}-00000000{number}"
         body = {"metadata": {"name": name, "annotations": {"openshift.io/requester": user}}}
         assert admin.status("POST", "/api/v1/namespaces", body) == 200
         bind = {
             "metadata": {"name": "admin"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "admin",
+            },
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
         }
-        assert admin.status("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings", bind) == 200
+        assert (
+            admin.status(
+                "POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings", bind
+            )
+            == 200
+        )
         if labels:
             account = {"metadata": {"name": "zuul-worker", "labels": labels}}
-            assert admin.status("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account) == 200
-    wait_for(lambda: set(scene.namespaces()) == {node.external_id, f"{scene.pool}-0000000098"}, 60, "the leak is gone")
+            assert (
+                admin.status("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account) == 200
+            )
+    wait_for(
+        lambda: set(scene.namespaces()) == {node.external_id, f"{scene.pool}-0000000098"},
+        60,
+        "the leak is gone",
+    )
 
 
 class PodScene(ProjectScene):
@@ -192,10 +246,27 @@ class PodScene(ProjectScene):
             assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name}}) == 200
             bind = {
                 "metadata": {"name": "edit"},
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
-                "subjects": [{"kind": "ServiceAccount", "name": "nodepool-launcher", "namespace": "nodepool-openshift"}],
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "edit",
+                },
+                "subjects": [
+                    {
+                        "kind": "ServiceAccount",
+                        "name": "nodepool-launcher",
+                        "namespace": "nodepool-openshift",
+                    }
+                ],
             }
-            assert admin.status("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings", bind) == 200
+            assert (
+                admin.status(
+                    "POST",
+                    f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings",
+                    bind,
+                )
+                == 200
+            )
 
     def label(self, name: str = "pod", **options: Any) -> dict[str, Any]:
         found = self.scene.label(name, **options)
@@ -215,16 +286,31 @@ def pods(scene: Scene) -> PodScene:
 def test_pods_in_a_project(pods: PodScene) -> None:
     spec = {"containers": [{"name": "mine", "image": "my/image"}]}
     pods.start(
-        pods.label(**{"image-pull-secrets": SECRETS}), pods.label("given", spec=spec), pool={"node-attributes": {"a": "b"}}
+        pods.label(**{"image-pull-secrets": SECRETS}),
+        pods.label("given", spec=spec),
+        pool={"node-attributes": {"a": "b"}},
     )
     node, given = pods.bench.get("pod", "given")
     name, project = f"pod-{node.id}", pods.scene.pool
-    assert (node.external_id, node.interface_ip, node.connection_type) == (f"{project}-{name}", name, "kubectl")
-    assert (node.cloud, node.attributes) == (CONTEXT, {"a": "b"}) and str(node.host_id).startswith("node-")
+    assert (node.external_id, node.interface_ip, node.connection_type) == (
+        f"{project}-{name}",
+        name,
+        "kubectl",
+    )
+    assert (node.cloud, node.attributes) == (CONTEXT, {"a": "b"}) and str(node.host_id).startswith(
+        "node-"
+    )
     port = node.connection_port
     assert port.keys() == {"pod", "namespace", "host", "ca_crt", "skiptls", "token", "user"}
-    assert (port["pod"], port["namespace"], port["token"], port["skiptls"]) == (name, project, pods.token, False)
-    assert pods.scene.as_zuul(node).status("GET", f"/api/v1/namespaces/{project}/pods/{name}") == 200
+    assert (port["pod"], port["namespace"], port["token"], port["skiptls"]) == (
+        name,
+        project,
+        pods.token,
+        False,
+    )
+    assert (
+        pods.scene.as_zuul(node).status("GET", f"/api/v1/namespaces/{project}/pods/{name}") == 200
+    )
     bodies = {body["metadata"]["name"]: body for body in pods.sent()}
     assert bodies[name]["spec"]["imagePullSecrets"] == SECRETS
     assert bodies[f"given-{given.id}"]["spec"] == spec and given.host_id
@@ -239,7 +325,11 @@ def test_limits_of_pods(pods: PodScene) -> None:
     first = pods.bench.get("pod", "pod")
     assert first[0].resources == {"instances": 1, "cores": 2, "ram": 512}
     third = pods.bench.submit("pod")
-    wait_for(lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(pods.scene.name)), 20, "a paused handler")
+    wait_for(
+        lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(pods.scene.name)),
+        20,
+        "a paused handler",
+    )
     pods.bench.give_back(*first)
     pods.bench.give_back(*pods.bench.accept(third))
     never = pods.bench.submit("pod", "pod", "pod")
@@ -264,7 +354,11 @@ def test_which_project_a_pod_is_in(pods: PodScene) -> None:
     del provider["pools"][1]
     pods.bench.reconfigure(config)
     manager = pool.config.provider_managers[pods.scene.name]
-    wait_for(lambda: pool.config.provider_managers[pods.scene.name] is not manager, 30, "a new configuration")
+    wait_for(
+        lambda: pool.config.provider_managers[pods.scene.name] is not manager,
+        30,
+        "a new configuration",
+    )
     pods.bench.give_back(node)
     pods.bench.wait_gone(node.id)
     assert pods.cluster.pods(f"{project}-2") == {}
@@ -275,7 +369,10 @@ def test_provider_without_a_token_is_not_ready(pods: PodScene) -> None:
     path = pathlib.Path(pods.scene.kubeconfig)
     document = yaml.safe_load(path.read_text())
     folder = pods.cluster.dir
-    document["users"][0]["user"] = {"client-certificate": str(folder / "proxy.crt"), "client-key": str(folder / "proxy.key")}
+    document["users"][0]["user"] = {
+        "client-certificate": str(folder / "proxy.crt"),
+        "client-key": str(folder / "proxy.key"),
+    }
     path.write_text(yaml.safe_dump(document))
     pool = pods.start(pods.label())
     pods.bench.wait_state(pods.bench.submit("pod"), "failed")
@@ -288,7 +385,13 @@ def test_leaked_pods_are_deleted_after_two_sightings(pods: PodScene) -> None:
     spend_node_ids(pods.bench.zk)
     labels = {"nodepool_provider_name": pods.scene.name, "nodepool_node_id": "0000000099"}
     for name, marks in (("pod-0000000099", labels), ("other-0000000998", {})):
-        body = {"metadata": {"name": name, "labels": marks}, "spec": {"containers": [{"name": "c", "image": "an/image"}]}}
-        assert pods.cluster.admin.status("POST", f"/api/v1/namespaces/{pods.scene.pool}/pods", body) == 200
+        body = {
+            "metadata": {"name": name, "labels": marks},
+            "spec": {"containers": [{"name": "c", "image": "an/image"}]},
+        }
+        assert (
+            pods.cluster.admin.status("POST", f"/api/v1/namespaces/{pods.scene.pool}/pods", body)
+            == 200
+        )
     pods.start(pods.label())
     wait_for(lambda: set(pods.pods()) == {"other-0000000998"}, 60, "the leak is gone")

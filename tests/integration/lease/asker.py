@@ -1,6 +1,8 @@
-"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed or told to continue.
+"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed or told to
+continue.
 
-``python asker.py HOSTS CA CERT KEY MOMENT``, where the moment is ``waiting``, ``fulfilled``, ``locked`` or ``written``.
+``python asker.py HOSTS CA CERT KEY MOMENT``, where the moment is ``waiting``, ``fulfilled``,
+``locked`` or ``written``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class Api:
         self.bench, self.launcher = bench, launcher
         self.socket = str(directory / "api.sock")
         self.actions = Actions.of_launcher(launcher, "loopback")
-        self.app = WebApp(launcher, port=0, listen_address="127.0.0.1", actions=self.actions, unix=self.socket)
+        self.app = WebApp(
+            launcher, port=0, listen_address="127.0.0.1", actions=self.actions, unix=self.socket
+        )
         self.port = int(self.app.server.socket.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.app.start()
@@ -63,12 +65,18 @@ class Api:
         sent = {"Content-Type": "application/json", **(headers or {})}
         if token is not None:
             sent["Authorization"] = f"Bearer {token}"
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        data = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
         connection.request(method, f"/api/v1{path}", data, sent)
         answer = connection.getresponse()
         found = answer.read()
         connection.close()
-        content = json.loads(found) if found and "json" in answer.headers.get_content_type() else found.decode()
+        content = (
+            json.loads(found)
+            if found and "json" in answer.headers.get_content_type()
+            else found.decode()
+        )
         return Answer(answer.status, content, dict(answer.headers))
 
 
@@ -76,7 +84,10 @@ class Api:
 def api(bench: LauncherBench, tmp_path: pathlib.Path) -> Iterator[Api]:
     """One launcher with four nodes of the label ``fake-label`` and of ``other``."""
     bench.quota(instances=4)
-    settings = config(provider(labels=["fake-label", "other", "zuul-only"]), labels={"zuul-only": {"lease": False}})
+    settings = config(
+        provider(labels=["fake-label", "other", "zuul-only"]),
+        labels={"zuul-only": {"lease": False}},
+    )
     served = Api(bench, bench.start(settings), tmp_path)
     try:
         yield served
@@ -92,13 +103,22 @@ def sshd() -> Iterator[SSHServer]:
 
 @contextlib.contextmanager
 def places(
-    bench: LauncherBench, sshd: SSHServer, directory: pathlib.Path, number: int = 2, label: str = "small", *others: str
+    bench: LauncherBench,
+    sshd: SSHServer,
+    directory: pathlib.Path,
+    number: int = 2,
+    label: str = "small",
+    *others: str,
 ) -> Iterator[Pool]:
     """A pool with nodes on one host, and labels that it does not offer."""
     host = {
-        "name": "127.0.0.1", "labels": [label], "username": "root", "connection-port": sshd.port, "max-parallel-jobs": number,
+        "name": "127.0.0.1",
+        "labels": [label],
+        "username": "root",
+        "connection-port": sshd.port,
+        "max-parallel-jobs": number,
         "host-key-checking": True,
-    }  # fmt: skip
+    }
     entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
     labels = [{"name": name} for name in (label, *others)]
     api = Api(bench, bench.start({"labels": labels, "providers": [entry]}), directory)

@@ -20,7 +20,9 @@ EXPECTED = {"lease", "run", "read_file", "write_file", "renew", "return", "why"}
 async def session(pool: Pool, environment: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     server = StdioServerParameters(
-        command=sys.executable, args=["-m", "nodepool.cmd.nodepoolcmd", "mcp"], env={**os.environ, **environment}
+        command=sys.executable,
+        args=["-m", "nodepool.cmd.nodepoolcmd", "mcp"],
+        env={**os.environ, **environment},
     )
     async with Client(server) as client:
 
@@ -59,11 +61,18 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
     }
     found = asyncio.run(asyncio.wait_for(session(pool, environment), 120))
     assert found["tools"] == EXPECTED
-    assert found["lease"]["state"] == "held" and found["lease"]["machines"][0]["address"] == "127.0.0.1"
+    assert (
+        found["lease"]["state"] == "held"
+        and found["lease"]["machines"][0]["address"] == "127.0.0.1"
+    )
     assert found["run"] == {"status": 3, "stdout": "out\n", "stderr": "err\n"}
     assert found["slow"][1] and "not ended within 1 s" in found["slow"][0]
     assert "wrote 7 bytes" in str(found["write"]) and "héllo" in str(found["read"])
-    for failure, text in (("missing", "No such file"), ("unknown", "has no lease 200-0000000099"), ("label", "no-such-label")):
+    for failure, text in (
+        ("missing", "No such file"),
+        ("unknown", "has no lease 200-0000000099"),
+        ("label", "no-such-label"),
+    ):
         assert found[failure][1] and text in found[failure][0], failure
     assert found["held"] == [found["lease"]["lease"]]
     assert "is returned" in str(found["returned"])

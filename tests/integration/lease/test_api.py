@@ -36,12 +36,23 @@ def test_lease_is_granted_in_one_call(api: Api) -> None:
     token = api.token()
     status, lease, headers = api.call("POST", "/leases", NEW, token)
     assert status == 201 and headers["Location"] == f"/api/v1/leases/{lease['id']}"
-    assert (lease["state"], lease["owner"], lease["purpose"], lease["labels"]) == ("held", "alice", "debug #12", ["fake-label"])
+    assert (lease["state"], lease["owner"], lease["purpose"], lease["labels"]) == (
+        "held",
+        "alice",
+        "debug #12",
+        ["fake-label"],
+    )
     assert lease["token"].startswith(f"npl_{lease['id']}_") and lease["why"] is None
     [node] = lease["nodes"]
     stored = api.bench.zuul.node(node["id"])
-    assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (HOLD, 3600, lease["id"])
-    assert lease["token"].rpartition("_")[2] not in str(stored), "only the hash of the token is stored"
+    assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (
+        HOLD,
+        3600,
+        lease["id"],
+    )
+    assert lease["token"].rpartition("_")[2] not in str(stored), (
+        "only the hash of the token is stored"
+    )
     assert (node["address"], node["port"], node["username"]) == (
         stored["interface_ip"],
         stored["connection_port"],
@@ -58,7 +69,9 @@ def test_waiting_lease_says_why_and_is_handed_over_when_its_nodes_are_ready(api:
     assert (status, lease["state"], lease["nodes"], lease["ends"]) == (202, "waiting", [], None)
     assert lease["why"]["text"] and lease["why"]["queue_position"] == 1
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{lease['id']}?wait=60", token=token)))
+    thread = threading.Thread(
+        target=lambda: found.append(api.call("GET", f"/leases/{lease['id']}?wait=60", token=token))
+    )
     thread.start()
     assert api.call("DELETE", f"/leases/{held[0]}", token=token).status == 204
     thread.join(30)
@@ -70,7 +83,10 @@ def test_long_polls_occupy_no_thread(api: Api) -> None:
     for _ in range(4):
         api.call("POST", "/leases", NEW, token)
     waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
-    polls = [threading.Thread(target=api.call, args=("GET", f"/leases/{waiting}?wait=60", None, token)) for _ in range(20)]
+    polls = [
+        threading.Thread(target=api.call, args=("GET", f"/leases/{waiting}?wait=60", None, token))
+        for _ in range(20)
+    ]
     for poll in polls:
         poll.start()
     wait_for(lambda: len(api.actions.waiting) == 20, what="20 long polls")
@@ -81,7 +97,9 @@ def test_long_polls_occupy_no_thread(api: Api) -> None:
         assert not poll.is_alive()
 
 
-def test_polls_beyond_the_limit_are_answered_immediately(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_beyond_the_limit_are_answered_immediately(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api.actions.waiting.places, "limits", (0, 0))
     token = api.token()
     for _ in range(4):
@@ -93,10 +111,14 @@ def test_polls_beyond_the_limit_are_answered_immediately(api: Api, monkeypatch: 
     assert time.monotonic() - start < limit(30)
 
 
-def test_waiting_client_polls_at_most_once_per_second(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_client_polls_at_most_once_per_second(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api.actions.waiting.places, "limits", (0, 0))
     calls, call = [], Pool.call
-    monkeypatch.setattr(Pool, "call", lambda *args, **options: calls.append(args[2]) or call(*args, **options))
+    monkeypatch.setattr(
+        Pool, "call", lambda *args, **options: calls.append(args[2]) or call(*args, **options)
+    )
     pool = api.pool()
     for _ in range(4):
         pool.lease("fake-label", for_=600)
@@ -107,25 +129,44 @@ def test_waiting_client_polls_at_most_once_per_second(api: Api, monkeypatch: pyt
     assert calls.count("GET") <= 1 + time.monotonic() - start
 
 
-def test_long_polls_of_one_owner_leave_places_for_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_polls_of_one_owner_leave_places_for_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api.actions.waiting.places, "limits", (6, 3))
     greedy, honest = api.token("greedy"), api.token("honest")
     held = [api.call("POST", "/leases", NEW, greedy).content["id"] for _ in range(4)]
-    waiting = [api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"] for token in (greedy, honest)]
-    polls = [threading.Thread(target=api.call, args=("GET", f"/leases/{waiting[0]}?wait=60", None, greedy)) for _ in range(8)]
+    waiting = [
+        api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
+        for token in (greedy, honest)
+    ]
+    polls = [
+        threading.Thread(
+            target=api.call, args=("GET", f"/leases/{waiting[0]}?wait=60", None, greedy)
+        )
+        for _ in range(8)
+    ]
     for poll in polls:
         poll.start()
-    wait_for(lambda: sum(poll.is_alive() for poll in polls) == 3 == len(api.actions.waiting), what="3 polls that wait")
+    wait_for(
+        lambda: sum(poll.is_alive() for poll in polls) == 3 == len(api.actions.waiting),
+        what="3 polls that wait",
+    )
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{waiting[1]}?wait=60", None, honest)))
+    thread = threading.Thread(
+        target=lambda: found.append(api.call("GET", f"/leases/{waiting[1]}?wait=60", None, honest))
+    )
     thread.start()
     wait_for(lambda: len(api.actions.waiting) == 4, what="the honest poll")
     for lease in held[:2]:
         api.call("DELETE", f"/leases/{lease}", token=greedy)
     for one in (thread, *polls):
         one.join(30)
-    assert [(answer.content["state"], "Retry-After" in answer.headers) for answer in found] == [("held", False)]
-    assert len(api.actions.waiting) == 0 and api.actions.waiting.places.take("greedy"), "the places are free again"
+    assert [(answer.content["state"], "Retry-After" in answer.headers) for answer in found] == [
+        ("held", False)
+    ]
+    assert len(api.actions.waiting) == 0 and api.actions.waiting.places.take("greedy"), (
+        "the places are free again"
+    )
 
 
 def test_poll_ends_at_its_deadline_with_the_lease_as_it_is(api: Api) -> None:
@@ -141,7 +182,9 @@ def test_same_key_gives_the_same_lease_with_a_new_token(api: Api) -> None:
     token, key = api.token(), {"Idempotency-Key": "job-1"}
     first = api.call("POST", "/leases", NEW, token, key)
     second = api.call("POST", "/leases", NEW, token, key)
-    assert (first.status, second.status) == (201, 200) and second.content["id"] == first.content["id"]
+    assert (first.status, second.status) == (201, 200) and second.content["id"] == first.content[
+        "id"
+    ]
     path = f"/leases/{first.content['id']}/renew"
     assert api.call("POST", path, {"for": 4000}, first.content["token"]).status == 401
     assert api.call("POST", path, {"for": 4000}, second.content["token"]).status == 200
@@ -159,9 +202,14 @@ def test_repeated_call_gives_its_lease_although_the_owner_has_as_many_as_allowed
     assert (other.status, other.content["code"]) == (429, "too-many-leases")
 
 
-def test_no_more_leases_wait_than_one_session_should_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_leases_wait_than_one_session_should_own(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.web.actions.waiting.MOST_EXPECTED", 1)
-    held = [api.call("POST", "/leases", NEW, api.token(f"user{number}")).content["id"] for number in range(4)]
+    held = [
+        api.call("POST", "/leases", NEW, api.token(f"user{number}")).content["id"]
+        for number in range(4)
+    ]
     assert api.call("POST", "/leases", {**NEW, "wait": 0}, api.token("bob")).status == 202
     status, content, headers = api.call("POST", "/leases", NEW, api.token("carol"))
     assert (status, content["code"], headers["Retry-After"]) == (503, "busy", "1")
@@ -171,7 +219,9 @@ def test_no_more_leases_wait_than_one_session_should_own(api: Api, monkeypatch: 
 
 
 def interrupt(api: Api, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Let the mirror be incomplete when the threads that hand leases over look at it for the given times."""
+    """Let the mirror be incomplete when the threads that hand leases over look at it for the
+    given times.
+    """
     kind, looks = type(api.launcher.zk), itertools.count()
     synced = kind.synced
 
@@ -184,7 +234,9 @@ def interrupt(api: Api, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
 
 
 @pytest.mark.parametrize("call", range(4))
-def test_lease_is_handed_over_although_the_mirror_was_not_complete(api: Api, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+def test_lease_is_handed_over_although_the_mirror_was_not_complete(
+    api: Api, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
     """The connection is lost before one of the reads on the way to the hand-over."""
     interrupt(api, monkeypatch, call, call + 1)
     waiting, token = api.actions.waiting, api.token()
@@ -196,7 +248,9 @@ def test_lease_is_handed_over_although_the_mirror_was_not_complete(api: Api, mon
 def test_lease_whose_nodes_were_ready_before_it_was_expected_is_handed_over(api: Api) -> None:
     waiting, leases = api.actions.waiting, Leases(api.launcher.zk)
     lease = leases.ask(["fake-label"], Terms("alice", "test"))
-    wait_for(lambda: api.launcher.zk.getCachedRequest(lease.id).state == "fulfilled", what="its nodes")
+    wait_for(
+        lambda: api.launcher.zk.getCachedRequest(lease.id).state == "fulfilled", what="its nodes"
+    )
     waiting.expect(lease.id, 600)
     wait_for(lambda: not waiting.expects(lease.id), what="the hand-over")
     assert len(api.bench.nodes(state=HOLD)) == 1
@@ -221,10 +275,19 @@ def test_hand_over_that_the_connection_has_interrupted_is_repeated_without_furth
     assert losses == [] and len(api.bench.nodes(state=HOLD)) == 1
 
 
-def test_request_that_is_fulfilled_while_it_is_read_is_handed_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror does not show the request; the server shows it as it was before its nodes were ready."""
+def test_request_that_is_fulfilled_while_it_is_read_is_handed_over(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror does not show the request; the server shows it as it was before its nodes were
+    ready.
+    """
     kind, waiting = type(api.launcher.zk), api.actions.waiting
-    cached, read, known, handled = kind.getCachedRequest, kind.getNodeRequest, threading.Event(), threading.Event()
+    cached, read, known, handled = (
+        kind.getCachedRequest,
+        kind.getNodeRequest,
+        threading.Event(),
+        threading.Event(),
+    )
 
     def get_cached(facade: ZooKeeper, request_id: str) -> Any:
         if threading.current_thread().name == "Thread-WebApp" and request_id == "200-0000009999":
@@ -264,7 +327,9 @@ def test_request_that_was_canceled_while_the_mirror_was_not_complete_is_forgotte
     assert (answer.status, answer.content["code"]) == (410, "gone")
 
 
-def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token, run = api.token(), Writer.run
 
     def lose(writer: Writer, txn: Txn, *args: Any) -> Any:
@@ -277,8 +342,14 @@ def test_request_whose_creation_has_an_unknown_outcome_is_withdrawn(api: Api, mo
         patch.setattr(Writer, "run", lose)
         status, content, _ = api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"})
         assert (status, content["code"]) == (503, "no-zookeeper")
-    wait_for(lambda: not api.bench.zk.getNodeRequests(), what="the end of the request that nobody follows")
-    assert api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"}).content["state"] == "held"
+    wait_for(
+        lambda: not api.bench.zk.getNodeRequests(),
+        what="the end of the request that nobody follows",
+    )
+    assert (
+        api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "job-1"}).content["state"]
+        == "held"
+    )
 
 
 @pytest.mark.parametrize("path", ["/leases", "/nodes", "/events?digest=1", "/me"])
@@ -297,8 +368,12 @@ def test_client_of_a_named_proxy_on_this_machine_is_not_on_this_machine(
     assert api.call("GET", path).status == 200
 
 
-def test_slow_issuer_of_job_tokens_occupies_no_web_thread(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client sends job tokens whose keys are being read for long; another one uses the API meanwhile."""
+def test_slow_issuer_of_job_tokens_occupies_no_web_thread(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client sends job tokens whose keys are being read for long; another one uses the API
+    meanwhile.
+    """
     reading = threading.Event()
     monkeypatch.setattr(Keys, "_fetch", lambda _keys: reading.wait(60) and {})
     rule = {"match": {"sub": "*"}, "role": "borrow", "owner": "{sub}"}
@@ -319,7 +394,9 @@ def test_slow_issuer_of_job_tokens_occupies_no_web_thread(api: Api, monkeypatch:
             stop.wait(0.05)
 
     alone = statistics.median(ask() for _ in range(20))
-    threads = [threading.Thread(target=greedy, args=(number,), name="greedy") for number in range(8)]
+    threads = [
+        threading.Thread(target=greedy, args=(number,), name="greedy") for number in range(8)
+    ]
     for thread in threads:
         thread.start()
     wait_for(lambda: len(answers) >= 8, what="the greedy client")
@@ -330,15 +407,20 @@ def test_slow_issuer_of_job_tokens_occupies_no_web_thread(api: Api, monkeypatch:
         reading.set()
         for thread in threads:
             thread.join(20)
-    assert {(answer.status, answer.content["code"], answer.headers.get("Retry-After")) for answer in answers} == {
-        (503, "busy", "1")
-    }
+    assert {
+        (answer.status, answer.content["code"], answer.headers.get("Retry-After"))
+        for answer in answers
+    } == {(503, "busy", "1")}
 
 
 def test_concurrent_calls_with_one_key_give_one_lease(api: Api) -> None:
     token, answers = api.token(), []
     threads = [
-        threading.Thread(target=lambda: answers.append(api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "k"})))
+        threading.Thread(
+            target=lambda: answers.append(
+                api.call("POST", "/leases", NEW, token, {"Idempotency-Key": "k"})
+            )
+        )
         for _ in range(6)
     ]
     for thread in threads:
@@ -358,10 +440,13 @@ def test_lease_token_renews_describes_and_returns_its_own_lease_only(api: Api) -
     assert (described["purpose"], described["notes"]) == ("new", {"runner": 1004})
     assert api.call("GET", path, token=own).status == 200
     for method, other, body in (
-        ("DELETE", f"/leases/{two['id']}", None), ("POST", "/leases", NEW), ("GET", "/leases", None), ("GET", "/nodes", None),
+        ("DELETE", f"/leases/{two['id']}", None),
+        ("POST", "/leases", NEW),
+        ("GET", "/leases", None),
+        ("GET", "/nodes", None),
         ("GET", f"/leases/{two['id']}", None),
         ("DELETE", f"/nodes/{one['nodes'][0]['id']}", None),
-    ):  # fmt: skip
+    ):
         assert api.call(method, other, body, own).status == 403, (method, other)
     assert api.call("DELETE", path, token=own).status == 204
 
@@ -385,15 +470,34 @@ def test_return_is_repeatable(api: Api) -> None:
     assert (answer.status, answer.content["code"]) == (410, "ended")
 
 
-def test_token_of_an_ended_lease_is_for_the_return_of_this_lease_only(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+def test_token_of_an_ended_lease_is_for_the_return_of_this_lease_only(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     first, other = (api.call("POST", "/leases", NEW, api.token()).content for _ in range(2))
     for token in (first["token"], "npl_200-0000009999_invented"):
-        assert api.call("DELETE", f"/leases/{first['id']}", token=token).status == (204 if token == first["token"] else 410)
+        assert api.call("DELETE", f"/leases/{first['id']}", token=token).status == (
+            204 if token == first["token"] else 410
+        )
     with caplog.at_level("INFO", "nodepool.audit"):
-        assert api.call("DELETE", f"/leases/{first['id']}", token=first["token"]).status == 204, "again"
-    [line] = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nodepool.audit"]
-    assert (line["via"], line["target"], line["result"]) == (f"lease:{first['id']}", f"lease {first['id']}", "ok")
-    for path in (f"/leases/{other['id']}", f"/nodes/{other['nodes'][0]['id']}", "/requests/200-0000000001", "/images/a/builds/1"):
+        assert api.call("DELETE", f"/leases/{first['id']}", token=first["token"]).status == 204, (
+            "again"
+        )
+    [line] = [
+        json.loads(record.getMessage())
+        for record in caplog.records
+        if record.name == "nodepool.audit"
+    ]
+    assert (line["via"], line["target"], line["result"]) == (
+        f"lease:{first['id']}",
+        f"lease {first['id']}",
+        "ok",
+    )
+    for path in (
+        f"/leases/{other['id']}",
+        f"/nodes/{other['nodes'][0]['id']}",
+        "/requests/200-0000000001",
+        "/images/a/builds/1",
+    ):
         for token in (first["token"], "npl_200-0000009999_invented"):
             answer = api.call("DELETE", path, token=token)
             assert (answer.status, answer.content["code"]) == (410, "ended"), path
@@ -406,34 +510,56 @@ def test_others_neither_change_a_lease_nor_see_its_notes(api: Api) -> None:
     bob, operator = api.token("bob"), api.token("carol", Role.OPERATE)
     for method, body in (("DELETE", None), ("PATCH", {"purpose": "mine"})):
         answer = api.call(method, path, body, bob)
-        assert (answer.status, answer.content["code"]) == (403, "not-allowed") and "alice" in answer.content["detail"]
+        assert (answer.status, answer.content["code"]) == (
+            403,
+            "not-allowed",
+        ) and "alice" in answer.content["detail"]
     assert api.call("GET", path, token=bob).content["notes"] == {}
     assert api.call("GET", path, token=operator).content["notes"] == {"job": 7}
     assert api.call("DELETE", path, token=operator).status == 204
 
 
 def test_autohold_belongs_to_no_caller_who_has_the_name_in_its_record(api: Api) -> None:
-    node = api.bench.ready_node("p", "main", "a", state=HOLD, hold_job="acme project job", hold_expiration=600)
+    node = api.bench.ready_node(
+        "p", "main", "a", state=HOLD, hold_job="acme project job", hold_expiration=600
+    )
     path = f"/leases/node-{node.id}"
     assert api.call("GET", path, token=api.token("zuul")).content["owner"] == "zuul"
     assert api.call("DELETE", path, token=api.token("zuul")).status == 403
     assert api.call("DELETE", path, token=api.token("carol", Role.OPERATE)).status == 204
 
 
-@pytest.mark.parametrize("change, code", [
-    ({"labels": ["other"]}, "not-allowed"), ({"tenant": "else"}, "not-allowed"), ({"priority": "100"}, "not-allowed"),
-    ({"for": 7201}, "cap"),
-])  # fmt: skip
-def test_lease_beyond_what_the_token_allows_is_refused(api: Api, change: dict[str, Any], code: str) -> None:
-    answer = api.call("POST", "/leases", {**NEW, **change}, api.token(labels=("fake-*",), tenant="acme", longest=7200.0))
+@pytest.mark.parametrize(
+    "change, code",
+    [
+        ({"labels": ["other"]}, "not-allowed"),
+        ({"tenant": "else"}, "not-allowed"),
+        ({"priority": "100"}, "not-allowed"),
+        ({"for": 7201}, "cap"),
+    ],
+)
+def test_lease_beyond_what_the_token_allows_is_refused(
+    api: Api, change: dict[str, Any], code: str
+) -> None:
+    answer = api.call(
+        "POST",
+        "/leases",
+        {**NEW, **change},
+        api.token(labels=("fake-*",), tenant="acme", longest=7200.0),
+    )
     assert (answer.status, answer.content["code"]) == (403, code)
     assert api.bench.zk.getNodeRequests() == []
 
 
 def test_label_that_may_not_be_leased_is_refused(api: Api) -> None:
-    answer = api.call("POST", "/leases", {**NEW, "labels": ["zuul-only"]}, api.token(role=Role.ADMIN))
+    answer = api.call(
+        "POST", "/leases", {**NEW, "labels": ["zuul-only"]}, api.token(role=Role.ADMIN)
+    )
     assert (answer.status, answer.content["code"]) == (403, "not-allowed")
-    assert answer.content["detail"] == "label zuul-only may not be leased (lease: false in its configuration)"
+    assert (
+        answer.content["detail"]
+        == "label zuul-only may not be leased (lease: false in its configuration)"
+    )
 
 
 def test_lease_that_nobody_polls_is_handed_over_when_its_node_is_ready(api: Api) -> None:
@@ -443,7 +569,13 @@ def test_lease_that_nobody_polls_is_handed_over_when_its_node_is_ready(api: Api)
     assert waiting.status == 202
     api.bench.wait_request(waiting.content["id"], "requested", "pending")
     assert api.call("DELETE", f"/leases/{held[0]['id']}", token=token).status == 204
-    wait_for(lambda: any(node.allocated_to == waiting.content["id"] for node in api.bench.nodes(state=HOLD)), 30, "it is held")
+    wait_for(
+        lambda: any(
+            node.allocated_to == waiting.content["id"] for node in api.bench.nodes(state=HOLD)
+        ),
+        30,
+        "it is held",
+    )
 
 
 def test_poll_of_a_held_lease_is_answered_when_it_is_returned(api: Api) -> None:
@@ -458,9 +590,14 @@ def test_poll_of_a_held_lease_is_answered_when_it_is_returned(api: Api) -> None:
     assert time.monotonic() - began < limit(20)
 
 
-def test_poll_is_answered_although_its_lease_changed_before_it_waited(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_is_answered_although_its_lease_changed_before_it_waited(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token, waiting = api.token(), api.actions.waiting
-    path, changed = f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}", waiting.changed
+    path, changed = (
+        f"/leases/{api.call('POST', '/leases', NEW, token).content['id']}",
+        waiting.changed,
+    )
 
     def end(lease_id: str) -> None:
         assert api.call("DELETE", path, token=token).status == 204
@@ -497,9 +634,11 @@ def test_limits_of_a_token_are_kept(api: Api) -> None:
     lease = api.call("POST", "/leases", NEW, token).content
     assert lease["tenant"] == "acme"
     for change, code in (
-        ({"labels": ["other"]}, "not-allowed"), ({"tenant": "else"}, "not-allowed"), ({"for": 7201}, "cap"),
+        ({"labels": ["other"]}, "not-allowed"),
+        ({"tenant": "else"}, "not-allowed"),
+        ({"for": 7201}, "cap"),
         ({"priority": "100"}, "not-allowed"),
-    ):  # fmt: skip
+    ):
         answer = api.call("POST", "/leases", {**NEW, **change}, token)
         assert (answer.status, answer.content["code"]) == (403, code), change
     answer = api.call("POST", f"/leases/{lease['id']}/renew", {"for": 7201}, token)
@@ -509,14 +648,30 @@ def test_limits_of_a_token_are_kept(api: Api) -> None:
     assert (answer.status, answer.content["code"]) == (429, "too-many-leases")
 
 
-@pytest.mark.parametrize("change, place", [
-    ({"labels": []}, "labels"), ({"labels": ["x"] * 21}, "labels"), ({"labels": "fake-label"}, "labels"), ({"for": 59}, "for"),
-    ({"for": 1e3}, "for"), ({"for": True}, "for"), ({"for": 10**30}, "for"), ({"wait": 61}, "wait"), ({"wait": -1}, "wait"),
-    ({"purpose": "a\nb"}, "purpose"), ({"purpose": "x" * 201}, "purpose"), ({"unknown": 1}, "unknown"),
-    ({"notes": {"a": "x" * 1100}}, "notes"), ({"notes": {"a": {}}}, "notes"), ({"priority": "1"}, "priority"),
-    ({"labels": ["no-such-label"]}, "no-such-label"),
-])  # fmt: skip
-def test_invalid_bodies_are_refused_with_the_place(api: Api, change: dict[str, Any], place: str) -> None:
+@pytest.mark.parametrize(
+    "change, place",
+    [
+        ({"labels": []}, "labels"),
+        ({"labels": ["x"] * 21}, "labels"),
+        ({"labels": "fake-label"}, "labels"),
+        ({"for": 59}, "for"),
+        ({"for": 1e3}, "for"),
+        ({"for": True}, "for"),
+        ({"for": 10**30}, "for"),
+        ({"wait": 61}, "wait"),
+        ({"wait": -1}, "wait"),
+        ({"purpose": "a\nb"}, "purpose"),
+        ({"purpose": "x" * 201}, "purpose"),
+        ({"unknown": 1}, "unknown"),
+        ({"notes": {"a": "x" * 1100}}, "notes"),
+        ({"notes": {"a": {}}}, "notes"),
+        ({"priority": "1"}, "priority"),
+        ({"labels": ["no-such-label"]}, "no-such-label"),
+    ],
+)
+def test_invalid_bodies_are_refused_with_the_place(
+    api: Api, change: dict[str, Any], place: str
+) -> None:
     answer = api.call("POST", "/leases", {**NEW, **change}, api.token())
     assert answer.status == 422 and place in answer.content["detail"], answer
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -531,7 +686,9 @@ def test_names_that_cannot_exist_are_not_found(api: Api, name: str) -> None:
     assert api.call("DELETE", "/leases/x", token=f"npl_{name}_secret").status == 410
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 60000, b'{"labels": ["\\ud800"]}', b"1" * 1000])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b"\xff", b"[" * 60000, b'{"labels": ["\\ud800"]}', b"1" * 1000]
+)
 def test_hostile_json_is_refused(api: Api, data: bytes) -> None:
     assert api.call("POST", "/leases", data, api.token()).status == 422
 
@@ -572,8 +729,13 @@ def test_operators_hold_and_delete_nodes(api: Api) -> None:
     held = api.call("POST", path + "/hold", {"for": 600, "purpose": "look"}, operator)
     assert (held.status, held.content["owner"], held.content["state"]) == (201, "carol", "held")
     answer = api.call("DELETE", path, token=operator)
-    assert (answer.status, answer.content["code"]) == (409, "leased") and "carol" in answer.content["detail"]
-    assert api.call("DELETE", path + "?force=true", token=operator).content == {"node": node.id, "state": DELETING}
+    assert (answer.status, answer.content["code"]) == (409, "leased") and "carol" in answer.content[
+        "detail"
+    ]
+    assert api.call("DELETE", path + "?force=true", token=operator).content == {
+        "node": node.id,
+        "state": DELETING,
+    }
     api.bench.wait_gone(node.id)
     assert api.call("DELETE", path, token=operator).status == 404
 
@@ -589,13 +751,21 @@ def test_operators_build_pause_and_resume_images_and_delete_uploads(api: Api) ->
     assert api.call("POST", "/images/fake-image/resume", token=operator).status == 200
     assert not zk.getImagePaused("fake-image")
     assert api.call("POST", "/images/none/build", token=operator).status == 404
-    path = f"/images/fake-image/builds/{upload.build_id}/providers/fake-provider/uploads/{upload.id}"
+    path = (
+        f"/images/fake-image/builds/{upload.build_id}/providers/fake-provider/uploads/{upload.id}"
+    )
     assert api.call("DELETE", path, token=api.token()).status == 403
     assert api.call("DELETE", path, token=operator).status == 202
-    assert zk.getImageUpload("fake-image", upload.build_id, "fake-provider", upload.id).state == DELETING
+    assert (
+        zk.getImageUpload("fake-image", upload.build_id, "fake-provider", upload.id).state
+        == DELETING
+    )
     path = f"/images/fake-image/builds/{upload.build_id}"
     assert api.call("DELETE", path, token=api.token()).status == 403
-    assert api.call("DELETE", path, token=operator).content == {"build": f"fake-image/{upload.build_id}", "state": DELETING}
+    assert api.call("DELETE", path, token=operator).content == {
+        "build": f"fake-image/{upload.build_id}",
+        "state": DELETING,
+    }
     assert zk.getBuild("fake-image", upload.build_id).state == DELETING
     assert api.call("DELETE", f"{path}0", token=operator).content["code"] == "not-found"
 
@@ -624,32 +794,48 @@ def test_canceled_request_ends_the_wait(api: Api) -> None:
     for _ in range(4):
         api.call("POST", "/leases", NEW, token)
     waiting = api.call("POST", "/leases", {**NEW, "wait": 0}, token).content["id"]
-    poll = threading.Thread(target=lambda: found.append(api.call("GET", f"/leases/{waiting}?wait=60", token=token)))
+    poll = threading.Thread(
+        target=lambda: found.append(api.call("GET", f"/leases/{waiting}?wait=60", token=token))
+    )
     poll.start()
     wait_for(lambda: len(api.actions.waiting) == 1, what="a long poll")
-    assert api.call("DELETE", f"/requests/{waiting}", token=api.token("carol", Role.OPERATE)).status == 204
+    assert (
+        api.call("DELETE", f"/requests/{waiting}", token=api.token("carol", Role.OPERATE)).status
+        == 204
+    )
     poll.join(30)
     assert [(answer.status, answer.content["code"]) for answer in found] == [(410, "gone")]
 
 
-def test_audit_log_names_caller_action_object_and_result(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_names_caller_action_object_and_result(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     token = api.token()
     with caplog.at_level("INFO", "nodepool.audit"):
         lease = api.call("POST", "/leases", NEW, token).content
         api.call("DELETE", f"/leases/{lease['id']}", token=token)
         api.call("DELETE", "/nodes/0000000001", token=token)
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "nodepool.audit"]
+    lines = [
+        json.loads(record.getMessage())
+        for record in caplog.records
+        if record.name == "nodepool.audit"
+    ]
     seen = [(line["owner"], line["action"], line["target"], line["result"]) for line in lines]
     assert seen == [
-        ("alice", "create", f"lease {lease['id']}", "ok"), ("alice", "give-back", f"lease {lease['id']}", "ok"),
+        ("alice", "create", f"lease {lease['id']}", "ok"),
+        ("alice", "give-back", f"lease {lease['id']}", "ok"),
         ("alice", "delete", "node 0000000001", "not-allowed"),
-    ]  # fmt: skip
+    ]
     assert lease["token"] not in caplog.text and token not in caplog.text
     assert {"action"} <= {event["type"] for event in api.launcher.feed.since(0)[0]}
 
 
 def test_openapi_document_describes_every_call(api: Api) -> None:
     document = api.call("GET", "/openapi.json").content
-    calls = {(method.upper(), path.removeprefix("/api/v1")) for path, item in document["paths"].items() for method in item}
+    calls = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, item in document["paths"].items()
+        for method in item
+    }
     assert calls == {(route.method, route.path) for route in api.actions.table.routes}
     assert document["components"]["schemas"]["NewLease"]["required"] == ["labels"]

@@ -1,4 +1,6 @@
-"""Certificates of leases: a real ssh-keygen, and a real sshd that the image element has configured."""
+"""Certificates of leases: a real ssh-keygen, and a real sshd that the image element has
+configured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.support.launcher import LauncherBench
 from tests.support.ports import reserve
 
 HOOK = REPOSITORY / "etc" / "elements" / "nodepool-ssh-ca" / "install.d" / "60-nodepool-ssh-ca"
-#: A machine with its own host name and /etc/ssh: the element is installed, and sshd runs with the files that it wrote.
+#: A machine with its own host name and /etc/ssh: the element is installed, and sshd runs with the
+#: files that it wrote.
 MACHINE = """
 set -eu
 hostname elsewhere
@@ -44,7 +47,11 @@ exec /usr/sbin/sshd -D -e
 
 def keygen(path: pathlib.Path) -> str:
     """Create a key pair; return the public key without comment."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True, timeout=30)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)],
+        check=True,
+        timeout=30,
+    )
     return " ".join(pathlib.Path(f"{path}.pub").read_text().split()[:2])
 
 
@@ -58,16 +65,26 @@ def held(ends: float | None, *node_ids: str, owner: str = "alice") -> Lease:
     return Lease("200-0000000001", LeaseState.HELD, Terms(owner, "test"), ("x",), nodes, ends)
 
 
-def test_certificate_names_the_nodes_and_ends_with_the_lease(ca: tuple[str, str], tmp_path: pathlib.Path) -> None:
+def test_certificate_names_the_nodes_and_ends_with_the_lease(
+    ca: tuple[str, str], tmp_path: pathlib.Path
+) -> None:
     lease = held(time.time() + 3600, "0000000001", "0000000002", owner="acme/site -n evil")
     path = tmp_path / "id-cert.pub"
     path.write_text(certificates.sign(ca[0], keygen(tmp_path / "id"), lease, cluster="3f0c"))
-    shown = subprocess.run(["ssh-keygen", "-L", "-f", str(path)], capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(
+        ["ssh-keygen", "-L", "-f", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
     assert 'Key ID: "lease 200-0000000001 acme/site?-n?evil cluster 3f0c"' in shown
     assert int(shown.partition("Serial:")[2].split()[0]) > 0
     principals = shown.partition("Principals:")[2].partition("Critical")[0].split()
     assert principals == ["np0000000001", "np0000000002"]
-    end = time.mktime(time.strptime(shown.partition(" to ")[2].partition("\n")[0].strip(), "%Y-%m-%dT%H:%M:%S"))
+    end = time.mktime(
+        time.strptime(shown.partition(" to ")[2].partition("\n")[0].strip(), "%Y-%m-%dT%H:%M:%S")
+    )
     assert end == pytest.approx(lease.ends, abs=5)
 
 
@@ -91,13 +108,19 @@ def test_text_that_is_not_a_key_is_refused(ca: tuple[str, str], key: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["{key}\n{key}", "no-pty {key}", "{key}\n# a line"])
-def test_key_with_options_or_further_lines_is_refused(ca: tuple[str, str], tmp_path: pathlib.Path, text: str) -> None:
+def test_key_with_options_or_further_lines_is_refused(
+    ca: tuple[str, str], tmp_path: pathlib.Path, text: str
+) -> None:
     with pytest.raises(LeaseError, match="must be one line"):
-        certificates.sign(ca[0], text.format(key=keygen(tmp_path / "id")), held(time.time() + 60, "0000000001"))
+        certificates.sign(
+            ca[0], text.format(key=keygen(tmp_path / "id")), held(time.time() + 60, "0000000001")
+        )
 
 
 @pytest.mark.parametrize("ends", [None, 1.0])
-def test_ended_lease_gets_no_certificate(ca: tuple[str, str], tmp_path: pathlib.Path, ends: float | None) -> None:
+def test_ended_lease_gets_no_certificate(
+    ca: tuple[str, str], tmp_path: pathlib.Path, ends: float | None
+) -> None:
     with pytest.raises(LeaseError, match="has ended"):
         certificates.sign(ca[0], keygen(tmp_path / "id"), held(ends, "0000000001"))
 
@@ -115,10 +138,14 @@ class Machine:
         keygen(folder / "host_key")
         script = MACHINE.format(folder=folder, public=public, hook=HOOK, port=self.port)
         self.log = (folder / "sshd.log").open("wb")
-        self.process = subprocess.Popen(["unshare", "--mount", "--uts", "bash", "-c", script], stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(
+            ["unshare", "--mount", "--uts", "bash", "-c", script], stdout=self.log, stderr=self.log
+        )
 
     def rename(self, name: str) -> None:
-        subprocess.run(["nsenter", "-t", str(self.process.pid), "-u", "hostname", name], check=True, timeout=30)
+        subprocess.run(
+            ["nsenter", "-t", str(self.process.pid), "-u", "hostname", name], check=True, timeout=30
+        )
 
     def stop(self) -> None:
         self.process.terminate()
@@ -136,7 +163,9 @@ def machine(tmp_path: pathlib.Path, ca: tuple[str, str]) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def pool_with_ca(bench: LauncherBench, machine: Machine, ca: tuple[str, str], tmp_path: pathlib.Path) -> Iterator[Pool]:
+def pool_with_ca(
+    bench: LauncherBench, machine: Machine, ca: tuple[str, str], tmp_path: pathlib.Path
+) -> Iterator[Pool]:
     node = {
         "name": "127.0.0.1",
         "labels": ["small"],
@@ -146,8 +175,10 @@ def pool_with_ca(bench: LauncherBench, machine: Machine, ca: tuple[str, str], tm
     }
     entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}
     config: dict[str, Any] = {
-        "labels": [{"name": "small"}], "providers": [entry], "access": {"certificates": {"key": ca[0], "public": ca[1]}},
-    }  # fmt: skip
+        "labels": [{"name": "small"}],
+        "providers": [entry],
+        "access": {"certificates": {"key": ca[0], "public": ca[1]}},
+    }
     api = Api(bench, bench.start(config), tmp_path)
     try:
         yield Pool(api.url, api.token())
@@ -155,10 +186,14 @@ def pool_with_ca(bench: LauncherBench, machine: Machine, ca: tuple[str, str], tm
         api.app.stop()
 
 
-def test_certificate_opens_the_nodes_of_its_lease_and_no_other(pool_with_ca: Pool, machine: Machine) -> None:
+def test_certificate_opens_the_nodes_of_its_lease_and_no_other(
+    pool_with_ca: Pool, machine: Machine
+) -> None:
     with pool_with_ca.lease("small", wait="60s") as lease:
         machine.rename(f"np{lease.nodes[0].id}.example.org")
-        assert lease.run("uname -n", check=True).stdout.startswith(f"np{lease.nodes[0].id}".encode())
+        assert lease.run("uname -n", check=True).stdout.startswith(
+            f"np{lease.nodes[0].id}".encode()
+        )
     with pool_with_ca.lease("small", wait="60s") as lease:
         machine.rename("np9999999999")
         with pytest.raises(NodepoolError, match="Permission denied"):

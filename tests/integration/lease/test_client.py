@@ -47,18 +47,25 @@ def test_lease_is_returned_after_an_error_in_the_block(pool: Pool) -> None:
     wait_for(lambda: pool.leases() == [], what="the lease returned")
 
 
-def test_attached_lease_is_renewed_while_the_program_lives(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_lease_is_renewed_while_the_program_lives(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "RENEW_EVERY", 0.1)
     lease = api.pool().lease("fake-label")
     wait_for(lambda: lease.refresh().renewed >= 3, what="three renewals")
     lease.give_back()
-    wait_for(lambda: f"lease-{lease.id}" not in {thread.name for thread in threading.enumerate()}, what="the thread ended")
+    wait_for(
+        lambda: f"lease-{lease.id}" not in {thread.name for thread in threading.enumerate()},
+        what="the thread ended",
+    )
 
 
 def test_detached_lease_has_the_given_end_and_is_found_by_others(api: Api) -> None:
     pool = api.pool()
     lease = pool.lease("fake-label", for_="4h", key="job-1", notes={"runner": 1})
-    assert lease.ends is not None and 4 * 3600 - 60 < lease.ends.timestamp() - time.time() <= 4 * 3600
+    assert (
+        lease.ends is not None and 4 * 3600 - 60 < lease.ends.timestamp() - time.time() <= 4 * 3600
+    )
     assert pool.lease("fake-label", for_="4h", key="job-1").id == lease.id
     with pytest.raises(NotAllowed):
         Pool(api.url, f"npl_{lease.id}_wrong").get(lease.id)
@@ -113,9 +120,15 @@ def test_deleted_node_ends_an_attached_lease(api: Api, monkeypatch: pytest.Monke
 def test_end_of_the_program_returns_its_leases(api: Api, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "from nodepool.client import Pool\nlease = Pool().lease('fake-label')\nprint(lease.id, flush=True)\ninput()\n"
+        "from nodepool.client import Pool\nlease = Pool().lease('fake-label')\nprint(lease.id, "
+        "flush=True)\ninput()\n"
     )
-    environment = {**os.environ, "NODEPOOL_URL": api.url, "NODEPOOL_TOKEN": api.token(), "PYTHONPATH": str(REPOSITORY)}
+    environment = {
+        **os.environ,
+        "NODEPOOL_URL": api.url,
+        "NODEPOOL_TOKEN": api.token(),
+        "PYTHONPATH": str(REPOSITORY),
+    }
 
     def started() -> Any:
         process = subprocess.Popen(
@@ -128,7 +141,10 @@ def test_end_of_the_program_returns_its_leases(api: Api, tmp_path: pathlib.Path)
         assert process.stdout is not None and process.stdout.readline().startswith(b"200-")
         return process
 
-    for end in (lambda process: process.stdin.write(b"\n"), lambda process: process.send_signal(signal.SIGINT)):
+    for end in (
+        lambda process: process.stdin.write(b"\n"),
+        lambda process: process.send_signal(signal.SIGINT),
+    ):
         with started() as process:
             assert len(api.bench.nodes(state=HOLD)) == 1
             end(process)
@@ -145,9 +161,19 @@ def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
 def test_client_needs_nothing_but_the_standard_library() -> None:
     for name, own in (("client", {"nodepool"}), ("ssh", set())):
         tree = ast.parse((REPOSITORY / "nodepool" / f"{name}.py").read_text())
-        modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        modules = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names) | own
-    program = "import sys, nodepool.client; print(*(name for name in sys.modules if name.startswith('nodepool')))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    program = (
+        "import sys, nodepool.client; print(*(name for name in sys.modules if "
+        "name.startswith('nodepool')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
     assert set(done.stdout.split()) == {"nodepool", "nodepool.client", "nodepool.ssh"}

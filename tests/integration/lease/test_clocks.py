@@ -1,4 +1,6 @@
-"""Clocks that differ, and a ZooKeeper that was restored from an old copy (spec: lease, section 5)."""
+"""Clocks that differ, and a ZooKeeper that was restored from an old copy (spec: lease, section
+5).
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,22 @@ SKEWS = [60, -60]
 DAY = 86400.0
 #: What is no time and no number of seconds; JSON readers accept the last ones.
 NONSENSE: list[Any] = [
-    -5, -1e300, None, "", "soon", True, [], {}, 0, 1e300, 9.9e10, 10**400, float("inf"), float("-inf"), float("nan")
-]  # fmt: skip
+    -5,
+    -1e300,
+    None,
+    "",
+    "soon",
+    True,
+    [],
+    {},
+    0,
+    1e300,
+    9.9e10,
+    10**400,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+]
 #: Of leases that no ZooKeeper of a test comes to.
 _numbers = itertools.count(900_000_000)
 
@@ -48,11 +64,23 @@ class Clock:
         return time.time() + self._skew
 
 
-def stored(bench: LauncherBench, ends: float, terms: Terms = ALICE, seconds: int = 120, **values: Any) -> tuple[str, str]:
+def stored(
+    bench: LauncherBench, ends: float, terms: Terms = ALICE, seconds: int = 120, **values: Any
+) -> tuple[str, str]:
     """Write a held node whose lease ends that many seconds from now; return the ids of both."""
     lease_id = f"200-{next(_numbers):010}"
-    node = bench.ready_node("fake-provider", "main", "fake-label", state=HOLD, allocated_to=lease_id, user_data=terms.stored())
-    bench.zuul.write_node(node.id, **{"hold_expiration": seconds, "state_time": time.time() + ends - seconds, **values})
+    node = bench.ready_node(
+        "fake-provider",
+        "main",
+        "fake-label",
+        state=HOLD,
+        allocated_to=lease_id,
+        user_data=terms.stored(),
+    )
+    bench.zuul.write_node(
+        node.id,
+        **{"hold_expiration": seconds, "state_time": time.time() + ends - seconds, **values},
+    )
     return lease_id, node.id
 
 
@@ -76,7 +104,12 @@ def refused(reason: Reason, call: Callable[[], object]) -> str:
 def shown(bench: LauncherBench, capsys: pytest.CaptureFixture[str], *args: str) -> str:
     """Return what ``nodepool lease`` prints."""
     capsys.readouterr()
-    assert nodepoolcmd.main(["-c", bench.config({"labels": [], "providers": []}, "other.yaml"), "lease", *args]) == 0
+    assert (
+        nodepoolcmd.main(
+            ["-c", bench.config({"labels": [], "providers": []}, "other.yaml"), "lease", *args]
+        )
+        == 0
+    )
     return capsys.readouterr().out
 
 
@@ -84,7 +117,9 @@ def shown(bench: LauncherBench, capsys: pytest.CaptureFixture[str], *args: str) 
 
 
 @pytest.mark.parametrize("skew", SKEWS)
-def test_end_differs_by_exactly_the_skew_of_the_asker(api: Api, skew: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_differs_by_exactly_the_skew_of_the_asker(
+    api: Api, skew: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench, asker = api.bench, Leases(api.bench.zk, lambda: time.time() + skew)
     lease_id = asker.ask(["fake-label"], ALICE).id
     bench.wait_request(lease_id, "fulfilled")
@@ -92,7 +127,9 @@ def test_end_differs_by_exactly_the_skew_of_the_asker(api: Api, skew: int, capsy
     lease = asker.hand_over(lease_id, 120)
     assert lease.ends is not None and earliest <= lease.ends <= time.time() + 120 + skew
     view = api.call("GET", f"/leases/{lease_id}", token=api.token()).content
-    assert datetime.datetime.fromisoformat(view["ends"]).timestamp() == pytest.approx(lease.ends, abs=0.001)
+    assert datetime.datetime.fromisoformat(view["ends"]).timestamp() == pytest.approx(
+        lease.ends, abs=0.001
+    )
     text = shown(bench, capsys, "show", lease_id)
     assert "Ends in: 2 min 5" in text if skew > 0 else "Ends in: 5" in text, text
     # The launcher ends it by its own clock; time is moved until three seconds before.
@@ -119,7 +156,9 @@ def test_launcher_renews_what_an_asker_with_another_clock_has_leased(api: Api, s
 
 @pytest.mark.parametrize("skew", [*SKEWS, 0])
 @pytest.mark.parametrize("left", [-30.0, 0.0, 14.9, 15.1, 74.9, 75.1, 110.0])
-def test_renewal_is_granted_or_too_late_by_the_clock_of_its_caller(bench: LauncherBench, skew: int, left: float) -> None:
+def test_renewal_is_granted_or_too_late_by_the_clock_of_its_caller(
+    bench: LauncherBench, skew: int, left: float
+) -> None:
     lease_id, node_id = stored(bench, left)
     before = bench.zuul.node(node_id)
     end = before["state_time"] + before["hold_expiration"]
@@ -134,13 +173,20 @@ def test_renewal_is_granted_or_too_late_by_the_clock_of_its_caller(bench: Launch
     after = bench.zuul.node(node_id)
     wanted = max(end, now + 60)
     assert renewed.ends is not None and wanted - 1 <= renewed.ends <= wanted + 1e-3
-    assert renewed.ends >= end and after["state_time"] == before["state_time"] and after["state"] == HOLD
+    assert (
+        renewed.ends >= end
+        and after["state_time"] == before["state_time"]
+        and after["state"] == HOLD
+    )
     assert renewed.ends == after["state_time"] + after["hold_expiration"]
 
 
 @pytest.mark.parametrize("skew", [*SKEWS, 86400])
 def test_command_shows_no_negative_time_on_a_machine_whose_clock_differs(
-    bench: LauncherBench, skew: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: LauncherBench,
+    skew: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lease_id, _node_id = stored(bench, 50)
     monkeypatch.setattr(command, "time", Clock(skew))
@@ -165,7 +211,9 @@ def test_operator_is_told_the_end_of_an_overdue_lease_without_a_negative_time(ap
     _lease_id, node_id = stored(api.bench, -DAY, provider="away")
     answer = api.call("DELETE", f"/nodes/{node_id}", token=api.token("carol", Role.OPERATE))
     assert (answer.status, answer.content["code"]) == (409, "leased")
-    assert "-" not in answer.content["detail"].partition("leased")[2].partition(";")[0], answer.content["detail"]
+    assert "-" not in answer.content["detail"].partition("leased")[2].partition(";")[0], (
+        answer.content["detail"]
+    )
 
 
 class SkewedClock:
@@ -189,7 +237,9 @@ def skewed(bench: LauncherBench, skew: float) -> tuple[Any, SkewedClock]:
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_launcher_whose_clock_is_ahead_does_not_end_what_its_holder_renews(bench: LauncherBench, steps: bool) -> None:
+def test_launcher_whose_clock_is_ahead_does_not_end_what_its_holder_renews(
+    bench: LauncherBench, steps: bool
+) -> None:
     pool, clock = skewed(bench, 0 if steps else 300)
     asker = Leases(bench.zk)
     lease_id = asker.ask(["fake-label"], ALICE).id
@@ -202,24 +252,34 @@ def test_launcher_whose_clock_is_ahead_does_not_end_what_its_holder_renews(bench
     assert asker.renew(lease_id, 120).terms.renewed == 1
     assert bench.zuul.node(node.id or "")["state"] == HOLD and other != lease_id
     [problem] = [problem for problem in pool.problems() if "clock" in problem.text]
-    assert re.search(r"is (299|300) s ahead of that of ZooKeeper", problem.text) and "NTP" in problem.help
+    assert (
+        re.search(r"is (299|300) s ahead of that of ZooKeeper", problem.text)
+        and "NTP" in problem.help
+    )
 
 
-def test_clock_that_is_behind_is_a_problem_and_one_that_is_right_is_none(bench: LauncherBench) -> None:
+def test_clock_that_is_behind_is_a_problem_and_one_that_is_right_is_none(
+    bench: LauncherBench,
+) -> None:
     pool, clock = skewed(bench, -60)
     assert re.search(r"is (59|60|61) s behind that of ZooKeeper", str(pool.problems()))
     clock.skew = 0
     assert "clock" not in str(pool.problems())
 
 
-def test_client_whose_clock_is_ahead_is_a_problem(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client_whose_clock_is_ahead_is_a_problem(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str]
+) -> None:
     bench.start(config(provider()))
     _lease_id, node_id = stored(bench, 3600, state_time=time.time() + 90)
     path = bench.config({"labels": [], "providers": []}, "other.yaml")
     capsys.readouterr()
     assert nodepoolcmd.main(["-c", path, "problem-list"]) in (0, 1)
     text = " ".join(capsys.readouterr().out.split())
-    assert f"node {node_id} was leased by a client whose clock is 1 min" in text and "ahead of that of ZooKeeper" in text
+    assert (
+        f"node {node_id} was leased by a client whose clock is 1 min" in text
+        and "ahead of that of ZooKeeper" in text
+    )
 
 
 # -- ZooKeeper is restored from an old copy
@@ -244,7 +304,18 @@ def test_launcher_deletes_overdue_leases_of_a_restored_copy_and_keeps_the_others
 
 
 @pytest.mark.parametrize(
-    "place", ["state_time", "hold_expiration", "created", "size", "renewed", "key", "longest", "notes", "owner"]
+    "place",
+    [
+        "state_time",
+        "hold_expiration",
+        "created",
+        "size",
+        "renewed",
+        "key",
+        "longest",
+        "notes",
+        "owner",
+    ],
 )
 def test_nonsense_in_one_record_harms_no_other_lease(
     bench: LauncherBench, tmp_path: pathlib.Path, place: str, capsys: pytest.CaptureFixture[str]
@@ -254,14 +325,18 @@ def test_nonsense_in_one_record_harms_no_other_lease(
             stored(bench, 3600, **{place: value})
         else:
             terms = ALICE.stored()
-            terms["lease"][place] = {"job": value} if place == "notes" and not isinstance(value, dict) else value
+            terms["lease"][place] = (
+                {"job": value} if place == "notes" and not isinstance(value, dict) else value
+            )
             stored(bench, 3600, user_data=terms)
     (_, overdue), (living, living_node) = stored(bench, -DAY), stored(bench, 3600)
     with served(bench, tmp_path) as api:
         bench.wait_gone(overdue, timeout=30)
         token, pool = api.token(), api.pool("bob")
         answer = api.call("GET", "/leases", token=token)
-        assert answer.status == 200 and living in {lease["id"] for lease in answer.content["leases"]}, answer
+        assert answer.status == 200 and living in {
+            lease["id"] for lease in answer.content["leases"]
+        }, answer
         assert living in shown(bench, capsys, "list")
         assert api.call("POST", f"/leases/{living}/renew", {"for": 7200}, token).status == 200
         lease: Any = pool.lease("fake-label", for_=600, key="job-1", wait=60)
@@ -274,7 +349,9 @@ def test_nonsense_in_one_record_harms_no_other_lease(
         bench.wait_gone(living_node, timeout=30)
 
 
-@pytest.mark.parametrize("values", [{"state_time": 9.9e10}, {"hold_expiration": 9.9e10}, {"hold_expiration": 1e300}])
+@pytest.mark.parametrize(
+    "values", [{"state_time": 9.9e10}, {"hold_expiration": 9.9e10}, {"hold_expiration": 1e300}]
+)
 def test_end_in_thousands_of_years_stops_no_launcher(
     bench: LauncherBench, tmp_path: pathlib.Path, values: dict[str, float]
 ) -> None:
@@ -289,16 +366,21 @@ def test_end_in_thousands_of_years_stops_no_launcher(
 
 
 @pytest.mark.parametrize("left", [-30 * DAY, -1.0, 600.0])
-def test_key_gives_a_new_lease_if_its_lease_has_ended_although_it_is_still_stored(bench: LauncherBench, left: float) -> None:
+def test_key_gives_a_new_lease_if_its_lease_has_ended_although_it_is_still_stored(
+    bench: LauncherBench, left: float
+) -> None:
     old, _ = stored(bench, left, Terms("alice", "token:alice", key="job-1"))
     lease: Lease = Leases(bench.zk).ask(["fake-label"], Terms("alice", "token:alice", key="job-1"))
     assert (lease.id == old) == (left > 0)
 
 
-def test_key_that_is_repeated_after_the_restore_gives_the_lease_that_lives(bench: LauncherBench, tmp_path: pathlib.Path) -> None:
+def test_key_that_is_repeated_after_the_restore_gives_the_lease_that_lives(
+    bench: LauncherBench, tmp_path: pathlib.Path
+) -> None:
     old = {
-        left: stored(bench, left, Terms("alice", "token:alice", key=f"job{left}"))[0] for left in (-DAY, 3600.0)
-    }  # fmt: skip
+        left: stored(bench, left, Terms("alice", "token:alice", key=f"job{left}"))[0]
+        for left in (-DAY, 3600.0)
+    }
     with served(bench, tmp_path) as api:
         pool = api.pool()
         found = {left: pool.lease("fake-label", for_=600, key=f"job{left}") for left in old}
@@ -314,22 +396,31 @@ def fulfilled(bench: LauncherBench, **values: Any) -> tuple[Leases, str, str]:
     """Write a fulfilled request with one node; return the ids of both."""
     leases = Leases(bench.zk)
     lease_id = leases.ask(["fake-label"], ALICE).id
-    node = bench.ready_node("fake-provider", "main", "fake-label", **{"allocated_to": lease_id, **values})
+    node = bench.ready_node(
+        "fake-provider", "main", "fake-label", **{"allocated_to": lease_id, **values}
+    )
     request = bench.zk.getNodeRequest(lease_id)
     request.state, request.nodes = "fulfilled", [node.id]
     bench.zuul.client.set(f"/nodepool/requests/{lease_id}", request.serialize())
     return leases, lease_id, node.id
 
 
-@pytest.mark.parametrize("values", [{"allocated_to": None}, {"allocated_to": "200-1"}, {"state": "used"}, {"state": HOLD}])
-def test_only_ready_nodes_of_the_request_are_handed_over(bench: LauncherBench, values: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [{"allocated_to": None}, {"allocated_to": "200-1"}, {"state": "used"}, {"state": HOLD}],
+)
+def test_only_ready_nodes_of_the_request_are_handed_over(
+    bench: LauncherBench, values: dict[str, Any]
+) -> None:
     leases, lease_id, node_id = fulfilled(bench, **values)
     before = bench.zuul.node(node_id)
     refused(Reason.UNAVAILABLE, lambda: leases.hand_over(lease_id, 600))
     assert bench.zuul.node(node_id) == before
 
 
-def test_request_that_has_changed_since_it_was_read_is_not_handed_over(bench: LauncherBench) -> None:
+def test_request_that_has_changed_since_it_was_read_is_not_handed_over(
+    bench: LauncherBench,
+) -> None:
     leases, lease_id, node_id = fulfilled(bench)
     request = bench.zk.getNodeRequest(lease_id)
     bench.zuul.client.set(f"/nodepool/requests/{lease_id}", request.serialize())

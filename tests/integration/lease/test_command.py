@@ -39,12 +39,17 @@ def sshd() -> Iterator[SSHServer]:
 @pytest.fixture
 def config(bench: LauncherBench, sshd: SSHServer) -> str:
     node = {
-        "name": "127.0.0.1", "labels": ["small", "zuul-only"], "username": "root", "connection-port": sshd.port,
+        "name": "127.0.0.1",
+        "labels": ["small", "zuul-only"],
+        "username": "root",
+        "connection-port": sshd.port,
         "max-parallel-jobs": 2,
-    }  # fmt: skip
+    }
     pools = [{"name": "main", "nodes": [node]}]
     labels = [{"name": "small"}, {"name": "zuul-only", "lease": False}]
-    bench.start({"labels": labels, "providers": [{"name": "rack", "driver": "static", "pools": pools}]})
+    bench.start(
+        {"labels": labels, "providers": [{"name": "rack", "driver": "static", "pools": pools}]}
+    )
     bench.wait_nodes(2, state=READY)
     return str(bench.tmp / "nodepool.yaml")
 
@@ -75,7 +80,9 @@ def start(config: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*args: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, "lease", *args]
-        found.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        found.append(
+            subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
         return found[-1]
 
     yield start
@@ -131,15 +138,29 @@ def test_login_works_right_away_with_checked_host_keys(
     assert folder.stat().st_mode & 0o777 == 0o700
     path = folder / "ssh_config"
     path.write_text(f"Host *\n    IdentityFile {sshd.client_key}\n" + path.read_text())
-    done = subprocess.run(["ssh", "-F", str(path), "n1", "echo", "well"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["ssh", "-F", str(path), "n1", "echo", "well"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout == "well\n", done.stderr
     assert sshd.host_keys[0] in (folder / "known_hosts").read_text()
     (folder / "known_hosts").write_text("")
-    refused = subprocess.run(["ssh", "-F", str(path), "n1", "true"], capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(
+        ["ssh", "-F", str(path), "n1", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert refused.returncode == 255 and "Host key verification failed" in refused.stderr
 
 
-def test_files_of_a_lease_are_removed_with_it(bench: LauncherBench, run: Run, own_home: pathlib.Path) -> None:
+def test_files_of_a_lease_are_removed_with_it(
+    bench: LauncherBench, run: Run, own_home: pathlib.Path
+) -> None:
     folder = own_home / "nodepool" / "leases"
     returned, ended = taken(run), taken(run)
     assert {path.name for path in folder.iterdir()} == {returned["id"], ended["id"]}
@@ -175,7 +196,10 @@ def test_inventory_has_groups_by_label(run: Run, sshd: SSHServer) -> None:
 
 
 def test_command_runs_with_the_nodes_and_returns_them(bench: LauncherBench, run: Run) -> None:
-    program = "import json, os; exit(len(json.loads(os.environ['NODEPOOL_NODES_JSON'])) + 4 * ('NODEPOOL_LEASE' in os.environ))"
+    program = (
+        "import json, os; exit(len(json.loads(os.environ['NODEPOOL_NODES_JSON'])) + 4 * "
+        "('NODEPOOL_LEASE' in os.environ))"
+    )
     run("small", "small", "--", sys.executable, "-c", program, status=6)
     assert Leases(bench.zk).all() == []
 
@@ -195,23 +219,39 @@ def test_attached_lease_is_returned_on_signals(
 def test_command_gets_the_signal_and_its_lease_is_returned(
     bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path
 ) -> None:
-    process = start("small", "--", "sh", "-c", f"trap 'exit 7' TERM; touch {tmp_path}/begun; while :; do sleep 0.1; done")
+    process = start(
+        "small",
+        "--",
+        "sh",
+        "-c",
+        f"trap 'exit 7' TERM; touch {tmp_path}/begun; while :; do sleep 0.1; done",
+    )
     wait_for((tmp_path / "begun").exists, 30, "the command")
     process.terminate()
     assert process.wait(30) == 7
     assert Leases(bench.zk).all() == []
 
 
-def test_lease_of_a_killed_holder_ends_by_itself(bench: LauncherBench, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_lease_of_a_killed_holder_ends_by_itself(
+    bench: LauncherBench, start: Callable[..., subprocess.Popen[str]]
+) -> None:
     process = start("small")
-    wait_for(lambda: [lease.state for lease in Leases(bench.zk).all()] == [LeaseState.HELD], 30, "the lease")
+    wait_for(
+        lambda: [lease.state for lease in Leases(bench.zk).all()] == [LeaseState.HELD],
+        30,
+        "the lease",
+    )
     process.send_signal(signal.SIGKILL)
     node = only(bench).nodes[0]
-    bench.zuul.write_node(node.id, state_time=time.time() - command.ATTACHED)  # its end, which is not waited for
+    bench.zuul.write_node(
+        node.id, state_time=time.time() - command.ATTACHED
+    )  # its end, which is not waited for
     bench.wait_gone(node.id, timeout=30)
 
 
-def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(bench: LauncherBench, run: Run) -> None:
+def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(
+    bench: LauncherBench, run: Run
+) -> None:
     taken(run)
     taken(run)
     run("small", "--wait", "0.5", status=3)
@@ -220,13 +260,23 @@ def test_nodes_that_are_not_ready_in_time_are_not_requested_any_more(bench: Laun
 
 @pytest.mark.core
 def test_waiting_shows_the_position_in_the_queue(
-    bench: LauncherBench, run: Run, start: Callable[..., subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+    bench: LauncherBench,
+    run: Run,
+    start: Callable[..., subprocess.Popen[str]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     taken(run)
     taken(run)
     first = start("small")
-    wait_for(lambda: LeaseState.WAITING in [lease.state for lease in Leases(bench.zk).all()], 30, "the first that waits")
-    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "small", "--wait", "3"]) == command.NOT_IN_TIME
+    wait_for(
+        lambda: LeaseState.WAITING in [lease.state for lease in Leases(bench.zk).all()],
+        30,
+        "the first that waits",
+    )
+    assert (
+        nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "small", "--wait", "3"])
+        == command.NOT_IN_TIME
+    )
     assert "waits: position 2 in the queue, " in capsys.readouterr().err
     first.terminate()
     assert first.wait(30) == 128 + signal.SIGTERM
@@ -245,13 +295,20 @@ def test_label_that_may_not_be_leased_is_refused(bench: LauncherBench, config: s
     assert only(bench).nodes[0].id == node.id
 
 
-def test_label_that_nobody_has_fails(bench: LauncherBench, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "large", "--for", "1h"]) == command.FAILED_STATUS
+def test_label_that_nobody_has_fails(
+    bench: LauncherBench, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "lease", "large", "--for", "1h"])
+        == command.FAILED_STATUS
+    )
     assert "no launcher offers large" in capsys.readouterr().err
     assert Leases(bench.zk).all() == []
 
 
-def test_ended_lease_is_reported_with_a_status_of_its_own(run: Run, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_lease_is_reported_with_a_status_of_its_own(
+    run: Run, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         nodepoolcmd.main(["-c", config, "lease", "renew", "200-0000000099", "--for", "1h"])
     assert ended.value.code == command.ENDED

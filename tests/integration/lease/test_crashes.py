@@ -1,4 +1,5 @@
-"""The crash table of leases, with a launcher of ours and one of 11.0.0 (spec: lease, sections 3 and 5).
+"""The crash table of leases, with a launcher of ours and one of 11.0.0 (spec: lease, sections 3 and
+5).
 
 Both run in processes of their own, with a driver whose machines appear immediately.
 """
@@ -25,7 +26,8 @@ from tests.support.embedded import Server
 from tests.support.launcher import Zuul
 from tests.support.others import SERVE, configuration, running
 
-#: Seconds in which both releases delete what was returned, and free what was allocated to a request that is gone.
+#: Seconds in which both releases delete what was returned, and free what was allocated to a request
+#: that is gone.
 SOON = 40.0
 #: The same when it ended by itself: 11.0.0 looks each minute.
 LATE = 90.0
@@ -57,7 +59,9 @@ class Launcher:
 
     def _is_stopped(self) -> bool:
         threads = pathlib.Path(f"/proc/{self._process.pid}/task").iterdir()
-        return {(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads} == {"T"}
+        return {
+            (thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads
+        } == {"T"}
 
 
 class Scene:
@@ -82,7 +86,11 @@ class Scene:
     def ready(self, count: int = 2) -> tuple[str, list[str]]:
         """Ask for a lease and wait until its nodes are ready; return its id and theirs."""
         lease_id = self.leases.ask(["small"] * count, ALICE).id
-        wait_for(lambda: self.zk.getNodeRequest(lease_id).state == FULFILLED, SOON, f"nodes of {lease_id}")
+        wait_for(
+            lambda: self.zk.getNodeRequest(lease_id).state == FULFILLED,
+            SOON,
+            f"nodes of {lease_id}",
+        )
         return lease_id, self.zk.getNodeRequest(lease_id).nodes
 
     def held(self, count: int = 2) -> Lease:
@@ -93,15 +101,21 @@ class Scene:
 
     def wait_free(self, lease_id: str) -> None:
         """Wait until nothing is left of a lease that nobody got; its nodes can be used again."""
-        wait_for(lambda: self.zk.getNodeRequest(lease_id) is None, SOON, f"end of the request {lease_id}")
+        wait_for(
+            lambda: self.zk.getNodeRequest(lease_id) is None, SOON, f"end of the request {lease_id}"
+        )
         wait_for(lambda: not self.allocated(lease_id), SOON, f"end of the allocation to {lease_id}")
 
     def wait_gone(self, *node_ids: str, timeout: float = SOON) -> None:
-        wait_for(lambda: not set(node_ids) & set(self.zk.getNodes()), timeout, f"deletion of {node_ids}")
+        wait_for(
+            lambda: not set(node_ids) & set(self.zk.getNodes()), timeout, f"deletion of {node_ids}"
+        )
 
     @contextmanager
     def asker(self, moment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        """Let a process ask for a lease, and wait at a moment; it is killed at the end of the block."""
+        """Let a process ask for a lease, and wait at a moment; it is killed at the end of the
+        block.
+        """
         zookeeper = [self.chroot.connection, self.chroot.ca, self.chroot.cert, self.chroot.key]
         command = [sys.executable, asker.__file__, *zookeeper, moment]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -114,10 +128,22 @@ class Scene:
     def impatient_holder(self) -> list[str]:
         """Return a command that holds a lease and renews it twice a second."""
         program = (
-            "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import lease;"
+            "import sys; from nodepool.cmd import nodepoolcmd; from nodepool.cmd.commands import "
+            "lease;"
             "lease.RENEW_EVERY = lease.RETRY = 0.5; sys.exit(nodepoolcmd.main(sys.argv[1:]))"
         )
-        return [sys.executable, "-c", program, "-c", self.config, "lease", "small", "--", "sleep", "120"]
+        return [
+            sys.executable,
+            "-c",
+            program,
+            "-c",
+            self.config,
+            "lease",
+            "small",
+            "--",
+            "sleep",
+            "120",
+        ]
 
     def wait_renewed(self, more_than: int = 0) -> Lease:
         """Wait until the only lease was renewed more often."""
@@ -131,7 +157,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module", params=["ours", pytest.param("11.0.0", marks=pytest.mark.full)])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
     python = sys.executable if request.param == "ours" else request.getfixturevalue("others")
     folder = tmp_path_factory.mktemp("launcher")
     for chroot in make_chroot(folder):
@@ -155,15 +183,23 @@ def refused(reason: Reason, call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("moment", ["waiting", "fulfilled", "locked"])
-def test_lease_of_an_asker_that_dies_before_the_transaction_is_gone(scene: Scene, moment: str) -> None:
+def test_lease_of_an_asker_that_dies_before_the_transaction_is_gone(
+    scene: Scene, moment: str
+) -> None:
     with scene.asker(moment) as (_process, lease_id):
         pass
     scene.wait_free(lease_id)
     assert scene.leases.all() == []
-    wait_for(lambda: not any(scene.zuul.contenders(node) for node in scene.zk.getNodes()), SOON, "end of all locks")
+    wait_for(
+        lambda: not any(scene.zuul.contenders(node) for node in scene.zk.getNodes()),
+        SOON,
+        "end of all locks",
+    )
 
 
-def test_lease_of_an_asker_that_dies_after_the_transaction_is_found_by_its_key(scene: Scene) -> None:
+def test_lease_of_an_asker_that_dies_after_the_transaction_is_found_by_its_key(
+    scene: Scene,
+) -> None:
     with scene.asker("written") as (_process, lease_id):
         pass
     again = scene.leases.ask(asker.LABELS, asker.TERMS)
@@ -176,7 +212,9 @@ def test_lease_of_an_asker_that_dies_after_the_transaction_is_found_by_its_key(s
 
 
 def test_asker_that_sleeps_longer_than_its_session_gets_nothing(scene: Scene) -> None:
-    """It is stopped between locking and the transaction; its nodes belong to others when it continues."""
+    """It is stopped between locking and the transaction; its nodes belong to others when it
+    continues.
+    """
     with scene.asker("locked") as (process, lease_id):
         process.send_signal(signal.SIGSTOP)
         scene.wait_free(lease_id)
@@ -210,14 +248,30 @@ def test_holder_that_sleeps_longer_than_its_lease_stops_its_command(scene: Scene
 
 @pytest.mark.timeout(300)
 def test_lease_of_a_killed_holder_ends_at_its_end(scene: Scene) -> None:
-    """The command that holds an attached lease is killed; nobody can renew the lease in its last seconds."""
-    command = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", scene.config, "lease", "small"]
+    """The command that holds an attached lease is killed; nobody can renew the lease in its last
+    seconds.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "nodepool.cmd.nodepoolcmd",
+        "-c",
+        scene.config,
+        "lease",
+        "small",
+    ]
     with running(command, scene.folder / "holder.log", stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
-        assert "until this command ends" in holder.stdout.readline(), (scene.folder / "holder.log").read_text()
+        assert "until this command ends" in holder.stdout.readline(), (
+            scene.folder / "holder.log"
+        ).read_text()
     [lease] = scene.leases.all()
     [node] = lease.nodes
-    assert lease.state is LeaseState.HELD and lease.ends is not None and lease.ends <= time.time() + 120
+    assert (
+        lease.state is LeaseState.HELD
+        and lease.ends is not None
+        and lease.ends <= time.time() + 120
+    )
     with scene.launcher.paused():
         scene.zuul.write_node(node.id or "", hold_expiration=14)
         refused(Reason.TOO_LATE, lambda: scene.leases.renew(lease.id, 600))
@@ -266,7 +320,9 @@ def test_lease_goes_on_without_a_node_that_is_deleted(scene: Scene) -> None:
     assert not scene.leases.give_back(lease.id)
 
 
-def test_nothing_is_handed_over_if_a_node_changes_meanwhile(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_handed_over_if_a_node_changes_meanwhile(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease_id, nodes = scene.ready()
     run = scene.zk.writer.run
 
@@ -280,7 +336,9 @@ def test_nothing_is_handed_over_if_a_node_changes_meanwhile(scene: Scene, monkey
     assert scene.leases.all() == []
 
 
-def test_nothing_is_handed_over_if_a_node_is_locked_by_others(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_handed_over_if_a_node_is_locked_by_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.lease.leases.HAND_OVER_LOCK", 0.2)
     lease_id, nodes = scene.ready()
     scene.zuul.lock(nodes[1])
@@ -309,7 +367,9 @@ def test_nothing_is_handed_over_if_the_request_is_canceled(scene: Scene) -> None
 
 
 @pytest.mark.full
-def test_lease_survives_a_change_of_the_release_and_back(zk_chroot: Chroot, others: str, tmp_path: pathlib.Path) -> None:
+def test_lease_survives_a_change_of_the_release_and_back(
+    zk_chroot: Chroot, others: str, tmp_path: pathlib.Path
+) -> None:
     scene = Scene(zk_chroot, others, tmp_path)
     leases = [scene.held()]
     for python in (sys.executable, others, None):
@@ -327,10 +387,14 @@ def test_lease_survives_a_change_of_the_release_and_back(zk_chroot: Chroot, othe
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("release", ["ours", "11.0.0"])
-def test_lease_and_its_holder_survive_the_absence_of_zookeeper(release: str, others: str, tmp_path: pathlib.Path) -> None:
+def test_lease_and_its_holder_survive_the_absence_of_zookeeper(
+    release: str, others: str, tmp_path: pathlib.Path
+) -> None:
     server = Server(tmp_path)
     files = server.client_files()
-    chroot = Chroot(f"127.0.0.1:{server.port}", "/t", files["ca"], files["cert"], files["key"], tmp_path)
+    chroot = Chroot(
+        f"127.0.0.1:{server.port}", "/t", files["ca"], files["cert"], files["key"], tmp_path
+    )
     chroot.connect().client.ensure_path("/")
     scene = Scene(chroot, sys.executable if release == "ours" else others, tmp_path)
     ends = scene.held(1)
@@ -338,7 +402,11 @@ def test_lease_and_its_holder_survive_the_absence_of_zookeeper(release: str, oth
     log = tmp_path / "holder.log"
     try:
         with running(scene.impatient_holder(), log, stdout=subprocess.PIPE) as holder:
-            wait_for(lambda: [lease.state for lease in scene.leases.all()] == [LeaseState.HELD] * 2, SOON, "the lease")
+            wait_for(
+                lambda: [lease.state for lease in scene.leases.all()] == [LeaseState.HELD] * 2,
+                SOON,
+                "the lease",
+            )
             scene.zuul.write_node(overdue, hold_expiration=5)
             end = time.time() + 5
             scene.disconnect()

@@ -1,4 +1,6 @@
-"""A day of borrowing, compressed into seconds: after it nothing is left, and no node was ever in two leases."""
+"""A day of borrowing, compressed into seconds: after it nothing is left, and no node was ever in
+two leases.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class Day:
     def note(self, what: str, lease: client.Lease) -> None:
         """Add an event.
 
-        :raises AssertionError: a node was in another lease before; returned nodes are deleted, never lent again.
+        :raises AssertionError: a node was in another lease before; returned nodes are deleted,
+            never lent again.
         """
         event = Event(time.monotonic(), what, lease.id, tuple(node.id for node in lease.nodes))
         with self._lock:
@@ -74,9 +77,17 @@ class Day:
         assert len(nodes) <= QUOTA, f"{len(nodes)} nodes, but the quota is {QUOTA}: {nodes}"
         assert len(self.bench.servers("fake-provider")) <= QUOTA
         now = time.time()
-        late = {node.id: now - end for node in nodes if node.state == HOLD and (end := end_of(node)) is not None}
+        late = {
+            node.id: now - end
+            for node in nodes
+            if node.state == HOLD and (end := end_of(node)) is not None
+        }
         assert max(late.values(), default=0.0) < limit(LATE), f"held after their end: {late}"
-        seen = Counter(node_id for lease in Leases(self.bench.zk).all() for node_id in {node.id for node in lease.nodes})
+        seen = Counter(
+            node_id
+            for lease in Leases(self.bench.zk).all()
+            for node_id in {node.id for node in lease.nodes}
+        )
         assert not seen or max(seen.values()) == 1, f"nodes in several leases: {seen}"
 
     def refused(self, code: str, call: Callable[[], object]) -> None:
@@ -101,8 +112,19 @@ class Borrower:
 
     def live(self) -> None:
         # Each way at least once, in an order of its own.
-        ways = [self.give_back, self.twice, self.renew, self.forget, self.too_late, self.lose, self.repeat, self.leave]
-        for way in self._random.sample(ways, len(ways)) + self._random.choices(ways, k=ROUNDS - len(ways)):
+        ways = [
+            self.give_back,
+            self.twice,
+            self.renew,
+            self.forget,
+            self.too_late,
+            self.lose,
+            self.repeat,
+            self.leave,
+        ]
+        for way in self._random.sample(ways, len(ways)) + self._random.choices(
+            ways, k=ROUNDS - len(ways)
+        ):
             way()
             self._day.check()
 
@@ -114,7 +136,9 @@ class Borrower:
         wanted = self._random.random() < 0.5 if key is None else key
         # The keys are few: one whose lease has ended gives a new lease.
         text = f"job-{self._random.randrange(2)}" if wanted else None
-        lease = self._pool.lease(*labels, for_=self._random.randrange(60, 7200), wait=limit(SOON * 2), key=text)
+        lease = self._pool.lease(
+            *labels, for_=self._random.randrange(60, 7200), wait=limit(SOON * 2), key=text
+        )
         assert (lease.state, len(lease.nodes), lease.owner) == ("held", len(labels), self.name)
         assert lease.id not in self._used, f"{lease.id} had ended, and key {text} gave it again"
         self._used.add(lease.id)
@@ -122,7 +146,9 @@ class Borrower:
         return lease, labels, text
 
     def end(self, lease: client.Lease) -> None:
-        """Return a lease and check that it has ended, for its holder at once, and its nodes soon."""
+        """Return a lease and check that it has ended, for its holder at once, and its nodes
+        soon.
+        """
         nodes = [node.id for node in lease.nodes]
         lease.give_back()
         self._day.note("returned", lease)
@@ -134,7 +160,9 @@ class Borrower:
         """Let a lease end that many seconds from now."""
         for node in lease.nodes:
             stored = self._day.bench.zuul.node(node.id)
-            self._day.bench.zuul.write_node(node.id, state_time=time.time() + left - stored["hold_expiration"])
+            self._day.bench.zuul.write_node(
+                node.id, state_time=time.time() + left - stored["hold_expiration"]
+            )
 
     # -- the ways
 
@@ -151,7 +179,12 @@ class Borrower:
         for count in range(1, self._random.randrange(2, 4)):
             before = lease.ends
             lease.renew(self._random.randrange(60, 7200))
-            assert before is not None and lease.ends is not None and lease.ends >= before and lease.renewed == count
+            assert (
+                before is not None
+                and lease.ends is not None
+                and lease.ends >= before
+                and lease.renewed == count
+            )
             self._day.note("renewed", lease)
         self.end(lease)
 
@@ -194,7 +227,9 @@ class Borrower:
             return
         wait_for(lambda: lease.refresh().lost == 1, SOON, f"loss of {lease.id}")
         again = self._pool.lease(*labels, for_=600, key=key)
-        assert (again.id, again.lost, len(again.nodes)) == (lease.id, 1, 1), "its key still belongs to what is left of it"
+        assert (again.id, again.lost, len(again.nodes)) == (lease.id, 1, 1), (
+            "its key still belongs to what is left of it"
+        )
         self.end(again)
 
     def repeat(self) -> None:
@@ -203,7 +238,9 @@ class Borrower:
         again = self._pool.lease(*labels, for_=600, key=key)
         assert (again.id, again.nodes, again.ends) == (lease.id, lease.nodes, lease.ends)
         self._day.note("repeated", again)
-        self._day.refused("key-in-use", lambda: self._pool.lease("small", "small", "small", for_=600, key=key))
+        self._day.refused(
+            "key-in-use", lambda: self._pool.lease("small", "small", "small", for_=600, key=key)
+        )
         self.end(again)
 
     def leave(self) -> None:
@@ -217,15 +254,27 @@ class Borrower:
 def kill_while_waiting(bench: LauncherBench, log: pathlib.Path) -> None:
     """Kill -9 a process that has asked for two nodes: its request goes with its session."""
     chroot = bench.chroot
-    command = [sys.executable, asker.__file__, chroot.connection, chroot.ca, chroot.cert, chroot.key, "waiting"]
+    command = [
+        sys.executable,
+        asker.__file__,
+        chroot.connection,
+        chroot.ca,
+        chroot.cert,
+        chroot.key,
+        "waiting",
+    ]
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
         with process:
             assert process.stdout is not None
             lease_id = process.stdout.readline().strip()
             process.kill()
     assert lease_id, log.read_text()
-    wait_for(lambda: bench.zk.getNodeRequest(lease_id) is None, SOON, f"end of the request {lease_id}")
+    wait_for(
+        lambda: bench.zk.getNodeRequest(lease_id) is None, SOON, f"end of the request {lease_id}"
+    )
 
 
 @pytest.fixture
@@ -245,8 +294,12 @@ def nothing_left(bench: LauncherBench) -> bool:
     return free and not Leases(bench.zk).all() and not bench.zk.getNodeRequests()
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2, 21))])
-def test_day_of_borrowers_leaves_nothing_behind(day_api: Api, seed: int, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2, 21))]
+)
+def test_day_of_borrowers_leaves_nothing_behind(
+    day_api: Api, seed: int, tmp_path: pathlib.Path
+) -> None:
     day, bench = Day(day_api, seed), day_api.bench
     try:
         borrowers = [Borrower(day, number) for number in range(BORROWERS)]
@@ -262,5 +315,7 @@ def test_day_of_borrowers_leaves_nothing_behind(day_api: Api, seed: int, tmp_pat
             assert bench.zuul.contenders(node_id) == [], f"node {node_id} is still locked"
     except BaseException as error:
         with suppress(TypeError):
-            error.add_note(f"seed {seed}, the last events: " + "\n".join(map(str, day.history[-40:])))
+            error.add_note(
+                f"seed {seed}, the last events: " + "\n".join(map(str, day.history[-40:]))
+            )
         raise

@@ -29,7 +29,9 @@ class LocalProgram:
     """A process of this machine, with the interface of ``nodepool.driver.Execution``."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        self.process = subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=-1, bufsize=0, start_new_session=True)
+        self.process = subprocess.Popen(
+            argv, stdin=-1, stdout=-1, stderr=-1, bufsize=0, start_new_session=True
+        )
         self.status: int | None = None
         self.closed = threading.Event()
         self.relayed = 0
@@ -76,7 +78,12 @@ class Programs:
         self.error: Exception | None = None
 
     def execute(
-        self, node: object, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "", timeout: float = 30.0
+        self,
+        node: object,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        user: str = "",
+        timeout: float = 30.0,
     ) -> LocalProgram:
         if self.error is not None:
             raise self.error
@@ -106,7 +113,9 @@ def test_output_input_and_status_are_relayed(lease: Lease) -> None:
     assert lease.run("echo $((1+1))", check=True).stdout == b"2\n"
 
 
-def test_call_is_answered_as_soon_as_its_program_runs(lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_answered_as_soon_as_its_program_runs(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(execution, "START", 20.0)
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         done = executor.submit(lease.run, "true", timeout=30)
@@ -125,7 +134,9 @@ def test_program_is_killed_at_its_time_limit(lease: Lease, programs: Programs) -
     assert programs.started[0].closed.wait(20)
 
 
-def test_program_that_never_pauses_is_killed_at_its_time_limit(api: Api, lease: Lease, programs: Programs) -> None:
+def test_program_that_never_pauses_is_killed_at_its_time_limit(
+    api: Api, lease: Lease, programs: Programs
+) -> None:
     """The limit of the call, with a client that reads on: it is not the client that ends it."""
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
@@ -139,7 +150,9 @@ def test_program_that_never_pauses_is_killed_at_its_time_limit(api: Api, lease: 
     assert programs.started[0].closed.wait(20)
 
 
-def test_program_is_killed_when_the_client_disconnects(api: Api, lease: Lease, programs: Programs) -> None:
+def test_program_is_killed_when_the_client_disconnects(
+    api: Api, lease: Lease, programs: Programs
+) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
     body = json.dumps({"command": ["sh", "-c", "echo started; exec sleep 100"]})
@@ -151,17 +164,23 @@ def test_program_is_killed_when_the_client_disconnects(api: Api, lease: Lease, p
     assert programs.started[0].closed.wait(20)
 
 
-def test_client_that_does_not_read_delays_its_own_program_only(api: Api, lease: Lease, programs: Programs) -> None:
+def test_client_that_does_not_read_delays_its_own_program_only(
+    api: Api, lease: Lease, programs: Programs
+) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
-    connection.request("POST", f"/api/v1/leases/{lease.id}/exec", json.dumps({"command": ["yes"]}), headers)
+    connection.request(
+        "POST", f"/api/v1/leases/{lease.id}/exec", json.dumps({"command": ["yes"]}), headers
+    )
     wait_for(lambda: programs.started, what="the program")
     assert lease.run("echo other", timeout=20).stdout == b"other\n"
     connection.close()
     assert programs.started[0].closed.wait(20)
 
 
-def test_output_continues_when_a_slow_client_reads_again(api: Api, lease: Lease, programs: Programs) -> None:
+def test_output_continues_when_a_slow_client_reads_again(
+    api: Api, lease: Lease, programs: Programs
+) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
     body = json.dumps({"command": ["head", "-c", "30000000", "/dev/zero"]})
@@ -181,7 +200,9 @@ def test_output_continues_when_a_slow_client_reads_again(api: Api, lease: Lease,
 
 def places(api: Api, monkeypatch: pytest.MonkeyPatch, *limits: int) -> Places:
     """Set the number of programs in all, of one owner and of one lease."""
-    calls: Any = next(route.function for route in api.actions.table.routes if route.path.endswith("/exec"))
+    calls: Any = next(
+        route.function for route in api.actions.table.routes if route.path.endswith("/exec")
+    )
     made: Places = calls.__self__.places
     monkeypatch.setattr(made, "limits", limits)
     return made
@@ -197,7 +218,10 @@ def code_of(call: Callable[[], object]) -> str:
 def running(lease: Lease, programs: Programs, number: int = 1) -> Iterator[None]:
     """Programs that run until the end of the block."""
     before = len(programs.started)
-    threads = [threading.Thread(target=lease.run, args=(["sleep", "100"],), name="runs") for _ in range(number)]
+    threads = [
+        threading.Thread(target=lease.run, args=(["sleep", "100"],), name="runs")
+        for _ in range(number)
+    ]
     for thread in threads:
         thread.start()
     wait_for(lambda: len(programs.started) == before + number, what="the programs")
@@ -210,7 +234,9 @@ def running(lease: Lease, programs: Programs, number: int = 1) -> Iterator[None]
             thread.join(20)
 
 
-def test_owner_and_lease_have_a_part_of_the_places(api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_and_lease_have_a_part_of_the_places(
+    api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places(api, monkeypatch, 100, 3, 2)
     pool = api.pool("greedy")
     first, second = (pool.lease("fake-label", for_="10m") for _ in range(2))
@@ -229,7 +255,9 @@ def test_short_programs_have_places_that_long_ones_do_not_get(
 ) -> None:
     places(api, monkeypatch, 10, 10, 10)
     with running(lease, programs, 9):
-        long = api.call("POST", f"/leases/{lease.id}/exec", {"command": ["true"], "timeout": 61}, lease.token)
+        long = api.call(
+            "POST", f"/leases/{lease.id}/exec", {"command": ["true"], "timeout": 61}, lease.token
+        )
         assert long.content["code"] == "busy"
         assert lease.run("true", timeout=60).status == 0
 
@@ -240,9 +268,15 @@ def test_client_waits_for_a_place_within_its_time(
     found = places(api, monkeypatch, 100, 100, 1)
     assert found.take("alice", lease.id)
     answer = api.call("POST", f"/leases/{lease.id}/exec", {"command": ["true"]}, lease.token)
-    assert (answer.status, answer.content["code"], answer.headers["Retry-After"]) == (503, "busy", "1")
+    assert (answer.status, answer.content["code"], answer.headers["Retry-After"]) == (
+        503,
+        "busy",
+        "1",
+    )
     done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(lease.run("echo at last", timeout=60)), name="waits")
+    thread = threading.Thread(
+        target=lambda: done.append(lease.run("echo at last", timeout=60)), name="waits"
+    )
     thread.start()
     assert code_of(lambda: lease.run("true", timeout=1.5)) == "busy"
     found.free("alice", lease.id)
@@ -255,7 +289,9 @@ def test_client_waits_for_a_place_within_its_time(
 def test_machine_that_starts_no_programs_occupies_no_web_thread(
     api: Api, lease: Lease, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One owner starts more programs at a time than there are web threads; another one uses the API meanwhile."""
+    """One owner starts more programs at a time than there are web threads; another one uses the
+    API meanwhile.
+    """
 
     def ask() -> float:
         begin = time.monotonic()
@@ -272,7 +308,12 @@ def test_machine_that_starts_no_programs_occupies_no_web_thread(
         raise TimeoutError("the node does not answer")
 
     monkeypatch.setattr(programs, "execute", silent)
-    threads = [threading.Thread(target=code_of, args=(lambda: lease.run("true", timeout=30),), name="greedy") for _ in range(8)]
+    threads = [
+        threading.Thread(
+            target=code_of, args=(lambda: lease.run("true", timeout=30),), name="greedy"
+        )
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for _ in threads:
@@ -300,20 +341,36 @@ def test_program_whose_client_disconnects_during_its_start_is_ended(
     monkeypatch.setattr(programs, "execute", slow)
     connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {lease.token}"}
-    connection.request("POST", f"/api/v1/leases/{lease.id}/exec", json.dumps({"command": ["sleep", "100"]}), headers)
+    connection.request(
+        "POST",
+        f"/api/v1/leases/{lease.id}/exec",
+        json.dumps({"command": ["sleep", "100"]}),
+        headers,
+    )
     assert starting.wait(20)
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["code"]) == (503, "busy"), "it takes too long"
     connection.close()
     go.set()
-    wait_for(lambda: programs.started and programs.started[0].closed.is_set(), what="the end of the program")
+    wait_for(
+        lambda: programs.started and programs.started[0].closed.is_set(),
+        what="the end of the program",
+    )
     wait_for(lambda: found.take("alice", lease.id), what="the place")
 
 
-def test_refusals_have_reasons_and_free_their_place(api: Api, lease: Lease, programs: Programs) -> None:
+def test_refusals_have_reasons_and_free_their_place(
+    api: Api, lease: Lease, programs: Programs
+) -> None:
     token, path = lease.token, f"/leases/{lease.id}/exec"
-    assert api.call("POST", path, {"command": ["true"], "node": 2}, token).content["code"] == "bad-request"
-    assert api.call("POST", path, {"command": ["true"], "input": "%"}, token).content["code"] == "bad-request"
+    assert (
+        api.call("POST", path, {"command": ["true"], "node": 2}, token).content["code"]
+        == "bad-request"
+    )
+    assert (
+        api.call("POST", path, {"command": ["true"], "input": "%"}, token).content["code"]
+        == "bad-request"
+    )
     assert api.call("POST", path, {"command": []}, token).status == 422
     assert api.call("POST", path, {"command": ["true"]}, api.token("bob")).status == 403
     programs.error = RemoteException("the host does not answer")
@@ -325,11 +382,20 @@ def test_refusals_have_reasons_and_free_their_place(api: Api, lease: Lease, prog
 def test_nodes_of_other_drivers_refer_to_ssh(api: Api) -> None:
     with api.pool().lease("fake-label", for_="10m") as lease:
         answer = api.call("POST", f"/leases/{lease.id}/exec", {"command": ["true"]}, lease.token)
-        assert (answer.status, answer.content["code"]) == (409, "no-exec") and "use SSH" in answer.content["detail"]
+        assert (answer.status, answer.content["code"]) == (
+            409,
+            "no-exec",
+        ) and "use SSH" in answer.content["detail"]
 
 
-def test_programs_are_recorded_without_their_command(api: Api, lease: Lease, caplog: pytest.LogCaptureFixture) -> None:
+def test_programs_are_recorded_without_their_command(
+    api: Api, lease: Lease, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "nodepool.audit"):
         lease.run("echo secret")
     [line] = [record.getMessage() for record in caplog.records if record.name == "nodepool.audit"]
-    assert json.loads(line)["action"] == "execute" and json.loads(line)["target"] == f"lease {lease.id}" and "secret" not in line
+    assert (
+        json.loads(line)["action"] == "execute"
+        and json.loads(line)["target"] == f"lease {lease.id}"
+        and "secret" not in line
+    )

@@ -52,19 +52,29 @@ def held(bench: LauncherBench, leases: Leases, *labels: str, seconds: float = 36
 
 def test_lease_is_nodes_on_hold_with_owner_and_end(bench: LauncherBench, leases: Leases) -> None:
     lease = held(bench, leases, "fake-label", "fake-label")
-    assert (lease.state, lease.labels, lease.lost) == (LeaseState.HELD, ("fake-label", "fake-label"), 0)
+    assert (lease.state, lease.labels, lease.lost) == (
+        LeaseState.HELD,
+        ("fake-label", "fake-label"),
+        0,
+    )
     assert lease.ends == pytest.approx(time.time() + 3600, abs=30)
     assert bench.zk.getNodeRequest(lease.id) is None
     for node in lease.nodes:
         stored = bench.zuul.node(node.id or "")
-        assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (HOLD, 3600, lease.id)
+        assert (stored["state"], stored["hold_expiration"], stored["allocated_to"]) == (
+            HOLD,
+            3600,
+            lease.id,
+        )
         assert (stored["comment"], stored["hold_job"]) == ("lease alice: debug #12", None)
         assert stored["user_data"]["lease"]["owner"] == "alice"
         assert bench.zuul.contenders(node.id or "") == []
     assert leases.get(lease.id) == leases.all()[0]
 
 
-def test_waiting_lease_is_listed_until_it_is_handed_over(bench: LauncherBench, leases: Leases) -> None:
+def test_waiting_lease_is_listed_until_it_is_handed_over(
+    bench: LauncherBench, leases: Leases
+) -> None:
     waiting = leases.ask(["fake-label"], ALICE)
     assert [(lease.id, lease.state) for lease in leases.all()] == [(waiting.id, LeaseState.WAITING)]
     assert "is waiting" in refused(Reason.NOT_READY, lambda: leases.hand_over(waiting.id, 60))
@@ -88,7 +98,9 @@ def test_canceled_request_frees_its_nodes(bench: LauncherBench, leases: Leases) 
     assert leases.all() == []
 
 
-def test_lease_that_is_handed_over_while_it_is_returned_frees_its_nodes(bench: LauncherBench, leases: Leases) -> None:
+def test_lease_that_is_handed_over_while_it_is_returned_frees_its_nodes(
+    bench: LauncherBench, leases: Leases
+) -> None:
     bench.start(config(provider()))
     lease_id = ready(bench, leases)
     as_read = leases.get(lease_id)
@@ -97,7 +109,9 @@ def test_lease_that_is_handed_over_while_it_is_returned_frees_its_nodes(bench: L
     bench.wait_gone(*[node.id or "" for node in lease.nodes])
 
 
-def test_lease_is_found_before_the_mirror_has_read_its_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_is_found_before_the_mirror_has_read_its_nodes(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     others = Leases(ZooKeeper(bench.chroot.connect(), enable_cache=False))
     lease_id = ready(bench, others, "fake-label", "fake-label")
@@ -125,8 +139,12 @@ def test_renewed_lease_ends_later_and_never_earlier(bench: LauncherBench, leases
 def test_lease_is_not_renewed_when_it_is_about_to_end(bench: LauncherBench, leases: Leases) -> None:
     lease = held(bench, leases, seconds=60)
     end = lease.ends or 0.0
-    assert "too late" in refused(Reason.TOO_LATE, lambda: Leases(bench.zk, now=lambda: end - 14).renew(lease.id, 600))
-    assert Leases(bench.zk, now=lambda: end - 16).renew(lease.id, 600).ends == pytest.approx(end + 584, abs=2)
+    assert "too late" in refused(
+        Reason.TOO_LATE, lambda: Leases(bench.zk, now=lambda: end - 14).renew(lease.id, 600)
+    )
+    assert Leases(bench.zk, now=lambda: end - 16).renew(lease.id, 600).ends == pytest.approx(
+        end + 584, abs=2
+    )
 
 
 @pytest.mark.parametrize("seconds", [0, 59, -1, float("nan"), float("inf"), 1e12])
@@ -195,8 +213,12 @@ def test_hand_over_that_was_lost_is_repeated(
     assert leases.hand_over(lease_id, 60).state is LeaseState.HELD
 
 
-def test_hand_over_that_is_repeated_with_an_old_request_returns_the_lease(bench: LauncherBench, leases: Leases) -> None:
-    """A server that lags shows the request although the transaction that deleted it has been applied."""
+def test_hand_over_that_is_repeated_with_an_old_request_returns_the_lease(
+    bench: LauncherBench, leases: Leases
+) -> None:
+    """A server that lags shows the request although the transaction that deleted it has been
+    applied.
+    """
     bench.start(config(provider()))
     request = bench.zk.getNodeRequest(ready(bench, leases))
     lease = leases.hand_over(request.id, 600, request=request)
@@ -234,7 +256,9 @@ def test_hand_over_is_decided_by_the_records_after_a_cut_connection(
         proxy.stop()
 
 
-def test_lease_whose_asker_dies_before_the_hand_over_is_gone(bench: LauncherBench, leases: Leases) -> None:
+def test_lease_whose_asker_dies_before_the_hand_over_is_gone(
+    bench: LauncherBench, leases: Leases
+) -> None:
     other = bench.chroot.connect()
     waiting = Leases(ZooKeeper(other, enable_cache=False)).ask(["fake-label"], ALICE)
     bench.start(config(provider()))
@@ -290,7 +314,9 @@ def test_keyed_leases_leave_nothing_in_the_session(bench: LauncherBench) -> None
     for number in range(3):
         ids.append(leases.ask(["fake-label"], replace(ALICE, key=f"job-{number}"), most=3).id)
         bench.wait_request(ids[-1], "fulfilled")
-    assert sorted(ephemerals(bench, client.session_id)) == sorted(f"/nodepool/requests/{one}" for one in ids)
+    assert sorted(ephemerals(bench, client.session_id)) == sorted(
+        f"/nodepool/requests/{one}" for one in ids
+    )
     leases.hand_over(ids[0], 600)
     leases.hand_over(ids[1], 600)
     leases.give_back(ids[1])
@@ -319,7 +345,10 @@ def test_key_of_a_lease_that_was_just_handed_over_is_known_before_the_mirror_sho
 def test_key_of_a_request_of_another_server_is_known_before_the_mirror_shows_it(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terms, (zk, other) = replace(ALICE, key="job-1"), (ZooKeeper(bench.chroot.connect()) for _ in range(2))
+    terms, (zk, other) = (
+        replace(ALICE, key="job-1"),
+        (ZooKeeper(bench.chroot.connect()) for _ in range(2)),
+    )
     assert zk.wait_synced(20)
     kazoo = zk.kazoo_client
     submit, exists, late = kazoo.submit, kazoo.exists, list[tuple[Any, Any]]()
@@ -343,7 +372,9 @@ def test_key_of_a_request_of_another_server_is_known_before_the_mirror_shows_it(
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_limit_per_owner_holds_for_concurrent_calls_of_several_servers(bench: LauncherBench, keyed: bool) -> None:
+def test_limit_per_owner_holds_for_concurrent_calls_of_several_servers(
+    bench: LauncherBench, keyed: bool
+) -> None:
     start, outcomes = threading.Barrier(8), []
 
     def ask(zk: ZooKeeper, number: int) -> None:
@@ -359,12 +390,16 @@ def test_limit_per_owner_holds_for_concurrent_calls_of_several_servers(bench: La
             return
 
     facades = [ZooKeeper(bench.chroot.connect(), enable_cache=False) for _ in range(4)]
-    threads = [threading.Thread(target=ask, args=(facades[i % 4], i), name="asks") for i in range(8)]
+    threads = [
+        threading.Thread(target=ask, args=(facades[i % 4], i), name="asks") for i in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert sorted(map(str, outcomes)) == sorted([str(LeaseState.WAITING)] * 2 + [str(Reason.TOO_MANY)] * 6)
+    assert sorted(map(str, outcomes)) == sorted(
+        [str(LeaseState.WAITING)] * 2 + [str(Reason.TOO_MANY)] * 6
+    )
     assert len(bench.zk.getNodeRequests()) == 2
 
 
@@ -375,12 +410,16 @@ def test_other_server_that_creates_a_request_of_the_owner_is_waited_for_briefly(
     turn, terms = turn_of(bench.zuul.client, "alice"), replace(ALICE, key="job-1")
     bench.zuul.client.create(turn.path, ephemeral=True, makepath=True)
     refused(Reason.BUSY, lambda: leases.ask(["fake-label"], terms))
-    assert leases.ask(["fake-label"], replace(terms, owner="bob")).state is LeaseState.WAITING, "others do not wait"
+    assert leases.ask(["fake-label"], replace(terms, owner="bob")).state is LeaseState.WAITING, (
+        "others do not wait"
+    )
     bench.zuul.client.delete(turn.path)
     assert leases.ask(["fake-label"], terms).state is LeaseState.WAITING
 
 
-def test_request_is_not_created_without_the_turn(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_not_created_without_the_turn(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The mark is lost before the transaction, as with the session."""
     path, run, runs = turn_of(bench.zuul.client, "alice").path, bench.zk.writer.run, []
 
@@ -392,14 +431,18 @@ def test_request_is_not_created_without_the_turn(bench: LauncherBench, leases: L
         return run(txn, *args)
 
     monkeypatch.setattr(bench.zk.writer, "run", interfere)
-    refused(Reason.TOO_MANY, lambda: leases.ask(["fake-label"], replace(ALICE, key="job-1"), most=1))
+    refused(
+        Reason.TOO_MANY, lambda: leases.ask(["fake-label"], replace(ALICE, key="job-1"), most=1)
+    )
     assert len(bench.zk.getNodeRequests()) == 1
 
 
 def test_request_is_withdrawn_if_the_session_of_the_turn_has_ended(
     bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction was sent in a later session: what it deleted may have been the mark of another server."""
+    """The transaction was sent in a later session: what it deleted may have been the mark of
+    another server.
+    """
     kazoo, run = bench.zk.kazoo_client, bench.zk.writer.run
 
     def renew_session(txn: Any, *args: Any) -> Any:
@@ -413,7 +456,9 @@ def test_request_is_withdrawn_if_the_session_of_the_turn_has_ended(
     assert bench.zuul.client.get_children("/nodepool/requests") == []
 
 
-def test_node_whose_lock_is_lost_is_not_changed(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_whose_lock_is_lost_is_not_changed(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = held(bench, leases)
     node_id, run = lease.nodes[0].id or "", bench.zk.writer.run
 
@@ -438,7 +483,9 @@ def test_node_that_is_lost_does_not_end_the_lease(bench: LauncherBench, leases: 
     assert [node.id for node in found.nodes] == [stays] and found.lost == 1
 
 
-def test_locked_node_ends_at_the_end_of_the_lease(bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_node_ends_at_the_end_of_the_lease(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.lease.leases.LOCK", 0.2)
     lease = held(bench, leases, "fake-label", "fake-label")
     locked, free = (node.id or "" for node in lease.nodes)
@@ -452,14 +499,28 @@ def test_locked_node_ends_at_the_end_of_the_lease(bench: LauncherBench, leases: 
 
 
 def test_autoholds_and_holds_of_nobody_are_listed(bench: LauncherBench, leases: Leases) -> None:
-    bench.ready_node("p", "main", "a", state=HOLD, hold_job="acme project job", comment="look at it", hold_expiration=600)
+    bench.ready_node(
+        "p",
+        "main",
+        "a",
+        state=HOLD,
+        hold_job="acme project job",
+        comment="look at it",
+        hold_expiration=600,
+    )
     bench.ready_node("p", "main", "a", state=HOLD)
     zuul, nobody = leases.all()
-    assert (zuul.terms.owner, zuul.terms.purpose) == ("zuul", "look at it acme project job") and zuul.ends is not None
+    assert (zuul.terms.owner, zuul.terms.purpose) == (
+        "zuul",
+        "look at it acme project job",
+    ) and zuul.ends is not None
     assert (nobody.terms.owner, nobody.ends) == ("nobody", None)
 
 
-@pytest.mark.parametrize("data", [None, "x", [], {"lease": None}, {"lease": {}}, {"lease": {"owner": 7}}, {"zuul_system": "z"}])
+@pytest.mark.parametrize(
+    "data",
+    [None, "x", [], {"lease": None}, {"lease": {}}, {"lease": {"owner": 7}}, {"zuul_system": "z"}],
+)
 def test_foreign_user_data_is_no_lease(data: object) -> None:
     assert Terms.read(data) is None
 
@@ -467,20 +528,43 @@ def test_foreign_user_data_is_no_lease(data: object) -> None:
 def test_terms_survive_json_and_odd_values() -> None:
     terms = Terms("alice", "unix:1000", "p", 1.5, 2, "k", "s", 3, {"a": 1})
     assert Terms.read(json.loads(json.dumps(terms.stored()))) == terms
-    odd = Terms.read({"lease": {"owner": "a", "created": "x", "size": True, "renewed": None, "notes": [], "key": 5}})
+    odd = Terms.read(
+        {
+            "lease": {
+                "owner": "a",
+                "created": "x",
+                "size": True,
+                "renewed": None,
+                "notes": [],
+                "key": 5,
+            }
+        }
+    )
     assert odd == Terms("a", "unknown")
 
 
-def test_request_of_others_with_the_data_of_a_lease_is_no_lease(bench: LauncherBench, leases: Leases) -> None:
+def test_request_of_others_with_the_data_of_a_lease_is_no_lease(
+    bench: LauncherBench, leases: Leases
+) -> None:
     request = NodeRequest()
-    request.state, request.node_types, request.requestor, request.requestor_data = "requested", ["a"], "zuul", ALICE.stored()
+    request.state, request.node_types, request.requestor, request.requestor_data = (
+        "requested",
+        ["a"],
+        "zuul",
+        ALICE.stored(),
+    )
     bench.zk.storeNodeRequest(request)
     assert leases.get(request.id or "") is None and leases.all() == []
-    assert not leases.give_back(request.id or "") and bench.zk.getNodeRequest(request.id or "") is not None
+    assert (
+        not leases.give_back(request.id or "")
+        and bench.zk.getNodeRequest(request.id or "") is not None
+    )
 
 
 def test_request_that_failed_is_a_failed_lease(bench: LauncherBench, leases: Leases) -> None:
     bench.start(config(provider()))
     lease = leases.ask(["nobody-has-it"], ALICE)
-    wait_for(lambda: [found.state for found in leases.all()] == [LeaseState.FAILED], 20, "the failure")
+    wait_for(
+        lambda: [found.state for found in leases.all()] == [LeaseState.FAILED], 20, "the failure"
+    )
     assert leases.give_back(lease.id)

@@ -30,7 +30,12 @@ from tests.support.sshd import SSHServer, ssh_server
 
 @pytest.fixture(scope="module")
 def sshd() -> Iterator[SSHServer]:
-    options = ["Subsystem sftp internal-sftp", "MaxStartups 10:30:100", "MaxSessions 10", "MaxAuthTries 6"]
+    options = [
+        "Subsystem sftp internal-sftp",
+        "MaxStartups 10:30:100",
+        "MaxSessions 10",
+        "MaxAuthTries 6",
+    ]
     with ssh_server(kinds=["ed25519"], options=options) as server:
         # The first value of an option counts.
         server.pause()
@@ -47,7 +52,13 @@ def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Itera
 
 @pytest.fixture
 def node(sshd: SSHServer) -> ssh.Node:
-    return ssh.Node("0000000001", address="127.0.0.1", port=sshd.port, username="root", host_keys=list(sshd.host_keys))
+    return ssh.Node(
+        "0000000001",
+        address="127.0.0.1",
+        port=sshd.port,
+        username="root",
+        host_keys=list(sshd.host_keys),
+    )
 
 
 @pytest.fixture
@@ -58,13 +69,17 @@ def path(sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path) -> str:
 
 @pytest.fixture
 def vanish(sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[threading.Thread]:
-    """Stop all connections of sshd as soon as the program there has written its process id; kill both in the end."""
+    """Stop all connections of sshd as soon as the program there has written its process id; kill
+    both in the end.
+    """
     place, stopped = tmp_path / "pid", []
 
     def stop() -> None:
         wait_for(lambda: place.exists() and place.read_text().strip(), 30, "the program")
         assert sshd.process is not None
-        listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(sshd.process.pid)], capture_output=True, check=True)
+        listing = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(sshd.process.pid)], capture_output=True, check=True
+        )
         stopped.extend(map(int, listing.stdout.split()))
         for process in stopped:
             os.kill(process, signal.SIGSTOP)
@@ -77,19 +92,30 @@ def vanish(sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[threading.Thread
         os.kill(process, signal.SIGKILL)
 
 
-def run(path: str, node: ssh.Node, command: str, data: bytes = b"", seconds: float = 60.0) -> tuple[int, bytes, bytes]:
+def run(
+    path: str, node: ssh.Node, command: str, data: bytes = b"", seconds: float = 60.0
+) -> tuple[int, bytes, bytes]:
     out, err = io.BytesIO(), io.BytesIO()
-    status = ssh.run(*ssh.remote(path, node, command), (out, err), data, time.monotonic() + seconds, set())
+    status = ssh.run(
+        *ssh.remote(path, node, command), (out, err), data, time.monotonic() + seconds, set()
+    )
     return status, out.getvalue(), err.getvalue()
 
 
 def test_forty_commands_at_once_succeed(path: str, node: ssh.Node) -> None:
     with concurrent.futures.ThreadPoolExecutor(40) as threads:
-        found = list(threads.map(lambda number: run(path, node, f"echo {number}; echo e{number} >&2; exit {number}"), range(40)))
+        found = list(
+            threads.map(
+                lambda number: run(path, node, f"echo {number}; echo e{number} >&2; exit {number}"),
+                range(40),
+            )
+        )
     assert found == [(number, b"%d\n" % number, b"e%d\n" % number) for number in range(40)]
 
 
-def test_process_in_the_background_does_not_keep_the_command_open(path: str, node: ssh.Node) -> None:
+def test_process_in_the_background_does_not_keep_the_command_open(
+    path: str, node: ssh.Node
+) -> None:
     began = time.monotonic()
     status, out, _err = run(path, node, "sleep 300 & echo $!; exit 5")
     os.kill(int(out), signal.SIGKILL)
@@ -105,7 +131,9 @@ def test_command_that_a_signal_ended_has_the_status_of_shells(path: str, node: s
     assert run(path, node, "exec sh -c 'kill -TERM $$'")[0] == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("text", ["a  b", "it's \\ \\\\ \\n %s %% ${HOME} ! \"", "one\ntwo\n\nthree", "ä€\x1e\x1b"])
+@pytest.mark.parametrize(
+    "text", ["a  b", "it's \\ \\\\ \\n %s %% ${HOME} ! \"", "one\ntwo\n\nthree", "ä€\x1e\x1b"]
+)
 def test_command_arrives_as_it_was_given(path: str, node: ssh.Node, text: str) -> None:
     quoted = text.replace("'", "'\"'\"'")
     assert run(path, node, f"printf %s '{quoted}'")[1] == text.encode()
@@ -120,7 +148,10 @@ def test_output_beyond_its_bound_keeps_the_beginning_and_the_end(pool: Pool) -> 
     pool.most_output = 1000
     with pool.lease("small") as lease:
         done = lease.run("echo begin; head -c 3000000 /dev/zero; echo end; echo few >&2")
-    assert done.stdout == b"begin\n" + bytes(494) + b"\n[2999010 bytes omitted]\n" + bytes(496) + b"end\n"
+    assert (
+        done.stdout
+        == b"begin\n" + bytes(494) + b"\n[2999010 bytes omitted]\n" + bytes(496) + b"end\n"
+    )
     assert done.stderr == b"few\n"
 
 
@@ -133,14 +164,22 @@ def test_kept_output_never_exceeds_its_bound(sizes: list[int]) -> None:
         kept.write(data)
     kept.flush()
     first, note, last = kept.content().partition(b"\n[%d bytes omitted]\n" % (len(given) - 10))
-    assert (first + last == given) if len(given) <= 10 else (first, last) == (given[:5], given[-5:]) and note
+    assert (
+        (first + last == given)
+        if len(given) <= 10
+        else (first, last) == (given[:5], given[-5:]) and note
+    )
 
 
-def test_command_is_killed_with_its_children_after_its_time(path: str, node: ssh.Node, tmp_path: pathlib.Path) -> None:
+def test_command_is_killed_with_its_children_after_its_time(
+    path: str, node: ssh.Node, tmp_path: pathlib.Path
+) -> None:
     with pytest.raises(TimeoutError):
         run(path, node, f"sleep 300 & echo $! > {tmp_path}/pid; sleep 300", seconds=3)
     process = pathlib.Path("/proc", (tmp_path / "pid").read_text().strip())
-    wait_for(lambda: not process.exists() or "Z" in (process / "stat").read_text(), 20, "no process")
+    wait_for(
+        lambda: not process.exists() or "Z" in (process / "stat").read_text(), 20, "no process"
+    )
 
 
 @pytest.mark.usefixtures("vanish")
@@ -148,7 +187,9 @@ def test_machine_that_vanishes_ends_the_command(
     sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ssh.OPTIONS, "ServerAliveInterval", "1")
-    path = ssh.write([node], str(tmp_path / "ssh"), identity={"IdentityFile": ssh.quoted(str(sshd.client_key))})
+    path = ssh.write(
+        [node], str(tmp_path / "ssh"), identity={"IdentityFile": ssh.quoted(str(sshd.client_key))}
+    )
     with pytest.raises(ssh.Lost, match="lost before the program ended"):
         run(path, node, f"echo $$ > {tmp_path}/pid; exec sleep 300", seconds=limit(100))
 
@@ -157,13 +198,19 @@ def test_other_keys_of_the_agent_are_not_offered(
     path: str, node: ssh.Node, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agent"
-    with subprocess.Popen(["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL
+    ) as process:
         try:
             wait_for(agent.exists, 10, "the agent")
             monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
             for number in range(6):
                 key = str(tmp_path / f"key{number}")
-                subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=60)
+                subprocess.run(
+                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key],
+                    check=True,
+                    timeout=60,
+                )
                 subprocess.run(["ssh-add", "-q", key], check=True, timeout=60)
             assert run(path, node, "true")[0] == 0
         finally:
@@ -171,7 +218,9 @@ def test_other_keys_of_the_agent_are_not_offered(
 
 
 @pytest.mark.parametrize("name", ["a b", "100%", "%h", "$HOME", "{x}"])
-def test_directory_may_have_any_usual_name(sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, name: str) -> None:
+def test_directory_may_have_any_usual_name(
+    sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, name: str
+) -> None:
     key = tmp_path / name / "key"
     path = ssh.write([node], str(tmp_path / name), identity={"IdentityFile": ssh.quoted(str(key))})
     shutil.copy(sshd.client_key, key)
@@ -179,7 +228,9 @@ def test_directory_may_have_any_usual_name(sshd: SSHServer, node: ssh.Node, tmp_
 
 
 @pytest.mark.parametrize("name", ["${HOME}", 'a"b', "a\\b", "a\nb", "{{x}}", "{%x%}"])
-def test_directory_that_ssh_or_ansible_would_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path, name: str) -> None:
+def test_directory_that_ssh_or_ansible_would_change_is_refused(
+    node: ssh.Node, tmp_path: pathlib.Path, name: str
+) -> None:
     with pytest.raises(ValueError, match="ssh cannot use the path"):
         ssh.write([node], str(tmp_path / name))
 
@@ -188,12 +239,16 @@ def test_node_whose_data_ansible_would_run_is_in_no_inventory() -> None:
     nodes = [Node(f"000000000{number}") for number in range(3)]
     for node, user in zip(nodes, ("root", "{{ lookup('pipe', 'true') }}", "zuul"), strict=True):
         node.interface_ip, node.username, node.type = "192.0.2.1", user, ["small"]
-    lease = Lease("200-0000000001", LeaseState.HELD, Terms("alice", "test"), ("small",), tuple(nodes))
+    lease = Lease(
+        "200-0000000001", LeaseState.HELD, Terms("alice", "test"), ("small",), tuple(nodes)
+    )
     found = inventory(lease)
     assert sorted(found["_meta"]["hostvars"]) == found["small"]["hosts"] == ["n1", "n3"]
 
 
-def test_directory_that_others_may_change_is_refused(node: ssh.Node, tmp_path: pathlib.Path) -> None:
+def test_directory_that_others_may_change_is_refused(
+    node: ssh.Node, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "own").mkdir(mode=0o700)
@@ -205,24 +260,35 @@ def test_directory_that_others_may_change_is_refused(node: ssh.Node, tmp_path: p
     (tmp_path / "victim").write_text("kept")
     (tmp_path / "own" / "known_hosts").symlink_to(tmp_path / "victim")
     ssh.write([node], str(tmp_path / "own"))
-    assert (tmp_path / "victim").read_text() == "kept" and not (tmp_path / "own" / "known_hosts").is_symlink()
+    assert (tmp_path / "victim").read_text() == "kept" and not (
+        tmp_path / "own" / "known_hosts"
+    ).is_symlink()
     assert (tmp_path / "own" / "known_hosts").stat().st_mode & 0o777 == 0o600
 
 
-def test_files_with_blanks_colons_and_percent_signs_are_copied(pool: Pool, tmp_path: pathlib.Path) -> None:
+def test_files_with_blanks_colons_and_percent_signs_are_copied(
+    pool: Pool, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "100% a:b").write_bytes(b"\0\xff")
     with pool.lease("small") as lease:
         lease.put(tmp_path / "100% a:b", f"{tmp_path}/there %d x:y")
         lease.get(f"{tmp_path}/there %d x:y", tmp_path / "back:%s")
         assert (tmp_path / "back:%s").read_bytes() == b"\0\xff"
         with concurrent.futures.ThreadPoolExecutor(20) as threads:
-            list(threads.map(lambda number: lease.put(tmp_path / "back:%s", f"{tmp_path}/put{number}"), range(20)))
+            list(
+                threads.map(
+                    lambda number: lease.put(tmp_path / "back:%s", f"{tmp_path}/put{number}"),
+                    range(20),
+                )
+            )
         with pytest.raises(NodepoolError, match="has 1 nodes; there is no node 2"):
             lease.run("true", node=1)
     assert len(list(tmp_path.glob("put*"))) == 20
 
 
-def test_end_of_the_lease_ends_its_commands_and_removes_its_files(pool: Pool, tmp_path: pathlib.Path) -> None:
+def test_end_of_the_lease_ends_its_commands_and_removes_its_files(
+    pool: Pool, tmp_path: pathlib.Path
+) -> None:
     pool.ssh_directory = str(tmp_path / "files")
     lease = pool.lease("small")
     errors: list[BaseException] = []
@@ -245,13 +311,19 @@ def test_end_of_the_lease_ends_its_commands_and_removes_its_files(pool: Pool, tm
 
 @pytest.mark.usefixtures("vanish")
 def test_gitlab_job_on_a_vanished_machine_is_a_system_failure(
-    pool: Pool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    pool: Pool,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(ssh.OPTIONS, "ServerAliveInterval", "1")
     given = {
-        "TMPDIR": str(tmp_path), "NODEPOOL_URL": pool.url, "NODEPOOL_TOKEN": pool.token or "",
-        "NODEPOOL_SSH_KEY": str(pool.key_file), "SYSTEM_FAILURE_EXIT_CODE": "73",
-    }  # fmt: skip
+        "TMPDIR": str(tmp_path),
+        "NODEPOOL_URL": pool.url,
+        "NODEPOOL_TOKEN": pool.token or "",
+        "NODEPOOL_SSH_KEY": str(pool.key_file),
+        "SYSTEM_FAILURE_EXIT_CODE": "73",
+    }
     for name, text in given.items():
         monkeypatch.setenv(name, text)
     (tmp_path / "script").write_text(f"echo $$ > {tmp_path}/pid; exec sleep 300\n")

@@ -38,10 +38,19 @@ def nodepool(api: Api, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]
     return run
 
 
-def test_token_is_found_by_its_text_and_only_its_hash_is_stored(bench: LauncherBench, tokens: Tokens) -> None:
-    token_id, text = tokens.create("ci-7", Role.BORROW, "root@host", tenant="acme", labels=("small-*",), longest=3600)
+def test_token_is_found_by_its_text_and_only_its_hash_is_stored(
+    bench: LauncherBench, tokens: Tokens
+) -> None:
+    token_id, text = tokens.create(
+        "ci-7", Role.BORROW, "root@host", tenant="acme", labels=("small-*",), longest=3600
+    )
     found = tokens.find(text)
-    assert found is not None and (found.id, found.name, found.role, found.tenant) == (token_id, "ci-7", Role.BORROW, "acme")
+    assert found is not None and (found.id, found.name, found.role, found.tenant) == (
+        token_id,
+        "ci-7",
+        Role.BORROW,
+        "acme",
+    )
     assert (found.labels, found.longest, found.created_by) == (("small-*",), 3600, "root@host")
     data, _stat = bench.zk.kazoo_client.get(f"{ROOT}/{token_id}")
     assert text.split("_", 2)[2].encode() not in data
@@ -77,14 +86,20 @@ def test_token_expires(tokens: Tokens, clock: HandClock) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"name": "x", "role": "root"}'])
-def test_damaged_record_grants_nothing(bench: LauncherBench, tokens: Tokens, clock: HandClock, data: bytes) -> None:
+def test_damaged_record_grants_nothing(
+    bench: LauncherBench, tokens: Tokens, clock: HandClock, data: bytes
+) -> None:
     token_id, text = tokens.create("ci-7", Role.BORROW)
     bench.zk.kazoo_client.set(f"{ROOT}/{token_id}", data)
     assert tokens.find(text) is None and tokens.all() == []
 
 
-@pytest.mark.parametrize("change", [{"expires": "later"}, {"labels": "small"}, {"longest": "x"}, {"role": 4}])
-def test_record_with_an_unreadable_limit_grants_nothing(bench: LauncherBench, tokens: Tokens, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"expires": "later"}, {"labels": "small"}, {"longest": "x"}, {"role": 4}]
+)
+def test_record_with_an_unreadable_limit_grants_nothing(
+    bench: LauncherBench, tokens: Tokens, change: dict[str, Any]
+) -> None:
     token_id, text = tokens.create("ci-7", Role.BORROW)
     path = f"{ROOT}/{token_id}"
     record = json.loads(bench.zk.kazoo_client.get(path)[0])
@@ -99,7 +114,9 @@ def test_names_that_others_could_have_are_refused(tokens: Tokens, name: str) -> 
 
 
 def test_command_creates_lists_and_revokes_tokens(api: Api, nodepool: Callable[..., str]) -> None:
-    text = nodepool("token", "create", "alice", "--label", "fake-*", "--max", "2h", "--expires", "90d").strip()
+    text = nodepool(
+        "token", "create", "alice", "--label", "fake-*", "--max", "2h", "--expires", "90d"
+    ).strip()
     assert api.call("POST", "/leases", {"labels": ["fake-label"], "wait": 30}, text).status == 201
     assert api.call("POST", "/leases", {"labels": ["other"], "wait": 30}, text).status == 403
     [row] = json.loads(nodepool("token", "list", "--format", "json"))
@@ -112,10 +129,15 @@ def test_commands_are_recorded_in_the_history(api: Api, nodepool: Callable[..., 
     [node] = api.bench.fulfilled("fake-label")[1]
     nodepool("hold", str(int(node.id)))
     nodepool("token", "create", "alice")
-    events = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
+    events = [
+        event
+        for event in HistoryReader().read_all(api.bench.zk.kazoo_client)
+        if event["type"] == "action"
+    ]
     assert [(event["action"], event["target"], event["result"]) for event in events] == [
-        ("hold", f"node {node.id}", "ok"), ("token create", "token alice", "ok"),
-    ]  # fmt: skip
+        ("hold", f"node {node.id}", "ok"),
+        ("token create", "token alice", "ok"),
+    ]
     assert {event["via"] for event in events} == {"unix:0"}
 
 
@@ -126,9 +148,16 @@ def test_lease_that_the_command_has_chosen_is_recorded(
     monkeypatch.setenv("NODEPOOL_LEASE", lease["id"])
     nodepool("lease", "renew", "--for", "9000")
     nodepool("lease", "return")
-    events = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
+    events = [
+        event
+        for event in HistoryReader().read_all(api.bench.zk.kazoo_client)
+        if event["type"] == "action"
+    ]
     found = [(event["action"], event["target"], event["result"]) for event in events]
-    assert [("lease renew", f"lease {lease['id']}", "ok"), ("lease return", f"lease {lease['id']}", "ok")] == found[-2:]
+    assert [
+        ("lease renew", f"lease {lease['id']}", "ok"),
+        ("lease return", f"lease {lease['id']}", "ok"),
+    ] == found[-2:]
 
 
 def test_command_on_a_lease_that_has_ended_is_recorded_as_failed(
@@ -137,5 +166,13 @@ def test_command_on_a_lease_that_has_ended_is_recorded_as_failed(
     monkeypatch.setenv("NODEPOOL_LEASE", "200-0000009999")
     with pytest.raises(SystemExit):
         nodepool("lease", "return")
-    [event] = [event for event in HistoryReader().read_all(api.bench.zk.kazoo_client) if event["type"] == "action"]
-    assert (event["action"], event["target"], event["result"]) == ("lease return", "lease", "failed")
+    [event] = [
+        event
+        for event in HistoryReader().read_all(api.bench.zk.kazoo_client)
+        if event["type"] == "action"
+    ]
+    assert (event["action"], event["target"], event["result"]) == (
+        "lease return",
+        "lease",
+        "failed",
+    )

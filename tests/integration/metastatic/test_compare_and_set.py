@@ -1,4 +1,6 @@
-"""Another client changes a backing node or its lock between our read and our write: the stale write changes nothing."""
+"""Another client changes a backing node or its lock between our read and our write: the stale
+write changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def other(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch) -> OtherClient:
 
 
 @pytest.fixture
-def bench(make: Callable[..., Bench]) -> Bench:  # noqa: F811
+def bench(make: Callable[..., Bench]) -> Bench:
     return make(**{"max-parallel-jobs": 3})
 
 
@@ -46,7 +48,9 @@ def state(other: OtherClient, node_id: str | None) -> str:
 
 def test_take_over_keeps_what_another_client_wrote(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
-    late = other.before(sets(NODES, state="in-use"), lambda path: other.write(path, comment="by another client"))
+    late = other.before(
+        sets(NODES, state="in-use"), lambda path: other.write(path, comment="by another client")
+    )
     backing = bench.fulfil()
     assert late.refused() == f"{NODES}{backing.id}"
     bench.finish(machine)
@@ -54,7 +58,9 @@ def test_take_over_keeps_what_another_client_wrote(bench: Bench, other: OtherCli
     assert stored is not None and (stored.state, stored.comment) == (IN_USE, "by another client")
 
 
-def test_take_over_waits_for_the_lock(bench: Bench, other: OtherClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_over_waits_for_the_lock(
+    bench: Bench, other: OtherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempts: list[bool] = []
     take_over = transactions.take_over
 
@@ -65,10 +71,14 @@ def test_take_over_waits_for_the_lock(bench: Bench, other: OtherClient, monkeypa
     monkeypatch.setattr(transactions, "take_over", counted)
     machine = advanced(bench)
     contenders: list[str] = []
-    late = other.before(sets(NODES, state="in-use"), lambda path: contenders.append(other.lock(f"{path}/lock")))
+    late = other.before(
+        sets(NODES, state="in-use"), lambda path: contenders.append(other.lock(f"{path}/lock"))
+    )
     backing = bench.fulfil()
     assert late.refused() == f"{NODES}{backing.id}/lock"
-    wait_for(lambda: len(attempts) > 2 or state(other, backing.id) != READY, what="further attempts")
+    wait_for(
+        lambda: len(attempts) > 2 or state(other, backing.id) != READY, what="further attempts"
+    )
     machine.advance()
     present = bench.zk.getNode(backing.id or "")
     assert present is not None and present.state == READY and not machine.complete
@@ -80,13 +90,19 @@ def test_take_over_waits_for_the_lock(bench: Bench, other: OtherClient, monkeypa
 def test_node_is_not_taken_over_if_its_request_is_gone(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
     (request,) = wait_for(bench.requests)
-    late = other.before(sets(NODES, state="in-use"), lambda _path: other.delete(f"/nodepool/requests/{request.id}"))
+    late = other.before(
+        sets(NODES, state="in-use"), lambda _path: other.delete(f"/nodepool/requests/{request.id}")
+    )
     backing = bench.fulfil(request)
     assert late.refused() == f"/nodepool/requests/{request.id}"
     with pytest.raises(LaunchStatusException, match="Backing node failed"):
         bench.finish(machine)
     present = bench.zk.getNode(backing.id or "")
-    assert present is not None and present.state == READY and bench.zk.getNodeLockContenders(present) == []
+    assert (
+        present is not None
+        and present.state == READY
+        and bench.zk.getNodeLockContenders(present) == []
+    )
 
 
 def test_node_in_another_state_is_not_taken_over(bench: Bench, other: OtherClient) -> None:
@@ -97,26 +113,43 @@ def test_node_in_another_state_is_not_taken_over(bench: Bench, other: OtherClien
     with pytest.raises(LaunchStatusException, match="it is hold"):
         bench.finish(machine)
     present = bench.zk.getNode(backing.id or "")
-    assert present is not None and present.state == HOLD and bench.zk.getNodeLockContenders(present) == []
+    assert (
+        present is not None
+        and present.state == HOLD
+        and bench.zk.getNodeLockContenders(present) == []
+    )
 
 
 def test_node_given_to_another_request_is_not_taken_over(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
-    other.before(sets(NODES, state="in-use"), lambda path: other.write(path, allocated_to="100-0000009999"))
+    other.before(
+        sets(NODES, state="in-use"), lambda path: other.write(path, allocated_to="100-0000009999")
+    )
     backing = bench.fulfil()
     with pytest.raises(LaunchStatusException, match="it no longer exists or is not ours"):
         bench.finish(machine)
     present = bench.zk.getNode(backing.id or "")
-    assert present is not None and (present.state, present.allocated_to) == (READY, "100-0000009999")
+    assert present is not None and (present.state, present.allocated_to) == (
+        READY,
+        "100-0000009999",
+    )
 
 
 @pytest.mark.parametrize("locked", [True, False])
-def test_take_over_whose_answer_was_lost_counts_only_with_its_lock(bench: Bench, other: OtherClient, locked: bool) -> None:
+def test_take_over_whose_answer_was_lost_counts_only_with_its_lock(
+    bench: Bench, other: OtherClient, locked: bool
+) -> None:
     machine = advanced(bench)
 
     def take_over(path: str) -> None:
         """What our own transaction does when its answer is lost."""
-        data = {"owner": OWNER, "label": "small", "slots": 3, "launched": 0, "allocations": {"0": machine.node_id}}
+        data = {
+            "owner": OWNER,
+            "label": "small",
+            "slots": 3,
+            "launched": 0,
+            "allocations": {"0": machine.node_id},
+        }
         if locked:
             other.lock(f"{path}/lock")
         other.write(path, state="in-use", user_data=json.dumps(data))
@@ -134,7 +167,9 @@ def test_take_over_whose_answer_was_lost_counts_only_with_its_lock(bench: Bench,
 # -- slots are given out, and the backing node is released
 
 
-def test_slot_that_another_launcher_gave_out_is_not_given_out_again(bench: Bench, other: OtherClient) -> None:
+def test_slot_that_another_launcher_gave_out_is_not_given_out_again(
+    bench: Bench, other: OtherClient
+) -> None:
     first = advanced(bench)
     backing = bench.fulfil()
     bench.finish(first)
@@ -149,10 +184,16 @@ def test_slot_that_another_launcher_gave_out_is_not_given_out_again(bench: Bench
     second = advanced(bench)
     assert late.refused() == f"{NODES}{backing.id}"
     assert bench.finish(second).slot == 2
-    assert user_data(other, backing.id)["allocations"] == {"0": first.node_id, "1": theirs, "2": second.node_id}
+    assert user_data(other, backing.id)["allocations"] == {
+        "0": first.node_id,
+        "1": theirs,
+        "2": second.node_id,
+    }
 
 
-def test_backing_node_is_not_released_if_another_launcher_used_it(bench: Bench, other: OtherClient) -> None:
+def test_backing_node_is_not_released_if_another_launcher_used_it(
+    bench: Bench, other: OtherClient
+) -> None:
     machine = advanced(bench)
     backing = bench.fulfil()
     bench.finish(machine)
@@ -168,7 +209,11 @@ def test_backing_node_is_not_released_if_another_launcher_used_it(bench: Bench, 
     bench.adapter.slots.release(record)
     assert late.refused() == f"{NODES}{backing.id}"
     node = bench.zk.getNode(backing.id or "")
-    assert node is not None and node.state == IN_USE and bench.zk.getNodeLockContenders(node) == [OWNER]
+    assert (
+        node is not None
+        and node.state == IN_USE
+        and bench.zk.getNodeLockContenders(node) == [OWNER]
+    )
     assert bench.records() == [record]
 
 
@@ -178,7 +223,13 @@ def test_backing_node_is_not_released_if_another_launcher_used_it(bench: Bench, 
 def abandoned(bench: Bench, **values: Any) -> Node:
     """A backing node that was locked, but not signed."""
     node = Node()
-    node.state, node.provider, node.pool, node.type, node.requestor = READY, "cloud", "main", "big", OWNER
+    node.state, node.provider, node.pool, node.type, node.requestor = (
+        READY,
+        "cloud",
+        "main",
+        "big",
+        OWNER,
+    )
     for name, value in values.items():
         setattr(node, name, value)
     bench.zk.storeNode(node)
@@ -193,10 +244,14 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "SIGNING_TIME", 0.0)
 
 
-def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(bench: Bench, other: OtherClient, dead: None) -> None:
+def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(
+    bench: Bench, other: OtherClient, dead: None
+) -> None:
     bench.adapter.slots.initialize()
     node = abandoned(bench)
-    late = other.before(deletes("__lock__"), lambda _path: other.write(f"{NODES}{node.id}", comment="signed"))
+    late = other.before(
+        deletes("__lock__"), lambda _path: other.write(f"{NODES}{node.id}", comment="signed")
+    )
     bench.adapter.periodic()
     assert late.refused() == f"{NODES}{node.id}"
     assert bench.zk.getNodeLockContenders(node) == [OWNER]
@@ -205,17 +260,27 @@ def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(bench: Be
 
 
 @pytest.mark.parametrize("state, kept", [(READY, False), (USED, True)])
-def test_only_locks_of_ready_nodes_without_an_owner_are_removed(bench: Bench, dead: None, state: str, kept: bool) -> None:
+def test_only_locks_of_ready_nodes_without_an_owner_are_removed(
+    bench: Bench, dead: None, state: str, kept: bool
+) -> None:
     bench.adapter.slots.initialize()
     node = abandoned(bench, state=state)
     bench.adapter.periodic()
     assert bool(bench.zk.getNodeLockContenders(node)) is kept
 
 
-def test_node_that_names_us_as_owner_without_our_lock_is_not_used(bench: Bench, other: OtherClient) -> None:
+def test_node_that_names_us_as_owner_without_our_lock_is_not_used(
+    bench: Bench, other: OtherClient
+) -> None:
     data = {"owner": OWNER, "label": "small", "slots": 3, "launched": 0}
     node = Node()
-    node.state, node.provider, node.pool, node.type, node.user_data = IN_USE, "cloud", "main", "big", json.dumps(data)
+    node.state, node.provider, node.pool, node.type, node.user_data = (
+        IN_USE,
+        "cloud",
+        "main",
+        "big",
+        json.dumps(data),
+    )
     bench.zk.storeNode(node)
     other.lock(f"{NODES}{node.id}/lock")  # of another client, without our name
     bench.adapter.slots.initialize()

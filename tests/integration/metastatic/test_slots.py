@@ -1,4 +1,6 @@
-"""The metastatic adapter on a real ZooKeeper, without a launcher: slots, two adapters at once, losses."""
+"""The metastatic adapter on a real ZooKeeper, without a launcher: slots, two adapters at once,
+losses.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from nodepool.config import Config
 from nodepool.driver.backing import housekeeping
 from nodepool.driver.metastatic.adapter import MetastaticAdapter
 from nodepool.nodeutils import Attributes
-from nodepool.zk.zookeeper import BUILDING, FAILED, FULFILLED, HOLD, IN_USE, READY, USED, Node, NodeRequest, ZooKeeper
+from nodepool.zk.zookeeper import (
+    BUILDING,
+    FAILED,
+    FULFILLED,
+    HOLD,
+    IN_USE,
+    READY,
+    USED,
+    Node,
+    NodeRequest,
+    ZooKeeper,
+)
 from tests.conftest import Chroot, wait_for
 
 OWNER = "NodePool:metastatic:meta"
@@ -24,8 +37,16 @@ OWNER = "NodePool:metastatic:meta"
 def config(**label: Any) -> Any:
     result = Config()
     result.setLabels([{"name": "small"}, {"name": "big"}])
-    options = {"name": "small", "backing-label": "big", "max-parallel-jobs": 2, "grace-time": 0, **label}
-    result.setProviders([{"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [options]}]}])
+    options = {
+        "name": "small",
+        "backing-label": "big",
+        "max-parallel-jobs": 2,
+        "grace-time": 0,
+        **label,
+    }
+    result.setProviders(
+        [{"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [options]}]}]
+    )
     return result.providers["meta"]
 
 
@@ -49,12 +70,26 @@ class Bench:
 
     def machine(self, node_id: str | None = None, **request: Any) -> Any:
         node_id = node_id or self.new_node()
-        attributes = {"id": "200-0000000001", "tenant_name": "t1", "event_id": "e1", "relative_priority": 3, **request}
+        attributes = {
+            "id": "200-0000000001",
+            "tenant_name": "t1",
+            "event_id": "e1",
+            "relative_priority": 3,
+            **request,
+        }
         machine = self.adapter.getCreateStateMachine(
-            f"np{node_id}", self.config.pools["main"].labels["small"], None,
-            {"nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "meta"},
-            Attributes(**attributes), None, None,
-        )  # fmt: skip
+            f"np{node_id}",
+            self.config.pools["main"].labels["small"],
+            None,
+            {
+                "nodepool_node_id": node_id,
+                "nodepool_pool_name": "main",
+                "nodepool_provider_name": "meta",
+            },
+            Attributes(**attributes),
+            None,
+            None,
+        )
         advance = machine.advance
 
         def recording() -> Any:
@@ -68,12 +103,18 @@ class Bench:
         return machine
 
     def requests(self) -> list[NodeRequest]:
-        return [request for request in self.zk.nodeRequestIterator(cached=False) if request.requestor == OWNER]
+        return [
+            request
+            for request in self.zk.nodeRequestIterator(cached=False)
+            if request.requestor == OWNER
+        ]
 
     def fulfil(self, request: NodeRequest | None = None) -> Node:
         """What another launcher does for a backing request."""
         if request is None:
-            request = wait_for(lambda: next((r for r in self.requests() if r.state == "requested"), None))
+            request = wait_for(
+                lambda: next((r for r in self.requests() if r.state == "requested"), None)
+            )
         node = Node()
         node.state = READY
         node.provider, node.pool, node.type = "cloud", "main", "big"
@@ -105,7 +146,11 @@ class Bench:
         node = self.zk.getNode(machine.node_id)
         assert node is not None
         node.state = READY
-        node.driver_data, node.slot, node.external_id = instance.driver_data, instance.slot, instance.external_id
+        node.driver_data, node.slot, node.external_id = (
+            instance.driver_data,
+            instance.slot,
+            instance.external_id,
+        )
         self.zk.storeNode(node)
         return instance
 
@@ -154,13 +199,22 @@ def test_first_slot_requests_a_backing_node(make: Callable[..., Bench]) -> None:
     instance = bench.finish(machine)
     assert instance.driver_data["backing_node"] == backing.id
     assert machine.external_id == instance.external_id == machine.node_id
-    assert (instance.slot, instance.interface_ip, instance.host_keys) == (0, "192.0.2.1", ["ssh-rsa AAA"])
+    assert (instance.slot, instance.interface_ip, instance.host_keys) == (
+        0,
+        "192.0.2.1",
+        ["ssh-rsa AAA"],
+    )
     stored = bench.zk.getNode(backing.id or "")
     assert stored is not None
     assert stored.state == IN_USE
     assert bench.zk.getNodeLockContenders(stored) == [OWNER]
     data = json.loads(stored.user_data)
-    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (OWNER, "small", 2, False)
+    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (
+        OWNER,
+        "small",
+        2,
+        False,
+    )
     assert data["allocations"] == {"0": machine.node_id}
     assert bench.requests() == []
 
@@ -243,11 +297,15 @@ def test_who_waits_takes_a_slot_that_becomes_free(make: Callable[..., Bench]) ->
 
 
 def waiting_for(bench: Bench, machine: Any) -> NodeRequest:
-    return wait_for(lambda: next((r for r in bench.requests() if r.id == machine.record.request_id), None))
+    return wait_for(
+        lambda: next((r for r in bench.requests() if r.id == machine.record.request_id), None)
+    )
 
 
 @pytest.mark.parametrize("reason", ["failed", "too-old"])
-def test_who_waits_takes_no_slot_that_is_not_for_use(make: Callable[..., Bench], reason: str) -> None:
+def test_who_waits_takes_no_slot_that_is_not_for_use(
+    make: Callable[..., Bench], reason: str
+) -> None:
     bench = make(**{"max-age": 3600} if reason == "too-old" else {})
     first = [bench.machine() for _ in range(2)]
     for machine in first:
@@ -391,7 +449,12 @@ def test_backing_node_of_a_failed_scan_gets_no_new_nodes(make: Callable[..., Ben
     assert bench.adapter.describeHosts() == []
     bench.adapter.notifyNodescanFailure(None, second.node_id)
     (host,) = bench.adapter.describeHosts()
-    assert (host["name"], host["usable"], host["used"], host["limits"]) == (bad.id, False, {"slots": 2}, {"slots": 2})
+    assert (host["name"], host["usable"], host["used"], host["limits"]) == (
+        bad.id,
+        False,
+        {"slots": 2},
+        {"slots": 2},
+    )
     wait_for(lambda: json.loads(bench.zk.getNode(bad.id or "").user_data)["failed"])  # type: ignore[union-attr]
     # the framework deletes and tries again with the same node
     delete = bench.adapter.getDeleteStateMachine(second.node_id, None)
@@ -630,7 +693,9 @@ def test_stop_cancels_requests(make: Callable[..., Bench]) -> None:
     wait_for(lambda: not bench.requests())
 
 
-def test_one_write_for_all_slots_asked_for_meanwhile(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_write_for_all_slots_asked_for_meanwhile(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = make(**{"max-parallel-jobs": 64})
     first = bench.machine()
     first.advance()
@@ -639,7 +704,11 @@ def test_one_write_for_all_slots_asked_for_meanwhile(make: Callable[..., Bench],
     machines = [bench.machine() for _ in range(63)]
     slots, submit = bench.adapter.slots, bench.adapter.slots.submit
     answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    monkeypatch.setattr(slots, "submit", lambda txn, done: submit(txn, lambda *answer: answers.put(lambda: done(*answer))))
+    monkeypatch.setattr(
+        slots,
+        "submit",
+        lambda txn, done: submit(txn, lambda *answer: answers.put(lambda: done(*answer))),
+    )
     version = bench.zk.getNode(backing.id or "").stat.version  # type: ignore[union-attr]
     for machine in machines:
         machine.advance()
@@ -659,7 +728,9 @@ def seen_by_mirror(zk: ZooKeeper, backing: Node) -> Node:
     return seen
 
 
-@pytest.mark.parametrize("read_before", [False, True], ids=["record read after", "record read before"])
+@pytest.mark.parametrize(
+    "read_before", [False, True], ids=["record read after", "record read before"]
+)
 def test_backing_node_just_taken_over_by_another_launcher_stays_locked(
     make: Callable[..., Bench], zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, read_before: bool
 ) -> None:
@@ -713,7 +784,11 @@ def test_slot_is_kept_for_a_node_that_the_mirror_has_not_read_yet(
     (record,) = wait_for(two.records)
     wait_for(lambda: record.allocated_nodes[0] == machine.node_id)
     seen = two.zk.node_tree.get
-    monkeypatch.setattr(two.zk.node_tree, "get", lambda node_id: None if node_id == machine.node_id else seen(node_id))
+    monkeypatch.setattr(
+        two.zk.node_tree,
+        "get",
+        lambda node_id: None if node_id == machine.node_id else seen(node_id),
+    )
     slots = two.adapter.slots
     if step == "check":
         slots.housekeeping._check(record)

@@ -1,7 +1,8 @@
-"""SIGKILL of the launcher around each call that changes something in a real OpenStack: nothing lost, nothing twice, nothing left.
+"""SIGKILL of the launcher around each call that changes something in a real OpenStack: nothing
+lost, nothing twice, nothing left.
 
-The proxies kill: before the call reaches the cloud, when the cloud has done it and nobody knows, or so that it arrives when the
-next launcher runs already.
+The proxies kill: before the call reaches the cloud, when the cloud has done it and nobody knows, or
+so that it arrives when the next launcher runs already.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ CREATION = {
     "volume mark": ("block-storage", "POST /volumes/{id}/metadata"),
     "floating IP": ("network", "POST /floatingips"),
 }
-DELETION = {"floating IP": ("network", "DELETE /floatingips/{id}"), "server": ("compute", "DELETE /servers/{id}")}
+DELETION = {
+    "floating IP": ("network", "DELETE /floatingips/{id}"),
+    "server": ("compute", "DELETE /servers/{id}"),
+}
 
 
 class Bench:
-    """A launcher that may be killed, with a label that needs all kinds of things and one that needs a server only."""
+    """A launcher that may be killed, with a label that needs all kinds of things and one that
+    needs a server only.
+    """
 
     def __init__(self, cloud: OpenStackCloud, chroot: Chroot, tmp: pathlib.Path) -> None:
         self.cloud = cloud
@@ -51,12 +57,22 @@ class Bench:
         self.faults: list[Fault] = []
 
     def start(self, cleanup: float = 600) -> Daemon:
-        """:param cleanup: seconds between two searches for leaks; only the one at the start, which deletes nothing."""
-        entry = provider(label("full", boot_from_volume=True, volume_size=1), pool={"auto-floating-ip": True})
+        """:param cleanup: seconds between two searches for leaks; only the one at the start,
+        which deletes nothing.
+        """
+        entry = provider(
+            label("full", boot_from_volume=True, volume_size=1), pool={"auto-floating-ip": True}
+        )
         plain = provider(label("plain"))["pools"][0]
         entry["pools"].append({**plain, "name": "plain"})
         path = self.chroot.config(config(entry), timeout=SESSION)
-        daemon = Daemon(self.tmp, "serve.py", path, NODEPOOL_FAULT_CLEANUP=str(cleanup), OS_CLIENT_CONFIG_FILE=str(self.clouds))
+        daemon = Daemon(
+            self.tmp,
+            "serve.py",
+            path,
+            NODEPOOL_FAULT_CLEANUP=str(cleanup),
+            OS_CLIENT_CONFIG_FILE=str(self.clouds),
+        )
         self.daemons.append(daemon)
         return daemon
 
@@ -64,7 +80,8 @@ class Bench:
         """At the next calls of this shape that concern the full node."""
         self.faults += [
             self.cloud.proxies[service].fail(
-                lambda request: shape(request) == wanted and _is_full(request), killing(self.daemons, each)
+                lambda request: shape(request) == wanted and _is_full(request),
+                killing(self.daemons, each),
             )
             for each in when
         ]
@@ -87,7 +104,11 @@ class Bench:
 
     def left(self) -> dict[str, Any]:
         """All there is, when nobody wants a node."""
-        found = {"nodes": self.zuul.read("nodes"), "requests": self.zuul.read("requests"), **left_in(self.cloud)}
+        found = {
+            "nodes": self.zuul.read("nodes"),
+            "requests": self.zuul.read("requests"),
+            **left_in(self.cloud),
+        }
         return {what: things for what, things in found.items() if things}
 
     def wait_nothing_left(self) -> None:
@@ -111,7 +132,9 @@ def left_in(cloud: OpenStackCloud) -> dict[str, Any]:
         "servers": {server["name"]: server["status"] for server in cloud.servers()},
         "volumes": {volume.id: (volume.status, volume.metadata) for volume in cloud.volumes()},
         "ports": {port.id: (port.status, port.device_owner) for port in ports},
-        "floating IPs": {ip.floating_ip_address: (ip.port_id, ip.description) for ip in cloud.floating_ips()},
+        "floating IPs": {
+            ip.floating_ip_address: (ip.port_id, ip.description) for ip in cloud.floating_ips()
+        },
     }
 
 
@@ -121,7 +144,9 @@ def _is_full(request: Request) -> bool:
 
 
 @pytest.fixture
-def crashes(openstack_cloud: OpenStackCloud, zk_chroot: Chroot, tmp_path: pathlib.Path) -> Iterator[Bench]:
+def crashes(
+    openstack_cloud: OpenStackCloud, zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> Iterator[Bench]:
     bench = Bench(openstack_cloud, zk_chroot, tmp_path)
     try:
         yield bench
@@ -130,10 +155,14 @@ def crashes(openstack_cloud: OpenStackCloud, zk_chroot: Chroot, tmp_path: pathli
             daemon.stop()
 
 
-@pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.spec(
+    "issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up"
+)
 @pytest.mark.parametrize("what", CREATION)
 def test_killed_launcher_leaves_no_server(crashes: Bench, what: str) -> None:
-    """Another request is served undisturbed meanwhile. Only servers whose id nobody knows are left to the search for leaks."""
+    """Another request is served undisturbed meanwhile. Only servers whose id nobody knows are
+    left to the search for leaks.
+    """
     crashes.kill_at(*CREATION[what], *WHEN)
     crashes.start(cleanup=0.5 if what == "server" else 600)
     requests = [crashes.zuul.submit("full"), crashes.zuul.submit("plain")]
@@ -144,17 +173,23 @@ def test_killed_launcher_leaves_no_server(crashes: Bench, what: str) -> None:
 
 
 def test_floating_ip_that_is_not_shown(crashes: Bench) -> None:
-    """The compute service learns of floating IPs later than the network service; they go with the server all the same."""
+    """The compute service learns of floating IPs later than the network service; they go with
+    the server all the same.
+    """
 
     def hide(request: Request, forward: Forward) -> Reply:
         answer = forward(request)
         data = json.loads(answer.body)
         for name, interfaces in data.get("server", {}).get("addresses", {}).items():
-            data["server"]["addresses"][name] = [each for each in interfaces if each["OS-EXT-IPS:type"] != "floating"]
+            data["server"]["addresses"][name] = [
+                each for each in interfaces if each["OS-EXT-IPS:type"] != "floating"
+            ]
         answer.body = json.dumps(data).encode()
         return answer
 
-    crashes.cloud.compute.fail(lambda request: shape(request) == "GET /servers/{id}", hide, math.inf)
+    crashes.cloud.compute.fail(
+        lambda request: shape(request) == "GET /servers/{id}", hide, math.inf
+    )
     crashes.kill_at(*CREATION["floating IP"], "after")
     crashes.start()
     request = crashes.zuul.submit("full")
@@ -164,11 +199,17 @@ def test_floating_ip_that_is_not_shown(crashes: Bench) -> None:
     crashes.check()
 
 
-@pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.spec(
+    "issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up"
+)
 @pytest.mark.parametrize("when", [("before", "after"), ("late",)], ids="-".join)
 @pytest.mark.parametrize("what", DELETION)
-def test_deletion_is_completed_after_a_kill(crashes: Bench, what: str, when: tuple[str, ...]) -> None:
-    """A deletion that the cloud has done is not asked for again, so nothing comes after ``after`` and ``late``."""
+def test_deletion_is_completed_after_a_kill(
+    crashes: Bench, what: str, when: tuple[str, ...]
+) -> None:
+    """A deletion that the cloud has done is not asked for again, so nothing comes after
+    ``after`` and ``late``.
+    """
     crashes.start()
     request, other = crashes.zuul.submit("full"), crashes.zuul.submit("plain")
     crashes.wait_fulfilled(request, other)
@@ -185,8 +226,12 @@ def test_deletion_is_completed_after_a_kill(crashes: Bench, what: str, when: tup
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("then", DELETION)
 @pytest.mark.parametrize("what", CREATION)
-def test_launcher_killed_while_deleting_leftovers_leaves_nothing(crashes: Bench, what: str, then: str, when: str) -> None:
-    """Killed again while what the first kill has left is deleted (or the node itself, where there is no such thing)."""
+def test_launcher_killed_while_deleting_leftovers_leaves_nothing(
+    crashes: Bench, what: str, then: str, when: str
+) -> None:
+    """Killed again while what the first kill has left is deleted (or the node itself, where
+    there is no such thing).
+    """
     crashes.kill_at(*CREATION[what], "after")
     crashes.kill_at(*DELETION[then], when)
     crashes.start(cleanup=0.5)

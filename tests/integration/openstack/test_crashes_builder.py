@@ -1,8 +1,8 @@
-"""SIGKILL of the builder around each call that changes something in a real glance, and around each write that an upload or a
-deletion takes: in the end glance has what the records say.
+"""SIGKILL of the builder around each call that changes something in a real glance, and around each
+write that an upload or a deletion takes: in the end glance has what the records say.
 
-After each start and one pass of the builder's clean-up nothing else is left; what arrives in the cloud after that is the
-launcher's to find.
+After each start and one pass of the builder's clean-up nothing else is left; what arrives in the
+cloud after that is the launcher's to find.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.fault, pytest
 #: Seconds in which everything must be as it should be, on a loaded machine.
 PATIENCE = 120.0
 SIZE = 4 << 20
-CREATE, SEND, PROTECT, DELETE = "POST /images", "PUT /images/{id}/file", "PATCH /images/{id}", "DELETE /images/{id}"
+CREATE, SEND, PROTECT, DELETE = (
+    "POST /images",
+    "PUT /images/{id}/file",
+    "PATCH /images/{id}",
+    "DELETE /images/{id}",
+)
 
 
 class Builder(Revived):
@@ -63,8 +68,17 @@ class Bench:
         """:param wanted: whether the provider has the image."""
         return self.files.config(
             images=[self.files.image(env={"CREATE_SIZE": str(SIZE)})],
-            providers=[{"name": "p0", "driver": "openstack", "cloud": "test", "rate": 0, "pools": [],
-                        "diskimages": [{"name": "i0", "meta": meta}] if wanted else []}])  # fmt: skip
+            providers=[
+                {
+                    "name": "p0",
+                    "driver": "openstack",
+                    "cloud": "test",
+                    "rate": 0,
+                    "pools": [],
+                    "diskimages": [{"name": "i0", "meta": meta}] if wanted else [],
+                }
+            ],
+        )
 
     def start(self) -> Builder:
         self.builders.append(Builder(self.files))
@@ -77,15 +91,24 @@ class Bench:
     def kill_at(self, call: str, *when: str) -> None:
         for each in when:
             self.at(
-                call, half_sent(self.cloud.image, self._kill_while_saving) if each == "half" else killing(self.builders, each)
+                call,
+                half_sent(self.cloud.image, self._kill_while_saving)
+                if each == "half"
+                else killing(self.builders, each),
             )
 
     def _kill_while_saving(self) -> None:
-        wait_for(lambda: "saving" in [image.status for image in self.cloud.images()], 60, "glance takes data in")
+        wait_for(
+            lambda: "saving" in [image.status for image in self.cloud.images()],
+            60,
+            "glance takes data in",
+        )
         self.builders[0].kill()
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
-        """Until it holds and nothing is left that has no meaning; dead builders are started again meanwhile."""
+        """Until it holds and nothing is left that has no meaning; dead builders are started
+        again meanwhile.
+        """
         left: list[str] = []
 
         def look() -> bool:
@@ -99,7 +122,9 @@ class Bench:
         try:
             wait_for(look, PATIENCE, what)
         except AssertionError as error:
-            raise AssertionError(f"{error}; left: {left}; {self.files.builders[-1].text()[-3000:]}") from None
+            raise AssertionError(
+                f"{error}; left: {left}; {self.files.builders[-1].text()[-3000:]}"
+            ) from None
 
     def wait_uploaded(self) -> None:
         self.wait(self.files.uploads, "an upload")
@@ -109,7 +134,9 @@ class Bench:
         assert len(self.files.runs()) == 1, "the image is built once"
 
     def wait_deleted(self) -> None:
-        self.wait(lambda: not self.cloud.images() and not self.files.uploads(state=None), "upload gone")
+        self.wait(
+            lambda: not self.cloud.images() and not self.files.uploads(state=None), "upload gone"
+        )
         assert len(self.files.builds()) == 1
 
     def check(self) -> None:
@@ -131,13 +158,20 @@ def crashes(openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path) -> Iterator
         bench.close()
 
 
-at_every_step = pytest.mark.spec("issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up")
+at_every_step = pytest.mark.spec(
+    "issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up"
+)
 
 
 @at_every_step
-@pytest.mark.parametrize(("call", "when"), [(CREATE, ("before", "after")), (SEND, ("before", "half", "after"))],
-                         ids=["image", "data"])  # fmt: skip
-def test_builder_killed_during_an_upload_leaves_one_image(crashes: Bench, call: str, when: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [(CREATE, ("before", "after")), (SEND, ("before", "half", "after"))],
+    ids=["image", "data"],
+)
+def test_builder_killed_during_an_upload_leaves_one_image(
+    crashes: Bench, call: str, when: tuple[str, ...]
+) -> None:
     crashes.kill_at(call, *when)
     crashes.start()
     crashes.wait_uploaded()
@@ -163,8 +197,13 @@ def test_upload_that_arrives_late(crashes: Bench, call: str, tmp_path: pathlib.P
     path = crashes.configure(**({"protected": True} if call == PROTECT else {}))
     crashes.kill_at(call, "late")
     crashes.start()
-    launcher = Daemon(tmp_path, "serve.py", str(path), NODEPOOL_FAULT_CLEANUP="0.5",
-                      OS_CLIENT_CONFIG_FILE=str(crashes.files.clouds))  # fmt: skip
+    launcher = Daemon(
+        tmp_path,
+        "serve.py",
+        str(path),
+        NODEPOOL_FAULT_CLEANUP="0.5",
+        OS_CLIENT_CONFIG_FILE=str(crashes.files.clouds),
+    )
     try:
         crashes.wait_uploaded()
     finally:
@@ -183,7 +222,9 @@ def test_removal_of_a_failed_upload(crashes: Bench) -> None:
 
 @at_every_step
 @pytest.mark.parametrize("when", [("before", "after"), ("late",)], ids="-".join)
-def test_builder_killed_during_a_deletion_leaves_no_image(crashes: Bench, when: tuple[str, ...]) -> None:
+def test_builder_killed_during_a_deletion_leaves_no_image(
+    crashes: Bench, when: tuple[str, ...]
+) -> None:
     builder = crashes.start()
     crashes.wait_uploaded()
     builder.kill()
@@ -193,8 +234,14 @@ def test_builder_killed_during_a_deletion_leaves_no_image(crashes: Bench, when: 
     crashes.check()
 
 
-UPLOAD_WRITES = ("upload-record-before", "upload-record-after", "note-before", "note-after", "upload-result-before",
-                 "upload-result-after")  # fmt: skip
+UPLOAD_WRITES = (
+    "upload-record-before",
+    "upload-record-after",
+    "note-before",
+    "note-after",
+    "upload-result-before",
+    "upload-result-after",
+)
 DELETION_WRITES = ("mark-before", "mark-after", "delete-before", "delete-after")
 
 
@@ -223,7 +270,9 @@ def deletion_written(crashes: Bench, *points: str) -> None:
 
 @at_every_step
 def test_writes_of_an_upload(crashes: Bench) -> None:
-    """One crash after the other: none is given the time to put right what the one before has left."""
+    """One crash after the other: none is given the time to put right what the one before has
+    left.
+    """
     upload_written(crashes, *UPLOAD_WRITES)
 
 

@@ -1,4 +1,6 @@
-"""SIGKILL of the launcher around each write to ZooKeeper, and in each state of a node that has a volume and a floating IP."""
+"""SIGKILL of the launcher around each write to ZooKeeper, and in each state of a node that has a
+volume and a floating IP.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,25 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.fault, pytest
 
 class Everything(Real):
     def provider(self) -> dict[str, Any]:
-        return provider(label(LABEL, boot_from_volume=True, volume_size=1), name=PROVIDER, launch_retries=3,
-                        pool={"auto-floating-ip": True})  # fmt: skip
+        return provider(
+            label(LABEL, boot_from_volume=True, volume_size=1),
+            name=PROVIDER,
+            launch_retries=3,
+            pool={"auto-floating-ip": True},
+        )
 
     def instances(self) -> set[str]:
         """All that has to go: servers, ports, volumes, floating IPs."""
-        return {f"{kind} {name}" for kind, things in left_in(self.openstack).items() for name in things}
+        return {
+            f"{kind} {name}" for kind, things in left_in(self.openstack).items() for name in things
+        }
 
 
 class TestCrashes(CrashConformance):
     @pytest.fixture
-    def cloud(self, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path) -> Iterator[Everything]:
+    def cloud(
+        self, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path
+    ) -> Iterator[Everything]:
         cloud = Everything(openstack_cloud, tmp_path)
         yield cloud
         cloud.close()

@@ -1,4 +1,6 @@
-"""What operators expect of the openstack driver beyond the list of the contract, against a real OpenStack."""
+"""What operators expect of the openstack driver beyond the list of the contract, against a real
+OpenStack.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow]
 
 
 def test_secret_parts_of_clouds_yaml(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    bench: LauncherBench,
+    openstack_cloud: OpenStackCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The password is in secure.yaml; a new one is noticed."""
     entry = copy.deepcopy(openstack_cloud.entry)
     password = entry["auth"].pop("password")
@@ -33,7 +38,10 @@ def test_secret_parts_of_clouds_yaml(
     monkeypatch.setattr("openstack.config.loader.SECURE_FILES", [str(secure)])
     start(bench, openstack_cloud, clouds={"test": entry})
     failed(bench)
-    assert "cloud test of provider cloud-1 refuses the credentials in clouds.yaml (option cloud)" in caplog.text
+    assert (
+        "cloud test of provider cloud-1 refuses the credentials in clouds.yaml (option cloud)"
+        in caplog.text
+    )
     before = manager(bench)
     write(password)
     # Nodepool's own files are as they were.
@@ -43,12 +51,15 @@ def test_secret_parts_of_clouds_yaml(
     assert password not in caplog.text
 
 
-def test_a_slow_floating_ip_delays_no_other_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_a_slow_floating_ip_delays_no_other_node(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud
+) -> None:
     go_on = threading.Event()
     try:
         start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))
         waiting = openstack_cloud.network.fail(
-            lambda request: shape(request) == "POST /floatingips", hang(go_on, lambda request, forward: forward(request))
+            lambda request: shape(request) == "POST /floatingips",
+            hang(go_on, lambda request, forward: forward(request)),
         )
         first = bench.submit("small")
         wait_for(lambda: waiting.used, 60, "a call for a floating IP that is not answered")
@@ -61,7 +72,9 @@ def test_a_slow_floating_ip_delays_no_other_node(bench: LauncherBench, openstack
     bench.wait_request(first, "fulfilled", timeout=60)
 
 
-def test_calls_are_measured(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_calls_are_measured(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     start(bench, openstack_cloud, provider(launch_retries=2))
     request_id, _ = one(bench)
     use_up(bench, request_id)

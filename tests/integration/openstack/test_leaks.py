@@ -14,7 +14,11 @@ from tests.support.openstack.scene import cleanup, label, manager, one, provider
 
 pytestmark = pytest.mark.openstack
 slow = pytest.mark.slow
-MARKS = {"nodepool_provider_name": "cloud-1", "nodepool_node_id": "0000000042", "nodepool_pool_name": "main"}
+MARKS = {
+    "nodepool_provider_name": "cloud-1",
+    "nodepool_node_id": "0000000042",
+    "nodepool_pool_name": "main",
+}
 
 
 def server(cloud: OpenStackCloud, **metadata: str) -> Any:
@@ -47,7 +51,11 @@ def test_leaked_server_is_deleted_at_the_second_sighting(
     cleanup(bench)
     assert openstack_cloud.server(leaked)["status"] == "ACTIVE"
     cleanup(bench)
-    wait_for(lambda: {item["id"] for item in openstack_cloud.servers()} == {node.external_id, others}, 30, "the leak is gone")
+    wait_for(
+        lambda: {item["id"] for item in openstack_cloud.servers()} == {node.external_id, others},
+        30,
+        "the leak is gone",
+    )
     statsd.wait("nodepool.provider.cloud-1.leaked.instances", "1|c")
 
 
@@ -61,7 +69,10 @@ def test_only_leaked_floating_ips_are_deleted(
     _, node = one(bench)
     network = openstack_cloud.network_id("external")
     create = openstack_cloud.sdk.network.create_ip
-    create(floating_network_id=network, description="nodepool: " + " ".join(f"{k}={v}" for k, v in MARKS.items()))
+    create(
+        floating_network_id=network,
+        description="nodepool: " + " ".join(f"{k}={v}" for k, v in MARKS.items()),
+    )
     foreign = create(floating_network_id=network, description="somebody's")
     cleanup(bench, 2)
     left = {ip.id: ip.floating_ip_address for ip in openstack_cloud.floating_ips()}
@@ -71,11 +82,17 @@ def test_only_leaked_floating_ips_are_deleted(
 
 @slow
 @pytest.mark.spec("OST-2.6: clean-floating-ips removes all unattached floating IPs of the project")
-def test_clean_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
-    start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}, clean_floating_ips=True))
+def test_clean_floating_ips(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
+    start(
+        bench, openstack_cloud, provider(pool={"auto-floating-ip": True}, clean_floating_ips=True)
+    )
     _, node = one(bench)
     for _ in range(2):
-        openstack_cloud.sdk.network.create_ip(floating_network_id=openstack_cloud.network_id("external"))
+        openstack_cloud.sdk.network.create_ip(
+            floating_network_id=openstack_cloud.network_id("external")
+        )
     cleanup(bench)
     assert [ip.floating_ip_address for ip in openstack_cloud.floating_ips()] == [node.public_ipv4]
     statsd.wait("nodepool.provider.cloud-1.leaked.floatingips", "2|c")
@@ -89,7 +106,9 @@ def test_down_ports_are_removed_after_two_sightings(
     start(bench, openstack_cloud, provider(port_cleanup_interval=1))
     one(bench)
     network = openstack_cloud.sdk.network
-    ports = [network.create_port(network_id=openstack_cloud.network_id("private")) for _ in range(2)]
+    ports = [
+        network.create_port(network_id=openstack_cloud.network_id("private")) for _ in range(2)
+    ]
     leaks = manager(bench).adapter.leaks
     cleanup(bench)
     assert {port.id for port in ports} <= leaks.down_ports
@@ -105,7 +124,9 @@ def test_down_ports_are_removed_after_two_sightings(
 
 
 @slow
-def test_only_leaked_volumes_are_deleted(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+def test_only_leaked_volumes_are_deleted(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
+) -> None:
     spend_node_ids(bench.zk)
     start(bench, openstack_cloud, provider(label(boot_from_volume=True, volume_size=2)))
     one(bench)
@@ -115,7 +136,11 @@ def test_only_leaked_volumes_are_deleted(bench: LauncherBench, openstack_cloud: 
     for volume in (leaked, foreign):
         storage.wait_for_status(volume, "available", interval=0.3, wait=60)
     cleanup(bench, 2)
-    wait_for(lambda: leaked.id not in {volume.id for volume in openstack_cloud.volumes()}, 30, "the leaked volume is gone")
+    wait_for(
+        lambda: leaked.id not in {volume.id for volume in openstack_cloud.volumes()},
+        30,
+        "the leaked volume is gone",
+    )
     assert {volume.size for volume in openstack_cloud.volumes()} == {1, 2}
     statsd.wait("nodepool.provider.cloud-1.leaked.volumes", "1|c")
 
@@ -127,7 +152,12 @@ def test_only_images_without_upload_record_are_deleted(
     """An image without upload record; one with a record stays, so does a protected one."""
     spend_node_ids(bench.zk)
     top = {"diskimages": [{"name": "disk"}]}
-    start(bench, openstack_cloud, provider(label(), label("disk", diskimage="disk"), diskimages=[{"name": "disk"}]), top=top)
+    start(
+        bench,
+        openstack_cloud,
+        provider(label(), label("disk", diskimage="disk"), diskimages=[{"name": "disk"}]),
+        top=top,
+    )
 
     def image(name: str, **values: Any) -> Any:
         return openstack_cloud.sdk.image.create_image(

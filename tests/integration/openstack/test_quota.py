@@ -29,7 +29,12 @@ def wait_paused(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("OST-3.12: limits of the cloud make a request wait, node by node")
 @pytest.mark.parametrize(
-    "limits", [{"instances": 1}, pytest.param({"cores": 1}, marks=slow), pytest.param({"ram": 1000}, marks=slow)]
+    "limits",
+    [
+        {"instances": 1},
+        pytest.param({"cores": 1}, marks=slow),
+        pytest.param({"ram": 1000}, marks=slow),
+    ],
 )
 def test_limits_of_the_cloud_make_a_request_wait(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]
@@ -62,16 +67,22 @@ def test_volume_limits_of_the_cloud_make_a_request_wait(
 
 @slow
 @pytest.mark.spec("OST-3.12: -1 means unlimited")
-def test_limit_of_minus_one_means_unlimited(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_limit_of_minus_one_means_unlimited(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud
+) -> None:
     with openstack_cloud.quota(instances=-1, cores=-1, ram=-1):
         start(bench, openstack_cloud)
         one(bench)
         limits = manager(bench).getProviderLimits()
-        assert {limits.get_resources()[name] for name in ("cores", "instances", "ram")} == {float("inf")}
+        assert {limits.get_resources()[name] for name in ("cores", "instances", "ram")} == {
+            float("inf")
+        }
 
 
 @slow
-@pytest.mark.spec("OST-3.14: an over-quota error aborts, pauses, retries, also with ignore-provider-quota")
+@pytest.mark.spec(
+    "OST-3.14: an over-quota error aborts, pauses, retries, also with ignore-provider-quota"
+)
 def test_over_quota_error_pauses_and_is_retried(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver
 ) -> None:
@@ -103,13 +114,19 @@ def test_exceeded_number_of_ports_counts_as_quota(
 
 
 @slow
-def test_request_is_declined_while_the_project_has_no_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+def test_request_is_declined_while_the_project_has_no_quota(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud
+) -> None:
     """Requests are declined while the project may have nothing, and served when it may."""
     with openstack_cloud.quota(instances=0):
         start(bench, openstack_cloud)
         failed(bench)
         assert openstack_cloud.calls()["compute POST /servers"] == 0
-    wait_for(lambda: manager(bench).estimatedNodepoolQuota().get_resources()["instances"] > 0, 10, "quota seen")
+    wait_for(
+        lambda: manager(bench).estimatedNodepoolQuota().get_resources()["instances"] > 0,
+        10,
+        "quota seen",
+    )
     one(bench)
 
 
@@ -139,11 +156,19 @@ def test_foreign_server_of_deleted_flavor(
 
 @slow
 def test_flavor_that_fits_on_no_machine_is_a_capacity_failure(
-    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, huge: str, caplog: pytest.LogCaptureFixture
+    bench: LauncherBench,
+    openstack_cloud: OpenStackCloud,
+    statsd: StatsdReceiver,
+    huge: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A flavor that fits on no host: capacity, not quota; the failed server is removed."""
     with caplog.at_level(logging.ERROR, "nodepool"), openstack_cloud.quota(cores=-1, ram=-1):
-        start(bench, openstack_cloud, provider(label("huge", flavor_name=huge), label(), launch_retries=2))
+        start(
+            bench,
+            openstack_cloud,
+            provider(label("huge", flavor_name=huge), label(), launch_retries=2),
+        )
         failed(bench, "huge")
         one(bench)
     statsd.wait_any("nodepool.launch.error.capacity")

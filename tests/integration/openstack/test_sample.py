@@ -1,4 +1,6 @@
-"""The sample that operators begin with, etc/openstack.yaml, works as it is (manual, "OpenStack")."""
+"""The sample that operators begin with, etc/openstack.yaml, works as it is (manual,
+"OpenStack").
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,17 @@ def prepared(openstack_cloud: OpenStackCloud) -> Iterator[None]:
         sdk.network.create_subnet(network_id=network.id, ip_version=4, cidr="10.98.0.0/24")
         group = sdk.network.create_security_group(name="ssh-from-executors")
         later.callback(sdk.network.delete_security_group, group)
-        key = sdk.compute.create_keypair(name="nodepool", public_key=sdk.compute.find_keypair("key").public_key)
+        key = sdk.compute.create_keypair(
+            name="nodepool", public_key=sdk.compute.find_keypair("key").public_key
+        )
         later.callback(sdk.compute.delete_keypair, key)
         sdk.compute.create_server_group(name="ci-spread", policies=["soft-anti-affinity"])
         sdk.image.create_image(
-            name="Debian 12", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False
+            name="Debian 12",
+            data=b"x" * 100,
+            disk_format="raw",
+            container_format="bare",
+            validate_checksum=False,
         )
         later.callback(openstack_cloud.clean)
         yield
@@ -50,8 +58,12 @@ def test_sample_validates() -> None:
     assert ConfigValidator(str(SAMPLE)).validate() == 0
 
 
-def test_sample_launches(bench: LauncherBench, openstack_cloud: OpenStackCloud, prepared: None) -> None:
-    """Only ZooKeeper, the images' directory and the check of host keys (no system is inside) are others."""
+def test_sample_launches(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, prepared: None
+) -> None:
+    """Only ZooKeeper, the images' directory and the check of host keys (no system is inside) are
+    others.
+    """
     content: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
     del content["zookeeper-servers"], content["zookeeper-tls"]
     content["images-dir"] = str(bench.tmp / "images")
@@ -61,7 +73,12 @@ def test_sample_launches(bench: LauncherBench, openstack_cloud: OpenStackCloud, 
     bench.write_clouds({"clouds": {"mycloud": {**openstack_cloud.entry, "region_name": "west"}}})
     pool = bench.start(content, cleanup_interval=600)
     (ready,) = bench.wait_nodes(1, timeout=90, state="ready")
-    assert (ready.type, ready.cloud, ready.region, ready.username) == (["debian-small"], "mycloud", "west", "zuul")
+    assert (ready.type, ready.cloud, ready.region, ready.username) == (
+        ["debian-small"],
+        "mycloud",
+        "west",
+        "zuul",
+    )
     small, node = one(bench, "debian-small")
     assert node.id == ready.id
     server = openstack_cloud.server(node.external_id)

@@ -1,4 +1,6 @@
-"""Each service of a real OpenStack says "too fast": nothing fails, only calls to that service slow down, and it passes."""
+"""Each service of a real OpenStack says "too fast": nothing fails, only calls to that service
+slow down, and it passes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from tests.conftest import wait_for
 from tests.support.fault_proxy import Fault, html
 from tests.support.launcher import LauncherBench
 from tests.support.openstack.cloud import OpenStackCloud
-from tests.support.openstack.scene import PROVIDER, cleanup, is_call, label, manager, one, provider, start, throttled, use_up
+from tests.support.openstack.scene import (
+    PROVIDER,
+    cleanup,
+    is_call,
+    label,
+    manager,
+    one,
+    provider,
+    start,
+    throttled,
+    use_up,
+)
 
 pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -30,7 +43,9 @@ LANES = {"network": "network", "image": "image", "block-storage": "volume", "ide
 
 @dataclass
 class Service:
-    """How calls to a service come about in a launcher: what is forgotten, so that it has to be asked again, and one more call."""
+    """How calls to a service come about in a launcher: what is forgotten, so that it has to be
+    asked again, and one more call.
+    """
 
     forget: Callable[[Any], None]
     call: Callable[[Any], object]
@@ -46,9 +61,15 @@ def ask_for_token(adapter: Any) -> None:
 
 
 SERVICES = {
-    "network": Service(lambda adapter: adapter._forget("networks"), lambda adapter: adapter._api.list_networks()),
-    "image": Service(lambda adapter: adapter._forget("image"), lambda adapter: adapter._api.get_image("nothing")),
-    "block-storage": Service(lambda adapter: None, lambda adapter: adapter._api.get_volume_limits()),
+    "network": Service(
+        lambda adapter: adapter._forget("networks"), lambda adapter: adapter._api.list_networks()
+    ),
+    "image": Service(
+        lambda adapter: adapter._forget("image"), lambda adapter: adapter._api.get_image("nothing")
+    ),
+    "block-storage": Service(
+        lambda adapter: None, lambda adapter: adapter._api.get_volume_limits()
+    ),
     "identity": Service(forget_token, ask_for_token),
 }
 
@@ -61,17 +82,26 @@ def refuse(cloud: OpenStackCloud, name: str, way: Any, times: float = 2) -> Faul
     """The next calls, besides those for version documents."""
     if name == "identity":
         return cloud.proxies[name].fail(is_call("POST /auth/tokens"), way, times)
-    return cloud.proxies[name].fail(lambda request: not is_call("GET /")(request) and not is_call("GET ")(request), way, times)
+    return cloud.proxies[name].fail(
+        lambda request: not is_call("GET /")(request) and not is_call("GET ")(request), way, times
+    )
 
 
 @pytest.mark.parametrize("name", list(SERVICES))
-def test_throttled_service_fails_no_launch(bench: LauncherBench, openstack_cloud: OpenStackCloud, name: str) -> None:
+def test_throttled_service_fails_no_launch(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, name: str
+) -> None:
     """Every request is served at its first attempt."""
     options = {"boot_from_volume": True, "volume_size": 1} if name == "block-storage" else {}
     start(
         bench,
         openstack_cloud,
-        provider(label(**options), pool={"auto-floating-ip": name == "network"}, launch_retries=1, rate=0.01),
+        provider(
+            label(**options),
+            pool={"auto-floating-ip": name == "network"},
+            launch_retries=1,
+            rate=0.01,
+        ),
     )
     adapter, lane = manager(bench).adapter, LANES[name]
     requests = [one(bench)[0]]
@@ -82,20 +112,33 @@ def test_throttled_service_fails_no_launch(bench: LauncherBench, openstack_cloud
         requests.append(one(bench)[0])
         wait_for(lambda fault=fault: fault.used == 2, 60, f"{title}: the service has refused calls")  # type: ignore[misc]
         assert [each for each, slowed in paces(adapter).items() if slowed] == [lane], title
-        assert any(f"throttled: {lane} calls" in str(problem) for problem in bench.pools[0].problems()), title
+        assert any(
+            f"throttled: {lane} calls" in str(problem) for problem in bench.pools[0].problems()
+        ), title
         for _ in range(25):
             SERVICES[name].call(adapter)
         assert not any(paces(adapter).values()), title
     assert openstack_cloud.calls()["compute POST /servers"] == len(WAYS) + 1
     use_up(bench, *requests)
     cleanup(bench)
-    wait_for(lambda: not openstack_cloud.floating_ips() and not openstack_cloud.volumes(), 60, "nothing is left")
+    wait_for(
+        lambda: not openstack_cloud.floating_ips() and not openstack_cloud.volumes(),
+        60,
+        "nothing is left",
+    )
 
 
 @pytest.mark.parametrize("way", list(WAYS)[:2])
-@pytest.mark.parametrize("call", ["POST /images", "PUT /images/{id}/file", "GET /images/{id}", "DELETE /images/{id}"])
+@pytest.mark.parametrize(
+    "call", ["POST /images", "PUT /images/{id}/file", "GET /images/{id}", "DELETE /images/{id}"]
+)
 def test_throttled_upload_is_completed(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, tmp_path: pathlib.Path, call: str, way: str) -> None:  # fmt: skip
+    bench: LauncherBench,
+    openstack_cloud: OpenStackCloud,
+    tmp_path: pathlib.Path,
+    call: str,
+    way: str,
+) -> None:
     start(bench, openstack_cloud)
     adapter = manager(bench).adapter
     path = tmp_path / "image.raw"
@@ -115,9 +158,13 @@ def test_throttled_upload_is_completed(
     assert fault.used == 2
 
 
-@pytest.mark.parametrize("way", [throttled(503, None), html(503), html(502)], ids=["503", "503 of a gateway", "502"])
+@pytest.mark.parametrize(
+    "way", [throttled(503, None), html(503), html(502)], ids=["503", "503 of a gateway", "502"]
+)
 @pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost"])
-def test_floating_ip_is_made_once(bench: LauncherBench, openstack_cloud: OpenStackCloud, way: Any, lost: bool) -> None:
+def test_floating_ip_is_made_once(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, way: Any, lost: bool
+) -> None:
     """Also when the network service has made it before the gateway gave up."""
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}, launch_retries=1))
 

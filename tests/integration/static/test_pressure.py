@@ -43,27 +43,43 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def config(hosts: int, slots: int) -> dict[str, Any]:
-    nodes = [{"name": f"fake-host-{i}", "labels": ["a"], "max-parallel-jobs": slots // hosts} for i in range(hosts)]
+    nodes = [
+        {"name": f"fake-host-{i}", "labels": ["a"], "max-parallel-jobs": slots // hosts}
+        for i in range(hosts)
+    ]
     return {
         "labels": [{"name": "a"}],
-        "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}],
+        "providers": [
+            {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}
+        ],
     }
 
 
 def wait_until_waiting(assignment: Assignment, count: int) -> None:
     """So many requests have been looked at, and wait for a node."""
     wait_for(
-        lambda: [render(why) for _, _, why in assignment.explain()] == ["static-main: no free node of a"] * count,
+        lambda: (
+            [render(why) for _, _, why in assignment.explain()]
+            == ["static-main: no free node of a"] * count
+        ),
         what=f"{count} waiting requests",
     )
 
 
 @pytest.mark.parametrize("hosts", [1, SLOTS])
-def test_a_free_node_is_promised_to_one_request(bench: DriverBench, offered: list[str], hosts: int) -> None:
-    """However many wait: who is not served is not bothered, and the first in line is served first."""
+def test_a_free_node_is_promised_to_one_request(
+    bench: DriverBench, offered: list[str], hosts: int
+) -> None:
+    """However many wait: who is not served is not bothered, and the first in line is served
+    first.
+    """
     pool = bench.start(config(hosts, SLOTS))
     bench.wait_nodes("a", SLOTS)
-    used = [node for request in [bench.submit("a") for _ in range(SLOTS)] for node in bench.accept(request)]
+    used = [
+        node
+        for request in [bench.submit("a") for _ in range(SLOTS)]
+        for node in bench.accept(request)
+    ]
     waiting = [bench.submit("a", priority="300") for _ in range(WAITING)]
     wait_until_waiting(pool.assignment, WAITING)
     urgent = bench.submit("a", priority="100")
@@ -73,17 +89,24 @@ def test_a_free_node_is_promised_to_one_request(bench: DriverBench, offered: lis
     bench.give_back(*used)
     wait_for(lambda: sum(bench.state(r) == FULFILLED for r in [urgent, *waiting]) == SLOTS)
     assert offered[0] == urgent.id
-    assert set(offered) == {urgent.id, *(r.id for r in waiting[: SLOTS - 1])}, "in serving order, and nobody else"
+    assert set(offered) == {urgent.id, *(r.id for r in waiting[: SLOTS - 1])}, (
+        "in serving order, and nobody else"
+    )
     assert len(offered) <= 2 * SLOTS
     assert pool.assignment.queue.decisions - decisions <= 10 * SLOTS
 
 
 def test_a_request_that_cannot_take_the_free_node_leaves_it_to_others(bench: DriverBench) -> None:
-    """Two nodes are wanted and one is free: whoever wants one has it at once, in another class or in the same."""
+    """Two nodes are wanted and one is free: whoever wants one has it at once, in another class
+    or in the same.
+    """
     pool = bench.start(config(1, 2))
     bench.wait_nodes("a", 2)
     (one,), (_other,) = bench.get("a"), bench.get("a")
-    pairs = [bench.submit("a", "a", priority="100", tenant_name=tenant) for tenant in ("one", "two", "two")]
+    pairs = [
+        bench.submit("a", "a", priority="100", tenant_name=tenant)
+        for tenant in ("one", "two", "two")
+    ]
     single = bench.submit("a", priority="200")
     wait_until_waiting(pool.assignment, 4)
     bench.give_back(one)
@@ -94,9 +117,13 @@ def test_a_request_that_cannot_take_the_free_node_leaves_it_to_others(bench: Dri
 def test_who_finds_a_dead_node_makes_way_for_the_next(
     bench: DriverBench, offered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the host is checked the next request waits, with the reason; a second one of the same tenant is not asked."""
+    """While the host is checked the next request waits, with the reason; a second one of the
+    same tenant is not asked.
+    """
     go_on = threading.Event()
-    monkeypatch.setattr(StaticNodeProvider, "checkNodeLiveness", lambda _self, _node: not go_on.wait(20))
+    monkeypatch.setattr(
+        StaticNodeProvider, "checkNodeLiveness", lambda _self, _node: not go_on.wait(20)
+    )
     pool = bench.start(config(1, 1))
     bench.wait_nodes("a")
     first = bench.submit("a", tenant_name="one")
@@ -109,7 +136,9 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
     go_on.set()
     for request in (first, like_first, second):
         wait_for(
-            lambda request=request: reason_for(pool.assignment, request.id) == "static-main: nothing free",  # type: ignore[misc]
+            lambda request=request: (
+                reason_for(pool.assignment, request.id) == "static-main: nothing free"
+            ),  # type: ignore[misc]
             what=f"an answer to {request.id}",
         )
     # Another event meanwhile, such as the last one of the start, offers the first one again.
@@ -125,7 +154,10 @@ def test_hosts_are_registered_together(bench: DriverBench, monkeypatch: pytest.M
     def noted(self: StaticNodeProvider, batch: dict[Any, Any]) -> None:
         turns.append(len(batch))
         if len(turns) == 1:
-            wait_for(lambda: len(batch) + len(self._to_fill) == 8, what="the other hosts to wait for their turn")
+            wait_for(
+                lambda: len(batch) + len(self._to_fill) == 8,
+                what="the other hosts to wait for their turn",
+            )
         register(self, batch)
 
     monkeypatch.setattr(StaticNodeProvider, "_register", noted)
@@ -133,10 +165,14 @@ def test_hosts_are_registered_together(bench: DriverBench, monkeypatch: pytest.M
     nodes = bench.wait_nodes("a", 24)
     # One turn, when all came before it had begun.
     assert len(turns) <= 2 and sum(turns) == 8
-    assert {(node.external_id, node.slot) for node in nodes} == {(f"fake-host-{i}", slot) for i in range(8) for slot in range(3)}
+    assert {(node.external_id, node.slot) for node in nodes} == {
+        (f"fake-host-{i}", slot) for i in range(8) for slot in range(3)
+    }
 
 
-def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_wait_together_for_another_launcher(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[bool] = []
     take = TurnLock.take
 
@@ -145,7 +181,9 @@ def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatc
         return taken[-1]
 
     monkeypatch.setattr(TurnLock, "take", noted)
-    bench.zk.kazoo_client.create("/nodepool/elections/static-static", b"another launcher", makepath=True)
+    bench.zk.kazoo_client.create(
+        "/nodepool/elections/static-static", b"another launcher", makepath=True
+    )
     bench.start(config(8, 8))
     wait_for(lambda: taken, what="a first try")
     assert not any(taken) and not bench.nodes()
@@ -153,7 +191,9 @@ def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatc
     bench.wait_nodes("a", 8)
 
 
-def test_a_record_that_cannot_be_written_keeps_back_no_other_host(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_written_keeps_back_no_other_host(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches: list[set[str]] = []
     register = StaticNodeProvider._register
 

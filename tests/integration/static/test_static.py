@@ -38,14 +38,24 @@ def host(name: str = "fake-host-1", labels: Any = "a", **options: Any) -> dict[s
 def config(*hosts: dict[str, Any], **pool: Any) -> dict[str, Any]:
     return {
         "labels": [{"name": name} for name in "abcd"],
-        "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": list(hosts), **pool}]}],
+        "providers": [
+            {
+                "name": "static",
+                "driver": "static",
+                "pools": [{"name": "main", "nodes": list(hosts), **pool}],
+            }
+        ],
     }
 
 
 @pytest.mark.spec("LAU-21.160: every field of a registered node as in 17, attributes from the pool")
 @pytest.mark.spec("STA-6.2: registration sets all fields of section 2")
 def test_registered_node_has_all_fields(bench: DriverBench) -> None:
-    bench.start(config(host(username="zuul", **{"connection-port": 22022}), **{"node-attributes": {"k": "v"}}))
+    bench.start(
+        config(
+            host(username="zuul", **{"connection-port": 22022}), **{"node-attributes": {"k": "v"}}
+        )
+    )
     (node,) = bench.wait_nodes("a")
     assert node.external_id == node.hostname == node.interface_ip == "fake-host-1"
     assert (node.provider, node.pool, node.launcher) == ("static", "main", "static driver")
@@ -69,7 +79,13 @@ def test_configured_keys_must_be_among_those_offered(bench: DriverBench, sshd: S
     bench.start(
         config(
             host("127.0.0.1", "a", **options, **{"host-key": sshd.host_keys[0]}),
-            host("127.0.0.1", "b", username="other", **options, **{"host-key": [sshd.host_keys[0], "ssh-rsa no"]}),
+            host(
+                "127.0.0.1",
+                "b",
+                username="other",
+                **options,
+                **{"host-key": [sshd.host_keys[0], "ssh-rsa no"]},
+            ),
         )
     )
     (node,) = bench.wait_nodes("a")
@@ -81,9 +97,13 @@ def test_configured_keys_must_be_among_those_offered(bench: DriverBench, sshd: S
 @pytest.mark.spec("LAU-21.161: a used node is re-registered at once, without the cleanup worker")
 @pytest.mark.spec("LAU-21.162, LAU-21.183: kept over re-registration")
 @pytest.mark.spec("LAU-21.179: the request gets the existing node; after use it is back")
-@pytest.mark.spec("STA-6.3: registered again without the periodic cleanup, same slot, path and shell type")
+@pytest.mark.spec(
+    "STA-6.3: registered again without the periodic cleanup, same slot, path and shell type"
+)
 def test_used_node_is_registered_again_in_its_slot(bench: DriverBench) -> None:
-    bench.start(config(host(**{"python-path": "/usr/bin/py", "shell-type": "cmd"})), cleanup_interval=60)
+    bench.start(
+        config(host(**{"python-path": "/usr/bin/py", "shell-type": "cmd"})), cleanup_interval=60
+    )
     (before,) = bench.wait_nodes("a")
     (node,) = bench.get("a")
     assert node.id == before.id
@@ -143,7 +163,9 @@ def test_hosts_and_slots_follow_the_configuration(bench: DriverBench) -> None:
 
 
 def _wait_places(bench: DriverBench, *places: tuple[str, int]) -> None:
-    wait_for(lambda: sorted((node.hostname, node.slot) for node in bench.nodes("a")) == sorted(places))
+    wait_for(
+        lambda: sorted((node.hostname, node.slot) for node in bench.nodes("a")) == sorted(places)
+    )
 
 
 def test_surplus_slot_in_use_is_left_to_run_out(bench: DriverBench) -> None:
@@ -194,7 +216,9 @@ def test_update_at_start(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.171: node lists all its labels")
-@pytest.mark.spec("LAU-21.174: accepting a node takes all its labels off the label quota in one pass")
+@pytest.mark.spec(
+    "LAU-21.174: accepting a node takes all its labels off the label quota in one pass"
+)
 @pytest.mark.spec("LAU-21.173: waits requested and undeclined while others are served")
 @pytest.mark.spec("STA-6.10: label quota is reduced for all labels of a taken node")
 @pytest.mark.spec("STA-6.9: a waiting request stays REQUESTED, undeclined, and is served")
@@ -275,7 +299,9 @@ def test_two_labels_in_one_request(bench: DriverBench) -> None:
 def test_beside_another_provider(bench: DriverBench) -> None:
     content = config(host())
     content["labels"].append({"name": "cloudy"})
-    content["providers"].append({"name": "other", "driver": "test", "pools": [{"name": "main", "labels": ["cloudy"]}]})
+    content["providers"].append(
+        {"name": "other", "driver": "test", "pools": [{"name": "main", "labels": ["cloudy"]}]}
+    )
     bench.start(content)
     bench.wait_nodes("a")
     (launched,) = bench.get("cloudy")
@@ -286,9 +312,13 @@ def test_beside_another_provider(bench: DriverBench) -> None:
     bench.wait_nodes("a")
 
 
-@pytest.mark.spec("STA-6.14: failing its liveness check it is removed; a new node serves the request")
+@pytest.mark.spec(
+    "STA-6.14: failing its liveness check it is removed; a new node serves the request"
+)
 @pytest.mark.spec("LAU-21.180, LAU-21.181")
-def test_host_that_fails_its_liveness_check_is_replaced(bench: DriverBench, sshd: SSHServer) -> None:
+def test_host_that_fails_its_liveness_check_is_replaced(
+    bench: DriverBench, sshd: SSHServer
+) -> None:
     with ssh_server(kinds=["ed25519"]) as flaky:
         bench.start(
             config(
@@ -313,13 +343,17 @@ def test_host_that_fails_its_liveness_check_is_replaced(bench: DriverBench, sshd
         bench.give_back(node, other)
 
 
-def test_node_whose_host_has_other_keys_is_registered_again_before_it_is_assigned(bench: DriverBench) -> None:
+def test_node_whose_host_has_other_keys_is_registered_again_before_it_is_assigned(
+    bench: DriverBench,
+) -> None:
     with ssh_server(kinds=["ed25519"]) as server, ssh_server(kinds=["ecdsa"]) as other:
         bench.start(config(host("127.0.0.1", "a", timeout=5, **{"connection-port": server.port})))
         (before,) = bench.wait_nodes("a")
         assert before.host_keys == server.host_keys
         server.pause()
-        (server.folder / "host_ed25519").write_bytes((other.folder / "host_ecdsa").read_bytes())  # it was installed again
+        (server.folder / "host_ed25519").write_bytes(
+            (other.folder / "host_ecdsa").read_bytes()
+        )  # it was installed again
         server.restart()
         (node,) = bench.get("a")
         assert node.id != before.id and node.host_keys == other.host_keys
@@ -360,7 +394,9 @@ def test_vanished_record_is_registered_again(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("STA-4: a dead host must not delay the others")
-def test_dead_hosts_do_not_delay_others(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_hosts_do_not_delay_others(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = nodeutils.nodescan
 
     def scan(ip: str, *args: Any, **kw: Any) -> list[str]:
@@ -370,7 +406,9 @@ def test_dead_hosts_do_not_delay_others(bench: DriverBench, monkeypatch: pytest.
         return real(ip, *args, **kw)
 
     monkeypatch.setattr(nodeutils, "nodescan", scan)
-    bench.start(config(*[host(f"dead-{number}", "d") for number in range(8)], host()), cleanup_interval=0.3)
+    bench.start(
+        config(*[host(f"dead-{number}", "d") for number in range(8)], host()), cleanup_interval=0.3
+    )
     bench.wait_nodes("a", timeout=5)
     started = time.monotonic()
     for _ in range(3):
@@ -381,7 +419,9 @@ def test_dead_hosts_do_not_delay_others(bench: DriverBench, monkeypatch: pytest.
     assert time.monotonic() - started < limit(3)
 
 
-def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_launchers_register_each_slot_once(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second record of a slot would hand the machine out twice."""
     from nodepool.driver.static.provider import StaticNodeProvider
 
@@ -393,13 +433,19 @@ def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: 
         return record(template, slot)
 
     monkeypatch.setattr(StaticNodeProvider, "_record", staticmethod(count))
-    content = config(*(host(f"fake-host-{number}", **{"max-parallel-jobs": 2}) for number in range(6)))
+    content = config(
+        *(host(f"fake-host-{number}", **{"max-parallel-jobs": 2}) for number in range(6))
+    )
     for name in ("one.yaml", "two.yaml"):
         bench.start(content, name=name, cleanup_interval=60)
     rounds = 4
     for _ in range(rounds):
         bench.wait_nodes("a", 12)
-        nodes = [node for request in [bench.submit("a") for _ in range(12)] for node in bench.accept(request)]
+        nodes = [
+            node
+            for request in [bench.submit("a") for _ in range(12)]
+            for node in bench.accept(request)
+        ]
         bench.give_back(*nodes)
         for node in nodes:
             bench.wait_gone(node.id)
@@ -408,6 +454,10 @@ def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: 
     assert len(registered) == 12
 
     def marks() -> list[str]:
-        return [name for name in bench.zk.kazoo_client.get_children("/nodepool/elections") if name.startswith("static")]
+        return [
+            name
+            for name in bench.zk.kazoo_client.get_children("/nodepool/elections")
+            if name.startswith("static")
+        ]
 
     wait_for(lambda: not marks(), what="the last mark to be dropped")

@@ -1,4 +1,6 @@
-"""Alert rules and dashboard: Prometheus takes them, their metrics exist, and the manual has a section for each alert."""
+"""Alert rules and dashboard: Prometheus takes them, their metrics exist, and the manual has a
+section for each alert.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,36 @@ from tests import REPOSITORY
 
 RULES = REPOSITORY / "etc" / "prometheus" / "nodepool-alerts.yaml"
 DASHBOARD = REPOSITORY / "etc" / "grafana" / "nodepool.json"
-SUFFIXES = ("", "_total", "_duration_seconds_bucket", "_duration_seconds_count", "_duration_seconds_sum")
+SUFFIXES = (
+    "",
+    "_total",
+    "_duration_seconds_bucket",
+    "_duration_seconds_count",
+    "_duration_seconds_sum",
+)
 #: Of Prometheus itself, and of every process.
 OTHERS = {"up", "process_resident_memory_bytes"}
 
 
 def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
 
 
 def known() -> dict[str, set[str]]:
     """Metric -> its labels."""
     definitions = [value for value in vars(metrics).values() if isinstance(value, Definition)]
-    return {f"{each.family}{suffix}": set(each.labels) for each in definitions for suffix in SUFFIXES}
+    return {
+        f"{each.family}{suffix}": set(each.labels) for each in definitions for suffix in SUFFIXES
+    }
 
 
 def expressions() -> list[str]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [rule["expr"] for rule in rules()] + [target["expr"] for panel in panels for target in panel["targets"]]
+    return [rule["expr"] for rule in rules()] + [
+        target["expr"] for panel in panels for target in panel["targets"]
+    ]
 
 
 @pytest.mark.spec("issue: dashboard and alert rules name metrics and labels that exist")
@@ -58,15 +72,30 @@ def test_each_alert_has_a_section_in_the_manual() -> None:
 
 @pytest.mark.spec("issue: promtool checks the rules")
 def test_promtool_accepts_the_alert_rules(tmp_path: pathlib.Path) -> None:
-    found = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False, timeout=60)
+    found = subprocess.run(
+        ["promtool", "check", "rules", str(RULES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert found.returncode == 0, found.stderr
-    check = ["promtool", "check", "config", "--syntax-only", str(RULES.with_name("prometheus.yaml"))]
+    check = [
+        "promtool",
+        "check",
+        "config",
+        "--syntax-only",
+        str(RULES.with_name("prometheus.yaml")),
+    ]
     found = subprocess.run(check, capture_output=True, text=True, check=False, timeout=60)
     assert found.returncode == 0, found.stderr
     series = {
         "NodepoolDown": ('up{job="nodepool-launcher",instance="a"}', "0x120"),
         "NodepoolConfigurationStale": ('nodepool_builder_config_stale{host="a"}', "1x120"),
-        "NodepoolLaunchesFail": ('nodepool_provider_launches_total{provider="p",result="error.quota"}', "0+10x120"),
+        "NodepoolLaunchesFail": (
+            'nodepool_provider_launches_total{provider="p",result="error.quota"}',
+            "0+10x120",
+        ),
         "NodepoolRequestsWait": ('nodepool_launcher_requests_waiting{host="a"}', "3x120"),
         "NodepoolCloudRefuses": (
             'nodepool_provider_api_errors_total{provider="p",operation="o",kind="configuration"}',
@@ -79,13 +108,24 @@ def test_promtool_accepts_the_alert_rules(tmp_path: pathlib.Path) -> None:
             "interval": "1m",
             "input_series": [{"series": series[name][0], "values": series[name][1]}],
             "promql_expr_test": [
-                {"expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})', "eval_time": "100m",
-                 "exp_samples": [{"labels": "{}", "value": 1}]}
+                {
+                    "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+                    "eval_time": "100m",
+                    "exp_samples": [{"labels": "{}", "value": 1}],
+                }
             ],
         }
         for name in series
-    ]  # fmt: skip
+    ]
     path = tmp_path / "tests.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
-    found = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=60)
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests})
+    )
+    found = subprocess.run(
+        ["promtool", "test", "rules", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert found.returncode == 0, found.stdout + found.stderr

@@ -1,4 +1,6 @@
-"""What is installed elsewhere than in a clone: wheel, manual pages, completion, units, manifests, deb, container images."""
+"""What is installed elsewhere than in a clone: wheel, manual pages, completion, units,
+manifests, deb, container images.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ FORGE_PROGRAMS = {"nodepool-github", "nodepool-gitea"}
 
 
 def run(*command: str | pathlib.Path, **options: Any) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10 * MINUTES, **options)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=10 * MINUTES, **options
+    )
     assert done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
     return done.stdout
 
@@ -58,21 +62,32 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Arg
 
 @pytest.mark.spec("issue: manual pages and shell completion for all commands")
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_manual_pages_and_completion_have_all_commands_and_options(program: str, tmp_path: pathlib.Path) -> None:
-    """They have each command and option of the program (tools/package pages makes them anew), and each shell takes them."""
+def test_manual_pages_and_completion_have_all_commands_and_options(
+    program: str, tmp_path: pathlib.Path
+) -> None:
+    """They have each command and option of the program (tools/package pages makes them anew),
+    and each shell takes them.
+    """
     path = ETC / "man" / PAGE_OF(program)
     page = path.read_text().replace("\\-", "-")
     bash = ETC / "completion" / "bash" / program
     zsh = ETC / "completion" / "zsh" / f"_{program}"
     missing = []
     for words, parser in parsers(importlib.import_module(PROGRAMS[program]).create_parser()):
-        wanted = {option for action in parser._actions if action.dest != "help" for option in action.option_strings}
+        wanted = {
+            option
+            for action in parser._actions
+            if action.dest != "help"
+            for option in action.option_strings
+        }
         wanted |= set(words.split())
         for text, where in ((page, "page"), (bash.read_text(), "bash"), (zsh.read_text(), "zsh")):
             missing += [(where, words, each) for each in wanted if each not in text]
     # shtab takes it for the same as "request list", of which it is another name.
     assert [each for each in missing if each != ("zsh", "request-list", "request-list")] == []
-    assert f"{program} \\- " in path.read_text().splitlines()[2].replace(program.replace("-", "\\-"), program)
+    assert f"{program} \\- " in path.read_text().splitlines()[2].replace(
+        program.replace("-", "\\-"), program
+    )
     run("bash", "-n", bash)
 
 
@@ -88,11 +103,17 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.spec("issue: systemd units with hardening")
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd on this machine")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="there is no systemd on this machine"
+)
 def test_systemd_accepts_the_units_and_their_hardening(tmp_path: pathlib.Path) -> None:
     for unit in (ETC / "systemd").glob("*.service"):
         done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+            ["systemd-analyze", "verify", "--man=no", str(unit)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, ""), unit
     launcher = str(ETC / "systemd" / "nodepool-launcher.service")
@@ -101,14 +122,20 @@ def test_systemd_accepts_the_units_and_their_hardening(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.spec("issue: logrotate")
-@pytest.mark.skipif(shutil.which("logrotate") is None or os.geteuid() != 0, reason="needs logrotate and root")
+@pytest.mark.skipif(
+    shutil.which("logrotate") is None or os.geteuid() != 0, reason="needs logrotate and root"
+)
 def test_logrotate_rotates_the_log(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "log" / "nodepool.log"
     log.parent.mkdir()
     log.write_text("a line\n")
     rules = tmp_path / "rules"
     text = (ETC / "logrotate" / "nodepool").read_text()
-    rules.write_text(text.replace("/var/log/nodepool", str(log.parent)).replace("su nodepool nodepool", "su root root"))
+    rules.write_text(
+        text.replace("/var/log/nodepool", str(log.parent)).replace(
+            "su nodepool nodepool", "su root root"
+        )
+    )
     rules.chmod(0o644)
     run("logrotate", "--force", "--state", tmp_path / "state", rules)
     assert [path.name for path in log.parent.iterdir()] == ["nodepool.log.1"]
@@ -123,26 +150,43 @@ def test_kubernetes_manifests_are_valid() -> None:
         for document in yaml.safe_load_all(path.read_text()):
             kubernetes_validate.validate(document, "1.30", strict=True)
             kinds.append(document["kind"])
-            assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "nodepool"
+            assert (
+                document["kind"] == "Namespace" or document["metadata"]["namespace"] == "nodepool"
+            )
     assert kinds.count("StatefulSet") == 2 and kinds.count("DaemonSet") == 1
 
 
 def test_configuration_in_the_manifests_is_valid(tmp_path: pathlib.Path) -> None:
     """The sample in it is a good one, and programs get the options that they have."""
-    documents = [each for path in (ETC / "manifests").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
+    documents = [
+        each
+        for path in (ETC / "manifests").glob("*.yaml")
+        for each in yaml.safe_load_all(path.read_text())
+    ]
     data = next(each["data"] for each in documents if each["kind"] == "ConfigMap")
     (tmp_path / "nodepool.yaml").write_text(data["nodepool.yaml"])
-    run(sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", tmp_path / "nodepool.yaml", "config-validate")
+    run(
+        sys.executable,
+        "-m",
+        "nodepool.cmd.nodepoolcmd",
+        "-c",
+        tmp_path / "nodepool.yaml",
+        "config-validate",
+    )
     for each in documents:
         if each["kind"] in ("StatefulSet", "DaemonSet"):
             (container,) = each["spec"]["template"]["spec"]["containers"]
             program = f"nodepool-{container['name']}"
-            importlib.import_module(PROGRAMS[program]).create_parser().parse_args(container.get("args", []))
+            importlib.import_module(PROGRAMS[program]).create_parser().parse_args(
+                container.get("args", [])
+            )
             assert f"AS {container['name']}\n" in (ETC / "container" / "Containerfile").read_text()
 
 
 @pytest.mark.spec("issue: each extra's packages are known to the part that tells what is missing")
-def test_packages_of_each_extra_are_known_to_the_error_message(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_packages_of_each_extra_are_known_to_the_error_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     import configparser
 
     from nodepool.config import loading
@@ -154,13 +198,24 @@ def test_packages_of_each_extra_are_known_to_the_error_message(monkeypatch: pyte
         for name, lines in setup["options.extras_require"].items()
         if name not in ("all", "test", "doc", "profile", "simulate", "buildbot")
     }
-    known = {re.split(r"[^\w.-]", line)[0].lower() for lines in extras.values() for line in lines.split("\n")} - {"", "#"}
+    known = {
+        re.split(r"[^\w.-]", line)[0].lower()
+        for lines in extras.values()
+        for line in lines.split("\n")
+    } - {"", "#"}
     assert {name.lower() for name in optional.DISTRIBUTIONS.values()} == known
     # The core brings them, too; nothing is to be told.
-    core = {re.split(r"[^\w.-]", line)[0].lower() for line in setup["options"]["install_requires"].split()}
+    core = {
+        re.split(r"[^\w.-]", line)[0].lower()
+        for line in setup["options"]["install_requires"].split()
+    }
     assert not core & known
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("boto3", "botocore") else real(name))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in ("boto3", "botocore") else real(name),
+    )
     path = tmp_path / "nodepool.yaml"
     provider = {"name": "cloud", "driver": "aws", "region-name": "us-east-1"}
     zookeeper = {"zookeeper-servers": [{"host": "localhost"}], "zookeeper-insecure": True}
@@ -189,7 +244,12 @@ def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
     (wheel,) = archives.glob("nodepool-*.whl")
     (source,) = archives.glob("*.tar.gz")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"nodepool/py.typed", "nodepool/web/static/app.js", "nodepool/web/static/api.js", "nodepool/base/optional.py"} <= names
+    assert {
+        "nodepool/py.typed",
+        "nodepool/web/static/app.js",
+        "nodepool/web/static/api.js",
+        "nodepool/base/optional.py",
+    } <= names
     shared = {name.partition(".data/data/")[2] for name in names} - {""}
     for name in (
         "man/man1/nodepool.1",
@@ -202,10 +262,21 @@ def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
         "nodepool/prometheus/nodepool-alerts.yaml",
     ):
         assert f"share/{name}" in shared
-    assert not [name for name in names if name.startswith(("tests", "doc", "tools")) or "__pycache__" in name]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("tests", "doc", "tools")) or "__pycache__" in name
+    ]
     with tarfile.open(source) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.cfg", "README.rst", "tests/conftest.py", "tools/quickstart", "doc/index.rst", "etc/man/nodepool.1"} <= inside
+    assert {
+        "setup.cfg",
+        "README.rst",
+        "tests/conftest.py",
+        "tools/quickstart",
+        "doc/index.rst",
+        "etc/man/nodepool.1",
+    } <= inside
 
 
 @pytest.mark.slow
@@ -217,17 +288,26 @@ def test_node_manager_has_its_own_wheel(archives: pathlib.Path) -> None:
     }
     assert not names["nodepool"] & names["nodepool_nodemanager"], "each file belongs to one wheel"
     code = {name for each in names.values() for name in each if name.endswith(".py")}
-    assert code == {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "nodepool").rglob("*.py")}
+    assert code == {
+        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "nodepool").rglob("*.py")
+    }
     daemon = re.compile(r"nodepool/nodemanager/(?!client/|__init__\.py)")
     assert not [name for name in names["nodepool"] if daemon.match(name)]
-    assert not [name for name in names["nodepool_nodemanager"] if name.startswith(("nodepool/launcher", "nodepool/driver"))]
+    assert not [
+        name
+        for name in names["nodepool_nodemanager"]
+        if name.startswith(("nodepool/launcher", "nodepool/driver"))
+    ]
     shared = {name.partition(".data/data/")[2] for name in names["nodepool_nodemanager"]} - {""}
     for program in ("nodepool-nm", "nodepool-nodemanager"):
         assert {
             f"share/man/man{PAGE_OF(program)[-1]}/{PAGE_OF(program)}",
             f"share/bash-completion/completions/{program}",
         } <= shared
-    assert {"share/nodepool/nodemanager.yaml", "share/nodepool/systemd/nodepool-nodemanager.service"} <= shared
+    assert {
+        "share/nodepool/nodemanager.yaml",
+        "share/nodepool/systemd/nodepool-nodemanager.service",
+    } <= shared
 
 
 @pytest.mark.slow
@@ -248,7 +328,11 @@ def test_launcher_works_without_the_node_manager(
         run(python, "-c", f"import nodepool.driver.nodemanager.{module}")
     config = tmp_path / "nodepool.yaml"
     pool = {"name": "main", "labels": [{"name": "small", "cloud-image": "host"}]}
-    servers = {"zookeeper-servers": [{"host": "127.0.0.1"}], "zookeeper-insecure": True, "labels": [{"name": "small"}]}
+    servers = {
+        "zookeeper-servers": [{"host": "127.0.0.1"}],
+        "zookeeper-insecure": True,
+        "labels": [{"name": "small"}],
+    }
 
     def validate(**options: object) -> tuple[int, str]:
         provider = {"name": "hosts", "driver": "nodemanager", "pools": [pool], **options}
@@ -256,12 +340,25 @@ def test_launcher_works_without_the_node_manager(
         return called("-c", str(config), "config-validate")
 
     def called(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([python.with_name("nodepool"), *arguments], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [python.with_name("nodepool"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         return done.returncode, done.stdout + done.stderr
 
     cloud_images = [{"name": "host", "username": "root"}]
-    hosts = {"hosts": [{"name": "a", "url": "unix:/run/nodepool/nodemanager.api"}], "cloud-images": cloud_images}
-    backing = {"backing-label": "big", "backing-ssh-key": "/etc/nodepool/key", "cloud-images": cloud_images}
+    hosts = {
+        "hosts": [{"name": "a", "url": "unix:/run/nodepool/nodemanager.api"}],
+        "cloud-images": cloud_images,
+    }
+    backing = {
+        "backing-label": "big",
+        "backing-ssh-key": "/etc/nodepool/key",
+        "cloud-images": cloud_images,
+    }
     assert validate(**hosts)[0] == 0, validate(**hosts)
     missing = "needs the node manager, which is not installed"
     for status, text in (validate(**backing), called("dev", "--directory", str(tmp_path / "dev"))):
@@ -274,7 +371,10 @@ def test_launcher_works_without_the_node_manager(
 
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
-@pytest.mark.spec("issue: without extras only what a launcher needs is installed; a missing one is told with the exact command")
+@pytest.mark.spec(
+    "issue: without extras only what a launcher needs is installed; a missing one is told with the "
+    "exact command"
+)
 def test_plain_installation_names_missing_packages_with_the_command(
     archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
 ) -> None:
@@ -282,17 +382,43 @@ def test_plain_installation_names_missing_packages_with_the_command(
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     (wheel,) = archives.glob("nodepool-*.whl")
     run(python, "-m", "pip", "install", "-q", wheel)
-    there = {each["name"].lower() for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
-    assert not there & {"boto3", "openstacksdk", "diskimage-builder", "kubernetes", "requests", "lxml", "opentelemetry-sdk"}
+    there = {
+        each["name"].lower()
+        for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))
+    }
+    assert not there & {
+        "boto3",
+        "openstacksdk",
+        "diskimage-builder",
+        "kubernetes",
+        "requests",
+        "lxml",
+        "opentelemetry-sdk",
+    }
     assert len(there) <= 25
     for program in PROGRAMS.keys() - MANAGER_PROGRAMS - FORGE_PROGRAMS:
         assert "12.0.0" in run(python.with_name(program), "--version")
     for program in FORGE_PROGRAMS:
-        done = subprocess.run([python.with_name(program), "--version"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [python.with_name(program), "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         assert "is not installed; it comes with the extra: pip install" in done.stderr
     config = tmp_path / "nodepool.yaml"
-    azure = {"name": "cloud", "driver": "azure", "zuul-public-key": "ssh-rsa x", "resource-group-location": "x", "location": "x",
-             "resource-group": "x", "auth-path": "/nonexistent", "subnet-id": "x", "network": "x"}  # fmt: skip
+    azure = {
+        "name": "cloud",
+        "driver": "azure",
+        "zuul-public-key": "ssh-rsa x",
+        "resource-group-location": "x",
+        "location": "x",
+        "resource-group": "x",
+        "auth-path": "/nonexistent",
+        "subnet-id": "x",
+        "network": "x",
+    }
     host, port = zk_chroot.hosts.split("/")[0].rsplit(":", 1)
     zookeeper = {
         "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
@@ -302,7 +428,11 @@ def test_plain_installation_names_missing_packages_with_the_command(
 
     def told(*command: str) -> str:
         done = subprocess.run(
-            [python.with_name("nodepool"), "-c", config, *command], capture_output=True, text=True, check=False, timeout=60
+            [python.with_name("nodepool"), "-c", config, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         return done.stdout + done.stderr
 
@@ -324,7 +454,9 @@ def release() -> str:
 
 
 needs_system = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("mmdebstrap") is None or shutil.which("systemd-nspawn") is None,
+    os.geteuid() != 0
+    or shutil.which("mmdebstrap") is None
+    or shutil.which("systemd-nspawn") is None,
     reason="needs root, mmdebstrap and systemd-container",
 )
 
@@ -339,7 +471,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     path.unlink()
 
 
-#: Runs in the system that is installed: each line of its output that begins with "==" names what is shown.
+#: Runs in the system that is installed: each line of its output that begins with "==" names what is
+#: shown.
 CHECK = """#!/bin/sh
 exec > /root/result 2>&1
 echo == version; nodepool --version
@@ -376,7 +509,9 @@ WantedBy=default.target
 def test_deb_package_runs_hardened_units_in_a_real_systemd(
     system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
 ) -> None:
-    deb = pathlib.Path(run(sys.executable, REPOSITORY / "tools" / "package", "deb", "--dir", tmp_path).strip())
+    deb = pathlib.Path(
+        run(sys.executable, REPOSITORY / "tools" / "package", "deb", "--dir", tmp_path).strip()
+    )
     root = tmp_path / "root"
     root.mkdir()
     run("tar", "-C", root, "-xf", system)
@@ -388,13 +523,21 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
         shutil.copy(getattr(zk_chroot, name), root / "etc" / "nodepool" / "tls" / f"{name}.pem")
         (root / "etc" / "nodepool" / "tls" / f"{name}.pem").chmod(0o644)
     host, port = zk_chroot.hosts.split("/")[0].rsplit(":", 1)
-    node = {"name": "127.0.0.1", "labels": "metal", "username": "root", "host-key-checking": False, "connection-port": int(port)}
+    node = {
+        "name": "127.0.0.1",
+        "labels": "metal",
+        "username": "root",
+        "host-key-checking": False,
+        "connection-port": int(port),
+    }
     config = {
         "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
         "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},
         "webapp": {"port": reserve()},
         "labels": [{"name": "metal", "min-ready": 1}],
-        "providers": [{"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}],
+        "providers": [
+            {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}
+        ],
     }
     (root / "etc" / "nodepool" / "nodepool.yaml").write_text(yaml.safe_dump(config))
     (root / "root" / "check").write_text(CHECK)
@@ -413,12 +556,17 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
         stdin=subprocess.DEVNULL,
     )
     text = (root / "root" / "result").read_text()
-    shown = {part.partition("\n")[0].split(";")[0]: part.partition("\n")[2] for part in text.split("== ")[1:]}
+    shown = {
+        part.partition("\n")[0].split(";")[0]: part.partition("\n")[2]
+        for part in text.split("== ")[1:]
+    }
     assert "12.0.0" in shown["version"], text
     assert shown["start"] == "active\n", text
     assert shown["user"].strip() == "nodepool", text
     assert "| metal |" in shown["list"] and "ready" in shown["list"], text
-    assert "nodepool.log.1" in shown["rotate"] and re.search(r"nodepool\.log$", shown["rotate"], re.MULTILINE), text
+    assert "nodepool.log.1" in shown["rotate"] and re.search(
+        r"nodepool\.log$", shown["rotate"], re.MULTILINE
+    ), text
     assert shown["page"].strip() == "/usr/share/man/man1/nodepool.1.gz", text
     assert shown["log"] == "", text
     assert shown["stop"].startswith("success\n") and "end" in shown, text
@@ -442,24 +590,67 @@ def test_container_images_run_launcher_builder_and_node_manager(
     run("podman", "import", "-q", system, f"{tag}-base")
     try:
         for target in ("launcher", "builder", "nodemanager"):
-            # Not from the index of images, which not every machine reaches; nor with an isolation that a container lacks.
-            run("podman", "build", "-q", "--isolation=chroot", "--network=host", "-v", "/etc/ssl/certs:/etc/ssl/certs:ro",
+            # Not from the index of images, which not every machine reaches; nor with an isolation
+            # that a container lacks.
+            run(
+                "podman",
+                "build",
+                "-q",
+                "--isolation=chroot",
+                "--network=host",
+                "-v",
+                "/etc/ssl/certs:/etc/ssl/certs:ro",
                 "--env",
-                f"PIP_CERT={certificates}", "--unsetenv", "PIP_CERT", "--build-arg", f"BASE={tag}-base", "--build-arg",
-                "EXTRAS=builder,nodemanager", "-f", ETC / "container" / "Containerfile", "--target", target, "--tag",
-                f"{tag}-{target}", REPOSITORY)  # fmt: skip
+                f"PIP_CERT={certificates}",
+                "--unsetenv",
+                "PIP_CERT",
+                "--build-arg",
+                f"BASE={tag}-base",
+                "--build-arg",
+                "EXTRAS=builder,nodemanager",
+                "-f",
+                ETC / "container" / "Containerfile",
+                "--target",
+                target,
+                "--tag",
+                f"{tag}-{target}",
+                REPOSITORY,
+            )
             made.append(f"{tag}-{target}")
             version = run(*podman.command(), "run", "--rm", *LOOSE, f"{tag}-{target}", "--version")
             assert "12.0.0" in version
-        programs = "disk-image-create --version && debootstrap --version && sudo -n true && qemu-img --version"
-        run(*podman.command(), "run", "--rm", *LOOSE, "--entrypoint", "/bin/sh", f"{tag}-builder", "-c", programs)
+        programs = (
+            "disk-image-create --version && debootstrap --version && sudo -n true && "
+            "qemu-img --version"
+        )
+        run(
+            *podman.command(),
+            "run",
+            "--rm",
+            *LOOSE,
+            "--entrypoint",
+            "/bin/sh",
+            f"{tag}-builder",
+            "-c",
+            programs,
+        )
         launcher(f"{tag}-launcher", tmp_path, zk_chroot)
     finally:
-        subprocess.run(["podman", "rmi", "--force", *reversed(made)], capture_output=True, check=False, timeout=MINUTES)
+        subprocess.run(
+            ["podman", "rmi", "--force", *reversed(made)],
+            capture_output=True,
+            check=False,
+            timeout=MINUTES,
+        )
 
 
 #: Control groups and limits that a container on a machine for tests may not have.
-LOOSE = ("--cgroups=disabled", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+LOOSE = (
+    "--cgroups=disabled",
+    "--network=host",
+    "--ulimit=nofile=1024:1024",
+    "--ulimit=nproc=1024:1024",
+)
 
 
 def launcher(image: str, folder: pathlib.Path, chroot: Chroot) -> None:
@@ -482,9 +673,21 @@ def launcher(image: str, folder: pathlib.Path, chroot: Chroot) -> None:
     (folder / "nodepool.yaml").chmod(0o644)
     folder.chmod(0o755)
     with subprocess.Popen(
-        [*podman.command(), "run", "--rm", *LOOSE, "--read-only", "--cap-drop=all", "-v", f"{folder}:/etc/nodepool:ro", image],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        [
+            *podman.command(),
+            "run",
+            "--rm",
+            *LOOSE,
+            "--read-only",
+            "--cap-drop=all",
+            "-v",
+            f"{folder}:/etc/nodepool:ro",
+            image,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         try:
             wait_for(lambda: process.poll() is not None or ready(web), 60, "launcher ready")
             assert process.poll() is None, process.stdout and process.stdout.read()

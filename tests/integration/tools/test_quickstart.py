@@ -50,13 +50,19 @@ class Kept:
         return self.output.read_text()
 
     def wait_running(self) -> None:
-        wait_for(lambda: "Ctrl-C stops everything" in self.text or self.process.poll() is not None, 120, "it is running")
+        wait_for(
+            lambda: "Ctrl-C stops everything" in self.text or self.process.poll() is not None,
+            120,
+            "it is running",
+        )
         assert self.process.poll() is None, self.text
 
     def kill(self, name: str) -> None:
         """One of its daemons, as the kernel does it when memory is short."""
         os.kill(
-            int((self.work / f"{name}.pid").read_text()) if (self.work / f"{name}.pid").exists() else self.child(name),
+            int((self.work / f"{name}.pid").read_text())
+            if (self.work / f"{name}.pid").exists()
+            else self.child(name),
             signal.SIGKILL,
         )
 
@@ -66,13 +72,20 @@ class Kept:
                 command = entry.read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if any(part.endswith(f"nodepool-{name}") for part in command) and any(str(self.work) in part for part in command):
+            if any(part.endswith(f"nodepool-{name}") for part in command) and any(
+                str(self.work) in part for part in command
+            ):
                 return int(entry.parent.name)
         raise AssertionError(f"no {name}")
 
     def nodepool(self, *arguments: str) -> str:
         return subprocess.run(
-            [str(pathlib.Path(sys.executable).with_name("nodepool")), "-c", str(self.work / "nodepool.yaml"), *arguments],
+            [
+                str(pathlib.Path(sys.executable).with_name("nodepool")),
+                "-c",
+                str(self.work / "nodepool.yaml"),
+                *arguments,
+            ],
             capture_output=True,
             text=True,
             check=True,
@@ -81,7 +94,11 @@ class Kept:
 
     def left(self) -> list[str]:
         """Mounts, loop devices and processes of it."""
-        found = [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(self.work) in line]
+        found = [
+            line
+            for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(self.work) in line
+        ]
         for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
             try:
                 found += [path.read_text()] if str(self.work) in path.read_text() else []
@@ -121,7 +138,9 @@ def test_users_18_slivers_of_a_killed_node_manager_are_removed(kept: Kept) -> No
 
 @pytest.mark.core
 def test_a_signal_for_all_of_it(kept: Kept) -> None:
-    """As Ctrl-C at a terminal, and what ``timeout`` sends: the node manager may not end before its slivers are removed."""
+    """As Ctrl-C at a terminal, and what ``timeout`` sends: the node manager may not end before
+    its slivers are removed.
+    """
     kept.wait_running()
     kept.nodepool("request", "create", *["host"] * 12, "--wait", "60")
     assert kept.left(), "there are slivers with mounts"

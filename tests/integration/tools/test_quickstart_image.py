@@ -57,30 +57,43 @@ class SlowRequest(demo_main.Demo):
 
 
 @pytest.fixture
-def demo(tmp_path: pathlib.Path, zk: ZooKeeper, zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRequest]:
+def demo(
+    tmp_path: pathlib.Path, zk: ZooKeeper, zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SlowRequest]:
     work = tmp_path / "work"
     (work / "images").mkdir(parents=True)
     os.mkfifo(work / "gate")
     real = demo_main.program("nodepool")
     late = work / "nodepool"
-    late.write_text(f'#!/bin/sh\ncase "$*" in *image-build*) read -r line <"{work}/gate";; esac\nexec "{real}" "$@"\n')
+    late.write_text(
+        f'#!/bin/sh\ncase "$*" in *image-build*) read -r line <"{work}/gate";; esac\nexec "{real}" '
+        '"$@"\n'
+    )
     late.chmod(0o755)
     monkeypatch.setattr(demo_main, "program", lambda name: str(work / name))
     monkeypatch.setattr(demo_main, "STEP_TIMEOUT", limit(60))
     monkeypatch.setattr(demo_main, "BUILD_TIMEOUT", limit(60))
-    config = zk_chroot.config({"diskimages": [{"name": IMAGE, "elements": ["vm"]}], "labels": [], "providers": []})
+    config = zk_chroot.config(
+        {"diskimages": [{"name": IMAGE, "elements": ["vm"]}], "labels": [], "providers": []}
+    )
     yield SlowRequest(work, zk, config)
 
 
 @pytest.mark.parametrize("builds", [1, 2])
-def test_builder_starts_after_the_request_and_any_number_of_builds_is_shown(demo: SlowRequest, builds: int) -> None:
+def test_builder_starts_after_the_request_and_any_number_of_builds_is_shown(
+    demo: SlowRequest, builds: int
+) -> None:
     demo.builds = builds
     demo.build_image()
     assert demo.requested == [True]
-    assert [(row["bytes"], row["uploads"], row["state"]) for row in demo.images] == [(4, ["here"], "ready")]
+    assert [(row["bytes"], row["uploads"], row["state"]) for row in demo.images] == [
+        (4, ["here"], "ready")
+    ]
 
 
-def test_unexpected_error_is_one_sentence_with_the_log_and_no_traceback(tmp_path: pathlib.Path) -> None:
+def test_unexpected_error_is_one_sentence_with_the_log_and_no_traceback(
+    tmp_path: pathlib.Path,
+) -> None:
     script = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY / "tools")!r})
@@ -91,12 +104,19 @@ sys.exit(demo.main())
     command = [sys.executable, "-c", script, "--no-image", "--work", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit(60))
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr, done
-    assert f"IndexError: pop from empty list; read {tmp_path}/quickstart.log, and start again" in done.stdout
+    assert (
+        f"IndexError: pop from empty list; read {tmp_path}/quickstart.log, and start again"
+        in done.stdout
+    )
     assert "Traceback" in (tmp_path / "quickstart.log").read_text()
 
 
 def test_closed_network_is_told_which_mirror_is_missing() -> None:
     main = demo_image.apt_mirrors("deb http://mirror.example/debian bookworm main\n")
-    assert "no mirror of security.debian.org, so the build uses the public one" in (demo_image.missing_mirrors(main) or "")
-    both = demo_image.apt_mirrors("URIs: http://mirror.example/debian\nURIs: http://mirror.example/debian-security\n")
+    assert "no mirror of security.debian.org, so the build uses the public one" in (
+        demo_image.missing_mirrors(main) or ""
+    )
+    both = demo_image.apt_mirrors(
+        "URIs: http://mirror.example/debian\nURIs: http://mirror.example/debian-security\n"
+    )
     assert demo_image.missing_mirrors(both) is None

@@ -61,7 +61,10 @@ def test_run_takes_its_server_along(number: signal.Signals) -> None:
 def test_start_leaves_its_server(tmp_path: pathlib.Path) -> None:
     def tool(action: str, *more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, TOOL, action, "--dir", str(tmp_path), *more], stdout=subprocess.PIPE, text=True, timeout=90
+            [sys.executable, TOOL, action, "--dir", str(tmp_path), *more],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=90,
         )
 
     server = os.pidfd_open(json.loads(tool("start").stdout)["pid"])

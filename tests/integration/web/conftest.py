@@ -19,7 +19,9 @@ HOSTILE = "<img src=x onerror=alert(1)>/%41"
 
 
 class Site:
-    """What the tests of the pages look at: a node in use, one that is free, a request that waits, one that failed."""
+    """What the tests of the pages look at: a node in use, one that is free, a request that
+    waits, one that failed.
+    """
 
     def __init__(self, bench: LauncherBench, pool: Any, app: WebApp) -> None:
         self.bench, self.pool, self.app = bench, pool, app
@@ -46,10 +48,15 @@ def fixed_address(zk: Any, zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> I
     fixed_cluster.stop_clocks(monkeypatch)
     fixed_cluster.write(zk_chroot.connect().client)
     expected = (len(fixed_cluster.nodes()), len(fixed_cluster.requests()))
-    wait_for(lambda: (len(zk.readNodes()), len(zk.readRequests())) == expected and zk.readReports(), what="the mirror")
+    wait_for(
+        lambda: (len(zk.readNodes()), len(zk.readRequests())) == expected and zk.readReports(),
+        what="the mirror",
+    )
     launcher: Any = fixed_cluster.Launcher(zk)
     actions = Actions(lambda: zk, lambda: None, None, AccessConfig, "loopback")
-    app = WebApp(launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions)
+    app = WebApp(
+        launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions
+    )
     app.start()
     yield f"http://127.0.0.1:{app.server.socket.getsockname()[1]}"
     app.stop()

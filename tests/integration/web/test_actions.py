@@ -23,7 +23,9 @@ from tests.support.launcher import LauncherBench, config, provider
 def site(bench: LauncherBench) -> Iterator[Site]:
     bench.quota(instances=2)
     pool = bench.start(config(provider()))
-    app = WebApp(pool, port=0, listen_address="127.0.0.1", actions=Actions.of_launcher(pool, "loopback"))
+    app = WebApp(
+        pool, port=0, listen_address="127.0.0.1", actions=Actions.of_launcher(pool, "loopback")
+    )
     app.start()
     try:
         yield Site(bench, pool, app)
@@ -95,7 +97,11 @@ def test_operator_holds_a_node_and_deletes_it_although_it_is_leased(site: Site) 
         agree(seen, f"Hold node {node.id}?", "Hold", Hours="2", Purpose="bisect")
         seen.sees(f"Hold node {node.id}: accepted")
         [lease] = Leases(site.bench.zk).all()
-        assert (lease.terms.owner, lease.terms.purpose, lease.nodes[0].state) == ("alice", "bisect", HOLD)
+        assert (lease.terms.owner, lease.terms.purpose, lease.nodes[0].state) == (
+            "alice",
+            "bisect",
+            HOLD,
+        )
         press(seen, "Delete")
         agree(seen, f"Delete node {node.id}?", "Delete")
         dialog = seen.page.get_by_role("dialog")
@@ -136,7 +142,10 @@ def test_operator_builds_and_pauses_an_image_and_deletes_a_build_and_an_upload(s
     with browser(site.address) as seen:
         seen.open("/ui/image/noble")
         seen.sees("nodepool dib-image-delete noble-0000000001")
-        seen.sees("nodepool image-delete --image noble --build-id 0000000001 --provider 'cloud 1' --upload-id 0000000001")
+        seen.sees(
+            "nodepool image-delete --image noble --build-id 0000000001 --provider 'cloud 1' "
+            "--upload-id 0000000001"
+        )
         assert seen.accessible() == []
         sign_in(seen, site, Role.OPERATE)
         for action, asked in (("Build", zk.hasBuildRequest), ("Pause", zk.getImagePaused)):
@@ -153,7 +162,9 @@ def test_operator_builds_and_pauses_an_image_and_deletes_a_build_and_an_upload(s
         seen.sees("Delete build noble 0000000001: accepted")
         found = zk.getBuild("noble", "0000000001")
         assert found is not None and found.state == "deleting"
-        seen.page.get_by_role("region", name="Builds").get_by_role("button", name="Delete").wait_for(state="detached")
+        seen.page.get_by_role("region", name="Builds").get_by_role(
+            "button", name="Delete"
+        ).wait_for(state="detached")
         seen.page.get_by_role("navigation").get_by_role("link", name="Uploads", exact=True).click()
         press(seen, "Delete")
         agree(seen, "Delete upload noble 0000000001 cloud 1 0000000001?", "Delete")
@@ -185,7 +196,9 @@ def test_borrower_leases_renews_and_returns(site: Site) -> None:
         wait_for(lambda: Leases(site.bench.zk).all() == [], what="no lease")
         press(seen, "Lease nodes")
         agree(seen, "Lease nodes", "Lease", Labels="nothing")
-        seen.page.get_by_role("dialog").get_by_role("alert").filter(has_text="no launcher offers nothing").wait_for()
+        seen.page.get_by_role("dialog").get_by_role("alert").filter(
+            has_text="no launcher offers nothing"
+        ).wait_for()
         assert [each for each in seen.errors if "422" not in each] == []
         seen.errors.clear()
 

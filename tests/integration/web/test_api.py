@@ -26,12 +26,20 @@ from tests.integration.web.conftest import HOSTILE, Site
 from tests.support.launcher import LauncherBench, config, expire_session, provider
 
 
-def ask(site: Site, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(
+    site: Site, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
     try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        return (
+            answer.status,
+            {name.lower(): value for name, value in answer.getheaders()},
+            answer.read(),
+        )
     finally:
         connection.close()
 
@@ -55,15 +63,32 @@ def test_tables_can_be_filtered_sorted_and_paged(site: Site) -> None:
     wait_for(lambda: get(site, "/api/v1/nodes")["total"] == 2, what="two nodes")
     (row,) = get(site, f"/api/v1/nodes?request={served}")["rows"]
     assert (row["labels"], row["state"], row["port"]) == (["fake-label"], "ready", 22)
-    assert get(site, f"/api/v1/nodes?id={row['id'].lstrip('0') or '0'}&state=ready,used")["total"] == 1
-    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=-id")["rows"]] == ["0000000001", "0000000000"]
-    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=id&limit=1&offset=1")["rows"]] == ["0000000001"]
-    wait_for(lambda: get(site, "/api/v1/nodes?locked=false")["total"] == 2, what="both locks are seen released")
-    assert get(site, f"/api/v1/explain/label/{urllib.parse.quote(HOSTILE, safe='')}")["name"] == HOSTILE
+    assert (
+        get(site, f"/api/v1/nodes?id={row['id'].lstrip('0') or '0'}&state=ready,used")["total"] == 1
+    )
+    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=-id")["rows"]] == [
+        "0000000001",
+        "0000000000",
+    ]
+    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=id&limit=1&offset=1")["rows"]] == [
+        "0000000001"
+    ]
+    wait_for(
+        lambda: get(site, "/api/v1/nodes?locked=false")["total"] == 2,
+        what="both locks are seen released",
+    )
+    assert (
+        get(site, f"/api/v1/explain/label/{urllib.parse.quote(HOSTILE, safe='')}")["name"]
+        == HOSTILE
+    )
     status, headers, body = ask(site, "/api/v1/nodes?format=csv&q=img")
     assert body.decode().splitlines()[0].startswith("id,labels,state,since,created,")
     rows = list(csv.DictReader(io.StringIO(body.decode())))
-    assert status == 200 and headers["content-type"].startswith("text/csv") and [r["labels"] for r in rows] == [HOSTILE]
+    assert (
+        status == 200
+        and headers["content-type"].startswith("text/csv")
+        and [r["labels"] for r in rows] == [HOSTILE]
+    )
 
 
 def test_large_answers_are_compressed_for_clients_that_accept_it(site: Site) -> None:
@@ -72,10 +97,16 @@ def test_large_answers_are_compressed_for_clients_that_accept_it(site: Site) -> 
     for path in ("/api/v1/nodes", "/api/v1/nodes?format=csv&limit=20000", "/api/v1"):
         _status, head, plain = ask(site, path)
         _status, packed_head, packed = ask(site, path, Accept_Encoding="gzip, deflate, br")
-        assert "content-encoding" not in head and head["vary"] == packed_head["vary"] == "Accept-Encoding"
+        assert (
+            "content-encoding" not in head
+            and head["vary"] == packed_head["vary"] == "Accept-Encoding"
+        )
         if len(plain) > 1000:
             assert packed_head["content-encoding"] == "gzip" and gzip.decompress(packed) == plain
-            assert packed_head["content-type"] == head["content-type"] and packed_head["etag"] != head["etag"]
+            assert (
+                packed_head["content-type"] == head["content-type"]
+                and packed_head["etag"] != head["etag"]
+            )
         else:
             assert packed == plain
         assert ask(site, path, Accept_Encoding="gzip", If_None_Match=packed_head["etag"])[0] == 304
@@ -85,14 +116,26 @@ def test_large_answers_are_compressed_for_clients_that_accept_it(site: Site) -> 
 @pytest.mark.parametrize(
     "path, status",
     [
-        ("/api/v1/nodes?nosuch=1", 400), ("/api/v1/nodes?sort=nosuch", 400), ("/api/v1/nodes?limit=-1", 400),
-        ("/api/v1/nodes?limit=%D9%A3", 400), ("/api/v1/nodes?format=xml", 400), ("/api/v1/nodes?q=" + "x" * 2000, 400),
-        ("/api/v1/nodes?q=%ff", 400), ("/api/v1/nosuch", 404), ("/api/v1/explain/node/nosuch", 404),
-        ("/api/v1/explain/node/..%2F..%2Fzookeeper", 404), ("/api/v1/explain/__class__/x", 404), ("/api/v1/explain/node", 404),
-        ("/ui/static/../v1.py", 404), ("/ui/static/%2e%2e/v1.py", 404), ("/ui/static//etc/passwd", 404), ("/ui/static/", 404),
-        ("/api/v1/events?since=x", 400), ("/api/v1/events?type=nosuch", 400),
+        ("/api/v1/nodes?nosuch=1", 400),
+        ("/api/v1/nodes?sort=nosuch", 400),
+        ("/api/v1/nodes?limit=-1", 400),
+        ("/api/v1/nodes?limit=%D9%A3", 400),
+        ("/api/v1/nodes?format=xml", 400),
+        ("/api/v1/nodes?q=" + "x" * 2000, 400),
+        ("/api/v1/nodes?q=%ff", 400),
+        ("/api/v1/nosuch", 404),
+        ("/api/v1/explain/node/nosuch", 404),
+        ("/api/v1/explain/node/..%2F..%2Fzookeeper", 404),
+        ("/api/v1/explain/__class__/x", 404),
+        ("/api/v1/explain/node", 404),
+        ("/ui/static/../v1.py", 404),
+        ("/ui/static/%2e%2e/v1.py", 404),
+        ("/ui/static//etc/passwd", 404),
+        ("/ui/static/", 404),
+        ("/api/v1/events?since=x", 400),
+        ("/api/v1/events?type=nosuch", 400),
     ],
-)  # fmt: skip
+)
 def test_malformed_requests_get_a_clear_4xx(site: Site, path: str, status: int) -> None:
     site.bench.fulfilled("fake-label")
     found, headers, body = ask(site, path)
@@ -100,7 +143,10 @@ def test_malformed_requests_get_a_clear_4xx(site: Site, path: str, status: int) 
     assert b"Traceback" not in body and "access-control-allow-origin" not in headers
 
 
-@pytest.mark.spec("issue: the new pages are on loopback unless the configuration says otherwise; the seven paths stay open")
+@pytest.mark.spec(
+    "issue: the new pages are on loopback unless the configuration says otherwise; the seven paths "
+    "stay open"
+)
 def test_pages_are_only_available_on_loopback_by_default(site: Site) -> None:
     for path in ("/ui/", "/api/v1/nodes", "/api/v1/events"):
         assert ask(site, path, Host="evil.example")[0] == 403
@@ -133,7 +179,9 @@ def test_configuration_is_shown_without_secrets(site: Site) -> None:
     assert warning.startswith(f"{found['file']}:") and "must not contain '/'" in warning
 
 
-@pytest.mark.spec("issue 32: the configuration page shows since when it is in force, and what has changed")
+@pytest.mark.spec(
+    "issue 32: the configuration page shows since when it is in force, and what has changed"
+)
 def test_change_of_the_configuration_is_shown(site: Site) -> None:
     (first,) = get(site, "/api/v1/config")["launchers"]
     assert first["changes"] == [] and first["in_force_since"] <= time.time()
@@ -144,9 +192,13 @@ def test_change_of_the_configuration_is_shown(site: Site) -> None:
     assert found["in_force_since"] > first["in_force_since"]
 
 
-@pytest.mark.spec("issue: every page works from any launcher for the whole cluster: the configuration, too")
+@pytest.mark.spec(
+    "issue: every page works from any launcher for the whole cluster: the configuration, too"
+)
 def test_config_of_others(site: Site) -> None:
-    """A launcher's configuration is published, without secrets, renewed when it changes or its session does, and goes with it."""
+    """A launcher's configuration is published, without secrets, renewed when it changes or its
+    session does, and goes with it.
+    """
     kazoo, own = site.pool.zk.kazoo_client, site.pool.state.identifier
     (published,) = wait_for(lambda: reports.read_configs(kazoo), what="it is published")
     assert published["providers"]["fake-provider"]["cloud"] == "fake"
@@ -157,7 +209,11 @@ def test_config_of_others(site: Site) -> None:
     assert first["hostname"] == published["hostname"] and second["hostname"] == "nl02"
     assert second["providers"] == {HOSTILE: {"driver": "aws"}} and "error" not in second
     expire_session(site.pool)
-    wait_for(lambda: any(own in name for name in kazoo_names(site)), 30, "it is there again in the new session")
+    wait_for(
+        lambda: any(own in name for name in kazoo_names(site)),
+        30,
+        "it is there again in the new session",
+    )
     site.bench.stop(site.pool)
     assert not [name for name in kazoo_names(site) if own in name]
 
@@ -183,7 +239,10 @@ def test_places_and_choices(site: Site) -> None:
     assert [row["place"] for row in found["rows"]] == [1, 2, 3, None, None]
     first, second = found["rows"][:2]
     assert second["expected"] == pytest.approx(2 * first["expected"], abs=0.2)
-    assert found["choices"]["state"] == ["fulfilled", "requested"] or "pending" in found["choices"]["state"]
+    assert (
+        found["choices"]["state"] == ["fulfilled", "requested"]
+        or "pending" in found["choices"]["state"]
+    )
     assert "people" in found["choices"]["requestor"] and found["choices"]["tenant"] == []
     overview = get(site, "/api/v1/overview")
     assert (overview["labels"][0]["label"], overview["labels"][0]["waiting"]) == ("fake-label", 3)
@@ -194,9 +253,15 @@ def test_places_and_choices(site: Site) -> None:
 class Client:
     """Follows events on a plain socket."""
 
-    def __init__(self, site: Site, query: str = "", head: str = "", address: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", site.port), timeout=30, source_address=(address, 0))
-        self.socket.sendall(f"GET /api/v1/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode())
+    def __init__(
+        self, site: Site, query: str = "", head: str = "", address: str = "127.0.0.1"
+    ) -> None:
+        self.socket = socket.create_connection(
+            ("127.0.0.1", site.port), timeout=30, source_address=(address, 0)
+        )
+        self.socket.sendall(
+            f"GET /api/v1/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode()
+        )
         self.text = ""
         self.ended = False
         self._thread = threading.Thread(target=self._read, name="client", daemon=True)
@@ -226,27 +291,45 @@ class Client:
 
 @pytest.mark.spec("issue: event feed: server-sent, typed, filterable; what was missed comes again")
 def test_missed_events_are_sent_after_a_reconnect(site: Site) -> None:
-    every, mine, page = Client(site), Client(site, "?type=request-changed&labels=fake-label"), Client(site, "?digest")
+    every, mine, page = (
+        Client(site),
+        Client(site, "?type=request-changed&labels=fake-label"),
+        Client(site, "?digest"),
+    )
     for client in (every, mine, page):
         client.wait("retry:")
     served, _ = site.bench.fulfilled("fake-label")
     site.bench.fulfilled(HOSTILE)
     every.wait('"state": "fulfilled"')
     wait_for(lambda: len(mine.events()) == 2, what="pending and fulfilled")
-    assert [(event["request"], event["state"]) for event in mine.events()] == [(served, "pending"), (served, "fulfilled")]
+    assert [(event["request"], event["state"]) for event in mine.events()] == [
+        (served, "pending"),
+        (served, "fulfilled"),
+    ]
     page.wait("event: changed")
     kinds = {event["type"] for event in every.events()}
-    assert {"request-submitted", "request-changed", "node-created", "node-changed", "node-step"} <= kinds
+    assert {
+        "request-submitted",
+        "request-changed",
+        "node-created",
+        "node-changed",
+        "node-step",
+    } <= kinds
     last = mine.events()[0]["number"]
     again = Client(site, "?type=request-changed&request=" + served, f"Last-Event-ID: {last}\r\n")
-    wait_for(lambda: [event["state"] for event in again.events()] == ["fulfilled"], what="what was missed")
+    wait_for(
+        lambda: [event["state"] for event in again.events()] == ["fulfilled"],
+        what="what was missed",
+    )
     for client in (every, mine, page, again):
         client.close()
     site.bench.submit("fake-label")
     wait_for(lambda: len(site.app.streams) == 0, 30, "they are forgotten")
 
 
-@pytest.mark.spec("security review S9: one client cannot take all places of those who follow events")
+@pytest.mark.spec(
+    "security review S9: one client cannot take all places of those who follow events"
+)
 def test_client_with_most_streams_makes_way(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MOST_STREAMS", 3)
     many = [Client(site) for _ in range(3)]
@@ -276,7 +359,9 @@ def test_no_old_answer(long_shared: None, site: Site) -> None:
     wait_for(lambda: len(site.app.streams) == 1, what="it follows")
     assert get(site, "/api/v1/nodes")["total"] == 0
     site.bench.fulfilled("fake-label")
-    wait_for(lambda: get(site, "/api/v1/nodes?state=ready")["total"] == 1, what="the change was told")
+    wait_for(
+        lambda: get(site, "/api/v1/nodes?state=ready")["total"] == 1, what="the change was told"
+    )
     client.close()
 
 
@@ -289,7 +374,9 @@ def test_client_that_begins_to_follow_gets_no_old_answer(long_shared: None, site
     client.close()
 
 
-@pytest.mark.spec("issue: slow and many clients: the launcher's work and other clients are unaffected")
+@pytest.mark.spec(
+    "issue: slow and many clients: the launcher's work and other clients are unaffected"
+)
 def test_slow_clients_do_not_affect_others(site: Site) -> None:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -318,6 +405,10 @@ def test_tenants_show_limits_and_use(bench: LauncherBench) -> None:
     limits = {"tenant-resource-limits": [{"tenant-name": "t1", "max-servers": 3, "max-cores": 10}]}
     pool = bench.start(config(provider(), **limits))
     bench.fulfilled("fake-label", tenant_name="t1")
-    wait_for(lambda: [row["used"].get("instances") for row in cluster.tenants(pool.zk).rows] == [1], 30, "it is counted")
+    wait_for(
+        lambda: [row["used"].get("instances") for row in cluster.tenants(pool.zk).rows] == [1],
+        30,
+        "it is counted",
+    )
     (row,) = cluster.tenants(pool.zk).rows
     assert row["tenant"] == "t1" and "instances 1/3" in row["limits"] and "/10" in row["limits"]

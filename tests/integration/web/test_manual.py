@@ -24,8 +24,14 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def manual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address at which the manual is served."""
     made = tmp_path_factory.mktemp("manual")
-    subprocess.run([sys.executable, "-m", "sphinx", "-q", "-b", "html", REPOSITORY / "doc", made], timeout=120, check=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=made))
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-b", "html", REPOSITORY / "doc", made],
+        timeout=120,
+        check=True,
+    )
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=made)
+    )
     thread = threading.Thread(target=server.serve_forever, name="manual")
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -37,7 +43,9 @@ def manual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def pages() -> list[str]:
     found = [page.relative_to(REPOSITORY / "doc") for page in (REPOSITORY / "doc").rglob("*.rst")]
     return sorted(
-        f"/{page.with_suffix('.html')}" for page in found if "_build" not in page.parts and "fragments" not in page.parts
+        f"/{page.with_suffix('.html')}"
+        for page in found
+        if "_build" not in page.parts and "fragments" not in page.parts
     )
 
 
@@ -55,7 +63,10 @@ def test_no_page_of_the_manual_scrolls_sideways(manual: str, width: int) -> None
 
 @pytest.mark.full
 def test_samples_of_the_manual_are_not_cut_on_narrow_screens(manual: str) -> None:
-    cut = "[...document.querySelectorAll('pre:not(.drawing)')].filter((each) => each.scrollWidth > each.clientWidth + 1).length"
+    cut = (
+        "[...document.querySelectorAll('pre:not(.drawing)')].filter((each) => each.scrollWidth > "
+        "each.clientWidth + 1).length"
+    )
     with browser(manual, viewport={"width": 640, "height": 800}) as seen:
         found = {}
         for page in pages():
@@ -68,6 +79,11 @@ def test_samples_of_the_manual_are_not_cut_on_narrow_screens(manual: str) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_landing_page_and_reference_are_accessible(manual: str, scheme: str) -> None:
     with browser(manual, color_scheme=scheme) as seen:
-        for page in ("/index.html", "/reference.html", "/operation/index.html", "/operation/waiting.html"):
+        for page in (
+            "/index.html",
+            "/reference.html",
+            "/operation/index.html",
+            "/operation/waiting.html",
+        ):
             seen.open(page)
             assert seen.accessible() == []

@@ -1,4 +1,6 @@
-"""What an operator reads on a day: who has a node, since when something fails, and how bad it is."""
+"""What an operator reads on a day: who has a node, since when something fails, and how bad it
+is.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,31 @@ def test_list_of_nodes_says_who_has_each(site: Site) -> None:
     lease = {"lease": {"owner": "alice", "via": "token", "purpose": "bisect"}}
     made = [
         ({"state": "hold", "user_data": lease, "comment": "lease alice"}, "alice"),
-        ({"tenant_name": "acme", "user_data": {"project_name": "nova", "job_name": "unit", "build": "b1"}}, "acme, nova, unit"),
+        (
+            {
+                "tenant_name": "acme",
+                "user_data": {"project_name": "nova", "job_name": "unit", "build": "b1"},
+            },
+            "acme, nova, unit",
+        ),
         ({"state": "hold", "hold_job": "unit", "comment": "autohold"}, "unit"),
         ({"state": "hold", "comment": "mine"}, "mine"),
         ({"allocated_to": "200-0000000009"}, "request 200-0000000009"),
         ({}, None),
-    ]  # fmt: skip
-    nodes = {site.bench.ready_node("other", "main", "fake-label", **values).id: user for values, user in made}
-    listed = wait_for(lambda: len(rows := get(site, "nodes")["rows"]) == len(made) and rows, what="all nodes")
+    ]
+    nodes = {
+        site.bench.ready_node("other", "main", "fake-label", **values).id: user
+        for values, user in made
+    }
+    listed = wait_for(
+        lambda: len(rows := get(site, "nodes")["rows"]) == len(made) and rows, what="all nodes"
+    )
     assert {row["id"]: row["user"] for row in listed} == nodes
-    assert [column["title"] for column in get(site, "nodes")["columns"]][-3:] == ["Used by", "Locked", "Address"]
+    assert [column["title"] for column in get(site, "nodes")["columns"]][-3:] == [
+        "Used by",
+        "Locked",
+        "Address",
+    ]
 
 
 def test_problems_have_a_severity_and_an_age(site: Site) -> None:
@@ -50,15 +67,22 @@ def test_problems_have_a_severity_and_an_age(site: Site) -> None:
     problems = site.pool.getProviderManager("fake-provider").label_problems
     for label in ("fake-label", HOSTILE):
         problems.note(label, "launch", "no such image")
-    rows = wait_for(lambda: len(found := get(site, "problems")["rows"]) == 2 and found, what="the problems")
+    rows = wait_for(
+        lambda: len(found := get(site, "problems")["rows"]) == 2 and found, what="the problems"
+    )
     assert {row["severity"] for row in rows} == {"degraded"}
     assert [row["since"] for row in rows if not began - 1 <= row["since"] <= time.time() + 1] == []
     for _number in range(2):
         site.bench.fulfilled("fake-label")
     site.bench.submit("fake-label")  # a request that waits for the label makes its problem worse
     problems.note("fake-label", "launch", "no such image")
-    wait_for(lambda: {row["label"]: row["severity"] for row in get(site, "problems")["rows"]}
-             == {"fake-label": "failing", HOSTILE: "degraded"}, what="worse")  # fmt: skip
+    wait_for(
+        lambda: (
+            {row["label"]: row["severity"] for row in get(site, "problems")["rows"]}
+            == {"fake-label": "failing", HOSTILE: "degraded"}
+        ),
+        what="worse",
+    )
     with browser(site.address) as seen:
         seen.open("/ui/problems")
         titles = seen.page.locator("thead th").all_text_contents()
@@ -70,7 +94,9 @@ def test_problem_that_stays_keeps_its_age(site: Site) -> None:
     problems.note("fake-label", "launch", "no such image")
     (first,) = wait_for(lambda: get(site, "problems")["rows"], what="the problem")
     problems.note(HOSTILE, "launch", "another one")
-    later = wait_for(lambda: len(rows := get(site, "problems")["rows"]) == 2 and rows, what="both problems")
+    later = wait_for(
+        lambda: len(rows := get(site, "problems")["rows"]) == 2 and rows, what="both problems"
+    )
     assert [row["since"] for row in later if "no such image" in row["problem"]] == [first["since"]]
     assert max(row["since"] for row in later) > first["since"]
 
@@ -88,18 +114,32 @@ def test_all_moments_of_a_page_have_one_form(site: Site) -> None:
 
 def test_busy_tenant_limit_is_no_problem_that_needs_help() -> None:
     def limited(needed: int) -> bool:
-        reason = because(Code.TENANT_LIMIT, tenant="acme", resource="instances", limit=2, used=2, needed=needed)
-        return causes.needs_help(causes.Cause(str(reason), reason.suggestion, Code.TENANT_LIMIT.word))
+        reason = because(
+            Code.TENANT_LIMIT, tenant="acme", resource="instances", limit=2, used=2, needed=needed
+        )
+        return causes.needs_help(
+            causes.Cause(str(reason), reason.suggestion, Code.TENANT_LIMIT.word)
+        )
 
     assert (limited(1), limited(3)) == (False, True)
 
 
 def test_page_of_an_image_does_not_suggest_itself(site: Site) -> None:
-    ended = BuildProgress("noble", "b1", "nb01", state="failed", reason="exit status 1", started=time.time(), ended=time.time(),
-                          tail=["E: no space left"])  # fmt: skip
+    ended = BuildProgress(
+        "noble",
+        "b1",
+        "nb01",
+        state="failed",
+        reason="exit status 1",
+        started=time.time(),
+        ended=time.time(),
+        tail=["E: no space left"],
+    )
     ProgressStore(site.bench.zk.kazoo_client).write(ended)
     site.bench.store_image("noble", "elsewhere", state="failed")
-    found = wait_for(lambda: (each := get(site, "explain/image/noble"))["logs"] and each, what="the log")
+    found = wait_for(
+        lambda: (each := get(site, "explain/image/noble"))["logs"] and each, what="the log"
+    )
     assert found["suggestion"] == "repair what the end of its log says; the build is retried"
 
 

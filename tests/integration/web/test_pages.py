@@ -9,9 +9,22 @@ from tests.integration.web.conftest import HOSTILE, Site
 from tests.support.browser import browser
 
 PATHS = (
-    "", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "hosts", "tenants", "daemons",
-    "problems", "events", "config",
-)  # fmt: skip
+    "",
+    "nodes",
+    "requests",
+    "labels",
+    "images",
+    "builds",
+    "uploads",
+    "providers",
+    "pools",
+    "hosts",
+    "tenants",
+    "daemons",
+    "problems",
+    "events",
+    "config",
+)
 
 
 def busy(site: Site) -> tuple[str, str]:
@@ -19,12 +32,23 @@ def busy(site: Site) -> tuple[str, str]:
     served, _nodes = site.bench.fulfilled("fake-label", requestor=HOSTILE)
     site.bench.fulfilled(HOSTILE)
     waiting = site.bench.submit("fake-label", "fake-label")
-    wait_for(lambda: any(waiting in group["ids"] for group in site.pool.reporter.compose()["waiting"]), what="it waits")
-    wait_for(lambda: any(waiting in group["ids"] for r in site.pool.zk.readReports() for group in r["waiting"]), what="published")
+    wait_for(
+        lambda: any(waiting in group["ids"] for group in site.pool.reporter.compose()["waiting"]),
+        what="it waits",
+    )
+    wait_for(
+        lambda: any(
+            waiting in group["ids"] for r in site.pool.zk.readReports() for group in r["waiting"]
+        ),
+        what="published",
+    )
     return served, waiting
 
 
-@pytest.mark.spec("issue: reasons on pages, deep links, live; no script of hostile names runs; nothing from other hosts")
+@pytest.mark.spec(
+    "issue: reasons on pages, deep links, live; no script of hostile names runs; nothing from "
+    "other hosts"
+)
 def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
     served, waiting = busy(site)
     with browser(site.address) as seen:
@@ -54,7 +78,11 @@ def test_pages_show_reasons_and_run_no_foreign_script(site: Site) -> None:
 @pytest.mark.spec("issue: live, also after a proxy has answered for a launcher that was not there")
 def test_page_follows_events_again_after_an_outage(site: Site) -> None:
     with browser(site.address) as seen:
-        seen.page.route("**/events?digest=1", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
+        seen.page.route(
+            "**/events?digest=1",
+            lambda route: route.fulfill(status=502, body="bad gateway"),
+            times=1,
+        )
         seen.open("/ui/nodes")
         seen.sees("not connected, trying again")
         seen.page.get_by_text("live", exact=True).wait_for()
@@ -66,7 +94,11 @@ def test_page_follows_events_again_after_an_outage(site: Site) -> None:
 def test_events_page_can_be_filtered(site: Site) -> None:
     served, _waiting = busy(site)
     with browser(site.address) as seen:
-        seen.page.route("**/events?since=*", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
+        seen.page.route(
+            "**/events?since=*",
+            lambda route: route.fulfill(status=502, body="bad gateway"),
+            times=1,
+        )
         seen.open("/ui/events")
         lines = seen.page.get_by_role("list", name="Events").locator("li")
         lines.filter(has_text="request-submitted").first.wait_for()
@@ -88,20 +120,42 @@ def test_events_page_can_be_filtered(site: Site) -> None:
         seen.errors.clear()
 
 
-@pytest.mark.spec("issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors")
-@pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)])
+@pytest.mark.spec(
+    "issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors"
+)
+@pytest.mark.parametrize(
+    "scheme, width", [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+)
 def test_pages_are_accessible(site: Site, scheme: str, width: int) -> None:
     served, waiting = busy(site)
     node = site.bench.zuul.request(served)["nodes"][0]
     site.bench.store_image("noble", "fake-provider")
-    with browser(site.address, color_scheme=scheme, viewport={"width": width, "height": 800}) as seen:
-        things = (f"request/{waiting}", f"request/{served}", f"node/{node}", "image/noble", "label/fake-label")
-        for path in (*PATHS, *things, "provider/fake-provider", "nodes?group=labels", "nodes?q=nothing", "nowhere", "leases"):
+    with browser(
+        site.address, color_scheme=scheme, viewport={"width": width, "height": 800}
+    ) as seen:
+        things = (
+            f"request/{waiting}",
+            f"request/{served}",
+            f"node/{node}",
+            "image/noble",
+            "label/fake-label",
+        )
+        for path in (
+            *PATHS,
+            *things,
+            "provider/fake-provider",
+            "nodes?group=labels",
+            "nodes?q=nothing",
+            "nowhere",
+            "leases",
+        ):
             seen.open(f"/ui/{path}")
             seen.page.wait_for_load_state("domcontentloaded")
             assert seen.accessible(()) == [], path
             seen.errors[:] = [each for each in seen.errors if "404" not in each]
-            assert seen.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"/ui/{path} is too wide"
+            assert seen.page.evaluate(
+                "document.documentElement.scrollWidth <= window.innerWidth"
+            ), f"/ui/{path} is too wide"
 
 
 @pytest.mark.spec("issue: keyboard")
@@ -118,7 +172,10 @@ def test_pages_can_be_used_by_keyboard(site: Site) -> None:
         seen.page.locator("th[aria-sort=ascending]").wait_for()
         assert "sort=state" in seen.page.url
         # The focus stays where it was.
-        wait_for(lambda: "State" in str(seen.page.evaluate("document.activeElement.textContent")), what="the focus")
+        wait_for(
+            lambda: "State" in str(seen.page.evaluate("document.activeElement.textContent")),
+            what="the focus",
+        )
         seen.page.keyboard.press("Enter")
         seen.page.locator("th[aria-sort=descending]").wait_for()
 
@@ -150,10 +207,13 @@ def test_find_and_unknown(site: Site) -> None:
 def test_empty_tables_say_what_would_appear_there(site: Site) -> None:
     with browser(site.address) as seen:
         for path, text in (
-            ("requests", "nodepool request create LABEL"), ("images", "whether built or not"),
+            ("requests", "nodepool request create LABEL"),
+            ("images", "whether built or not"),
             ("builds", "nodepool image-build IMAGE"),
-            ("hosts", "nodemanager"), ("tenants", "tenant-resource-limits"), ("problems", "until they work again"),
-        ):  # fmt: skip
+            ("hosts", "nodemanager"),
+            ("tenants", "tenant-resource-limits"),
+            ("problems", "until they work again"),
+        ):
             seen.open(f"/ui/{path}")
             seen.page.locator("main").get_by_text(text).first.wait_for()
             assert seen.accessible() == [], path
@@ -171,7 +231,10 @@ def test_page_loads_again_when_the_launcher_answers_again(site: Site) -> None:
         seen.errors.clear()
 
 
-@pytest.mark.spec("issue: nodes: filter; capacity, use and free per pool and label as bars; configuration as loaded")
+@pytest.mark.spec(
+    "issue: nodes: filter; capacity, use and free per pool and label as bars; configuration as "
+    "loaded"
+)
 def test_choose_bars_and_configuration(site: Site) -> None:
     served, waiting = busy(site)
     with browser(site.address) as seen:
@@ -181,7 +244,10 @@ def test_choose_bars_and_configuration(site: Site) -> None:
         wait_for(lambda: seen.page.locator("tbody tr").count() == 2, what="two are fulfilled")
         assert "state=fulfilled" in seen.page.url and seen.page.get_by_text(served).count() == 1
         seen.page.get_by_label("Requestor").select_option(HOSTILE)
-        wait_for(lambda: seen.page.locator("tbody tr").count() == 1, what="one of them is of that requestor")
+        wait_for(
+            lambda: seen.page.locator("tbody tr").count() == 1,
+            what="one of them is of that requestor",
+        )
         seen.page.get_by_label("State").select_option("all")
         seen.page.get_by_label("Requestor").select_option("all")
         seen.sees(waiting)
@@ -203,7 +269,9 @@ def test_choose_bars_and_configuration(site: Site) -> None:
 @pytest.mark.spec("issue: requests with the reason each one waits, live")
 @pytest.mark.core
 def test_reason_comes_by_itself(site: Site) -> None:
-    """The launcher tells why a request waits some time after it has come; nothing else happens then."""
+    """The launcher tells why a request waits some time after it has come; nothing else happens
+    then.
+    """
     site.bench.fulfilled("fake-label")
     site.bench.fulfilled("fake-label")
     with browser(site.address) as seen:

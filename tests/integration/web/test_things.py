@@ -16,17 +16,36 @@ FINGERPRINT = "ssh-ed25519 SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
 @pytest.mark.core
 def test_node_page_says_who_has_it_and_how_to_log_in(site: Site) -> None:
     node = site.bench.ready_node(
-        "fake-provider", "main", "fake-label", interface_ip="192.0.2.7", connection_port=2222, username="debian",
-        host_keys=[KEY], tenant_name="acme", user_data={"project_name": "nova", "build": "b1"},
-    )  # fmt: skip
+        "fake-provider",
+        "main",
+        "fake-label",
+        interface_ip="192.0.2.7",
+        connection_port=2222,
+        username="debian",
+        host_keys=[KEY],
+        tenant_name="acme",
+        user_data={"project_name": "nova", "build": "b1"},
+    )
     with browser(site.address, permissions=["clipboard-read", "clipboard-write"]) as seen:
         seen.open(f"/ui/node/{node.id}")
         seen.sees("ssh -p 2222 debian@192.0.2.7")
-        facts = dict(zip(seen.page.locator("dt").all_text_contents(), seen.page.locator("dd").all_text_contents(), strict=True))
-        assert (facts["tenant"], facts["project"], facts["host keys"]) == ("acme", "nova", FINGERPRINT)
+        facts = dict(
+            zip(
+                seen.page.locator("dt").all_text_contents(),
+                seen.page.locator("dd").all_text_contents(),
+                strict=True,
+            )
+        )
+        assert (facts["tenant"], facts["project"], facts["host keys"]) == (
+            "acme",
+            "nova",
+            FINGERPRINT,
+        )
         seen.page.get_by_role("button", name="Copy ssh -p 2222 debian@192.0.2.7").click()
         seen.page.get_by_text("Copied").wait_for()
-        assert seen.page.evaluate("navigator.clipboard.readText()") == "ssh -p 2222 debian@192.0.2.7"
+        assert (
+            seen.page.evaluate("navigator.clipboard.readText()") == "ssh -p 2222 debian@192.0.2.7"
+        )
         assert seen.accessible() == []
 
 
@@ -40,7 +59,13 @@ def test_request_page_has_a_timeline_and_links_what_blocks_it(site: Site) -> Non
         seen.open(f"/ui/request/{served}")
         steps = seen.page.get_by_role("list", name="Timeline").locator("li strong")
         seen.page.get_by_role("list", name="Timeline").wait_for()
-        assert steps.all_text_contents() == ["requested", "accepted", "launch started", "nodes ready", "fulfilled"]
+        assert steps.all_text_contents() == [
+            "requested",
+            "accepted",
+            "launch started",
+            "nodes ready",
+            "fulfilled",
+        ]
         site.bench.zuul.accept(served)
         wait_for(lambda: steps.all_text_contents()[-2:] == ["in use", "now"], 30, "it is in use")
         assert seen.accessible() == []

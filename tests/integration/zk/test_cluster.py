@@ -42,7 +42,9 @@ def test_the_counter_is_the_next_node_id_also_after_deletions(zk: Any) -> None:
     assert create(zk)[0].id == "0000000005"
 
 
-def test_counter_of_a_server_that_lags_behind_is_not_used(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_of_a_server_that_lags_behind_is_not_used(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kazoo, known = zk.kazoo_client, [zk.kazoo_client.exists(paths.NODES)]
     exists, sync = kazoo.exists_async, kazoo.sync_async
 
@@ -65,7 +67,12 @@ def test_counter_of_a_server_that_lags_behind_is_not_used(zk: Any, monkeypatch: 
 
 def test_all_processes_agree_on_one_id(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
-    assert zk.cluster.identity() == other.cluster.identity() == zk.cluster.note().id == other.cluster.id
+    assert (
+        zk.cluster.identity()
+        == other.cluster.identity()
+        == zk.cluster.note().id
+        == other.cluster.id
+    )
 
 
 def test_a_point_is_recorded_once_for_each_connection(zk: Any) -> None:
@@ -80,8 +87,12 @@ def test_a_point_is_recorded_once_for_each_connection(zk: Any) -> None:
     assert [counter for counter, _time in zk.cluster.note().points] == [3, 5]
 
 
-def test_the_time_of_a_point_is_taken_before_its_counter(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of other launchers that are created meanwhile must not look as if they came from a lost history."""
+def test_the_time_of_a_point_is_taken_before_its_counter(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of other launchers that are created meanwhile must not look as if they came from a
+    lost history.
+    """
     created: list[Node] = []
     read = zk.cluster.counter
 
@@ -148,7 +159,11 @@ def test_skipped_ids_are_never_given(zk: Any) -> None:
     assert zk.cluster.counter() == 1001 and zk.cluster.read().skipped == ((2, 1000),)
     zk.cluster.skip_to(500)
     assert create(zk)[0].id == "0000001001"
-    assert sorted(zk.kazoo_client.get_children(paths.NODES)) == ["0000000000", "0000000001", "0000001001"]
+    assert sorted(zk.kazoo_client.get_children(paths.NODES)) == [
+        "0000000000",
+        "0000000001",
+        "0000001001",
+    ]
 
 
 def test_an_implausible_id_skips_nothing(zk: Any) -> None:
@@ -160,7 +175,8 @@ def test_an_implausible_id_skips_nothing(zk: Any) -> None:
 
 
 def lose_nodes(zk: Any) -> list[dict[str, str]]:
-    """Delete six nodes and the counter of node ids; return the marks of the machine of the last one, with and without stamp.
+    """Delete six nodes and the counter of node ids; return the marks of the machine of the last
+    one, with and without stamp.
 
     This can happen while a launcher stays connected.
     """
@@ -169,7 +185,12 @@ def lose_nodes(zk: Any) -> list[dict[str, str]]:
     created = zk.kazoo_client.exists(paths.node(node.id or "")).ctime
     zk.kazoo_client.delete(paths.NODES, recursive=True)
     zk.kazoo_client.ensure_path(paths.NODES)
-    wait_for(lambda: zk.cluster.change(lambda known: known) and zk.kazoo_client.exists(paths.CLUSTER).mtime > created)
+    wait_for(
+        lambda: (
+            zk.cluster.change(lambda known: known)
+            and zk.kazoo_client.exists(paths.CLUSTER).mtime > created
+        )
+    )
     unmarked = {"nodepool_node_id": str(node.id)}
     return [{**unmarked, "nodepool_node_created": str(created)}, unmarked]
 
@@ -180,7 +201,9 @@ def test_machines_of_skipped_ids_stay_foreign_without_a_new_connection(zk: Any) 
     assert all(zk.cluster.view().foreign(marks, None) for marks in lost)
 
 
-def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = lose_nodes(zk)
     call, left = Client._call, [0]
 
@@ -199,6 +222,8 @@ def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(zk: Any, m
             break
         except ConnectionLoss:
             left[0] = 100
-            assert all(zk.cluster.view().foreign(marks, None) for marks in lost), f"after {writes} writes"
+            assert all(zk.cluster.view().foreign(marks, None) for marks in lost), (
+                f"after {writes} writes"
+            )
     assert writes == 4 and zk.cluster.counter() == 6
     assert all(zk.cluster.view().foreign(marks, None) for marks in lost)

@@ -45,14 +45,25 @@ def request(**values: Any) -> zkm.NodeRequest:
 # -- requests
 
 
-@pytest.mark.spec(SPEC + "getNodeRequests_empty, getNodeRequests, getNodeRequest, getNodeRequest_not_found")
+@pytest.mark.spec(
+    SPEC + "getNodeRequests_empty, getNodeRequests, getNodeRequest, getNodeRequest_not_found"
+)
 def test_missing_requests_read_as_none(zk: Any) -> None:
     assert zk.getNodeRequests() == []
     assert zk.getNodeRequest("100-0000000000") is None
     create = zk.kazoo_client.create
-    names = [create(f"/nodepool/requests/{p}-", b"{}", sequence=True).rsplit("/", 1)[1] for p in (300, 100, 200, 100)]
+    names = [
+        create(f"/nodepool/requests/{p}-", b"{}", sequence=True).rsplit("/", 1)[1]
+        for p in (300, 100, 200, 100)
+    ]
     assert zk.getNodeRequests() == sorted(names)
-    record = {"state": "requested", "state_time": 1.5, "node_types": ["a"], "requestor": "r", "tenant_name": "t"}
+    record = {
+        "state": "requested",
+        "state_time": 1.5,
+        "node_types": ["a"],
+        "requestor": "r",
+        "tenant_name": "t",
+    }
     path = create("/nodepool/requests/200-", json.dumps(record).encode(), sequence=True)
     read = zk.getNodeRequest(path.rsplit("/", 1)[1])
     assert (read.id, read.state, read.state_time, read.node_types, read.tenant_name) == (
@@ -128,7 +139,9 @@ def test_request_lock_directories_are_listed(zk: Any, other: Any) -> None:
 # -- nodes
 
 
-@pytest.mark.spec(SPEC + "getNodes, getNode, getNode_not_found, storeNode, storeNode_update, deleteNode")
+@pytest.mark.spec(
+    SPEC + "getNodes, getNode, getNode_not_found, storeNode, storeNode_update, deleteNode"
+)
 def test_stored_nodes_can_be_updated_and_deleted(zk: Any, other: Any) -> None:
     assert zk.getNode("0000000007") is None
     record = node(zkm.INIT, hold_job="j", external_id={"a": 1}, resources={"cores": 4})
@@ -169,7 +182,9 @@ def test_locked_node_cannot_be_locked_again(zk: Any, other: Any) -> None:
         zk.unlockNode(record)
 
 
-@pytest.mark.spec("ZK-6 rules 2, 4, 6: read again after locking; no empty record is left by a late locker")
+@pytest.mark.spec(
+    "ZK-6 rules 2, 4, 6: read again after locking; no empty record is left by a late locker"
+)
 def test_locking_refreshes_or_refuses(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
@@ -185,7 +200,9 @@ def test_locking_refreshes_or_refuses(zk: Any, other: Any) -> None:
     assert zk.getNodes() == []
 
 
-@pytest.mark.spec("ZK-6: a waiter gets the lock when the one before it goes; kazoo's recipe on the other side")
+@pytest.mark.spec(
+    "ZK-6: a waiter gets the lock when the one before it goes; kazoo's recipe on the other side"
+)
 def test_waiting_for_a_node(zk: Any, zk_chroot: Chroot) -> None:
     record = node()
     zk.storeNode(record)
@@ -223,7 +240,9 @@ def test_force_unlock_deletes_the_lock_of_another_client(zk: Any, zk_chroot: Chr
     zk.kazoo_client.create(f"{directory}/0-nonsense", b"")
     assert zk.getNodeLockContenders(record) == ["me", ""]
     zk.forceUnlockNode(record)
-    assert sorted(zk.kazoo_client.get_children(directory)) == sorted([later.rsplit("/", 1)[1], "0-nonsense"])
+    assert sorted(zk.kazoo_client.get_children(directory)) == sorted(
+        [later.rsplit("/", 1)[1], "0-nonsense"]
+    )
     assert names[0] not in zk.kazoo_client.get_children(directory)
     zk.forceUnlockNode(record)
     zk.forceUnlockNode(record)
@@ -265,10 +284,16 @@ def test_node_iterator_reads_through_without_mirror(zk: Any, other: Any) -> None
             assert [n.id for n in facade.nodeIterator(**options)] == ids
     assert other.countPoolNodes("p", "main") == zk.countPoolNodes("p", "main") == 3
     assert zk.countPoolNodes("p", "x") == 0
-    assert [n.id for n in zk.getProviderNodes("p")] == [n.id for n in other.getProviderNodes("p")] == ids
+    assert (
+        [n.id for n in zk.getProviderNodes("p")]
+        == [n.id for n in other.getProviderNodes("p")]
+        == ids
+    )
 
 
-@pytest.mark.spec("LAU-5.4: the oldest idle node of the pool, none while one of it is being deleted")
+@pytest.mark.spec(
+    "LAU-5.4: the oldest idle node of the pool, none while one of it is being deleted"
+)
 def test_delete_oldest_unused_node(zk: Any) -> None:
     now = time.time()
     old = node(state_time=now - 100)
@@ -322,12 +347,22 @@ def test_registered_pool_is_visible_to_other_launchers(zk: Any, zk_chroot: Chroo
     client = zk_chroot.connect()
     component = PoolComponent(client, "np01", "11.0.0")
     component.content.update(
-        id="the-id", name="main", provider_name="p", supported_labels=["b", "a"], state=PoolComponent.RUNNING
+        id="the-id",
+        name="main",
+        provider_name="p",
+        supported_labels=["b", "a"],
+        state=PoolComponent.RUNNING,
     )
     assert PoolComponent.RUNNING == "running" and component.id == "the-id"
     component.register()
     pool = wait_for(zk.getRegisteredPools)[0]
-    assert (pool.id, pool.name, pool.provider_name, pool.priority, pool.paused) == ("the-id", "main", "p", 100, False)
+    assert (pool.id, pool.name, pool.provider_name, pool.priority, pool.paused) == (
+        "the-id",
+        "main",
+        "p",
+        100,
+        False,
+    )
     assert sorted(pool.supported_labels) == ["a", "b"]
     name = zk.kazoo_client.get_children("/nodepool/components/pool")[0]
     assert name.startswith("np01") and len(name) == 14

@@ -1,4 +1,6 @@
-"""The connection breaks, or the server refuses, at the worst moment; nothing is taken for gone that was only not read."""
+"""The connection breaks, or the server refuses, at the worst moment; nothing is taken for gone
+that was only not read.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tests.world.directed.test_metastatic import backing_nodes, setup, slot
 
 
 class Answers:
-    """Between the server and our client: answers are lost with the connection, or become refusals."""
+    """Between the server and our client: answers are lost with the connection, or become
+    refusals.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kazoo: Any) -> None:
         self._connection = kazoo._connection
@@ -42,8 +46,12 @@ class Answers:
         self.hit: list[Any] = []
         monkeypatch.setattr(self._connection, "_read_response", self._answer)
 
-    def spoil(self, match: Callable[[Any], bool], times: int = 1, refusal: BaseException | None = None) -> None:
-        """The next answers to matching requests: the server has done its work, we do not hear of it (or of a refusal)."""
+    def spoil(
+        self, match: Callable[[Any], bool], times: int = 1, refusal: BaseException | None = None
+    ) -> None:
+        """The next answers to matching requests: the server has done its work, we do not hear of
+        it (or of a refusal).
+        """
         self._left, self._refusal, self._match = times, refusal, match
 
     def _answer(self, header: Any, message: bytes, offset: int) -> Any:
@@ -75,14 +83,18 @@ def wait_back(zk: Any) -> Callable[[], None]:
     """Waits until the connection has been lost and made again."""
     states: list[str] = []
     zk.client.state_listeners.append(states.append)
-    return lambda: wait_for(lambda: states[-1:] == ["CONNECTED"] and zk.synced, what="the connection is back")  # type: ignore[no-any-return]
+    return lambda: wait_for(
+        lambda: states[-1:] == ["CONNECTED"] and zk.synced, what="the connection is back"
+    )  # type: ignore[no-any-return]
 
 
 def watch_nodes(zk: Any) -> tuple[list[str], list[bool]]:
     """Nodes announced as gone, and what the mirror was connected to at each completion."""
     gone: list[str] = []
     synced: list[bool] = []
-    zk.node_tree.listeners.append(lambda node_id, old, new: gone.append(node_id) if new is None else None)
+    zk.node_tree.listeners.append(
+        lambda node_id, old, new: gone.append(node_id) if new is None else None
+    )
     zk.node_tree.sync_listeners.append(lambda: synced.append(len(zk.node_tree.nodes) == 8))
     return gone, synced
 
@@ -98,7 +110,10 @@ def test_a_break_while_reading_empties_nothing(
     gone, synced = watch_nodes(zk)
     answers.spoil(below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2)
     zk.kazoo_client._call(_CONNECTION_DROP, None)
-    wait_for(lambda: len(answers.hit) == 2 and zk.connected and zk.synced, what="synchronised at the third try")
+    wait_for(
+        lambda: len(answers.hit) == 2 and zk.connected and zk.synced,
+        what="synchronised at the third try",
+    )
     assert (gone, synced) == ([], [True])
     assert [node.id for node in zk.node_tree.snapshot()] == [node.id for node in nodes]
     assert "3.6" not in caplog.text
@@ -109,17 +124,24 @@ def test_a_break_while_reading_empties_nothing(
 
 @pytest.mark.spec("issue 11, B2: any other error of a listing empties the mirror likewise")
 @pytest.mark.parametrize("what", [AddWatch, GetChildren2, GetData])
-def test_a_refused_reading_is_tried_again(zk: Any, answers: Answers, what: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_reading_is_tried_again(
+    zk: Any, answers: Answers, what: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.zk.mirror.tree.READ_AGAIN", 0.1)
     nodes = [make_node() for _ in range(8)]
     for node in nodes:
         zk.storeNode(node)
     gone, synced = watch_nodes(zk)
     answers.spoil(
-        below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2, refusal=OperationTimeoutError()
+        below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES),
+        times=2,
+        refusal=OperationTimeoutError(),
     )
     zk.kazoo_client._call(_CONNECTION_DROP, None)
-    wait_for(lambda: len(answers.hit) == 2 and zk.connected and zk.synced, what="synchronised at the third try")
+    wait_for(
+        lambda: len(answers.hit) == 2 and zk.connected and zk.synced,
+        what="synchronised at the third try",
+    )
     assert (gone, synced) == ([], [True])
 
 
@@ -161,7 +183,9 @@ def test_a_record_that_we_may_not_read_concerns_itself_only(zk: Any, answers: An
         ("progress_tree", "/nodepool/x-progress/builds/b"),
     ],
 )
-def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree: str, path: str) -> None:
+def test_bad_records_that_vanish_while_cut_off(
+    zk: Any, zk_chroot: Chroot, tree: str, path: str
+) -> None:
     mirror = getattr(zk, tree)
     if tree == "progress_tree":
         path = f"{mirror.root}/builds/b"
@@ -184,11 +208,15 @@ def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree:
 def create_of(part: str) -> Callable[[Any], bool]:
     """A transaction that creates something of this name."""
     return lambda request: (
-        isinstance(request, Transaction) and any(isinstance(op, Create) and part in op.path for op in request.operations)
+        isinstance(request, Transaction)
+        and any(isinstance(op, Create) and part in op.path for op in request.operations)
     )
 
 
-@pytest.mark.spec("issue 11, B12: the lock of a backing node outlives sessions, also when the answer to its taking is lost")
+@pytest.mark.spec(
+    "issue 11, B12: the lock of a backing node outlives sessions, also when the answer to its "
+    "taking is lost"
+)
 def test_the_lock_of_a_backing_node_is_not_thrown_away(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +227,10 @@ def test_the_lock_of_a_backing_node_is_not_thrown_away(
     answers.spoil(
         lambda request: (
             isinstance(request, Transaction)
-            and any(isinstance(op, Create) and "__lock__" in op.path and not op.flags & 1 for op in request.operations)
+            and any(
+                isinstance(op, Create) and "__lock__" in op.path and not op.flags & 1
+                for op in request.operations
+            )
         )
     )
     _request, (node,) = bench.fulfilled("user-label")
@@ -208,15 +239,22 @@ def test_the_lock_of_a_backing_node_is_not_thrown_away(
     directory = paths.node_lock(backing.id)
     (contender,) = bench.zuul.client.get_children(directory)
     # Everything that follows the reconnect has been done once another write has been answered.
-    wait_for(lambda: not pool.zk.kazoo_client.abandoned._paths, what="nothing is to be given back any more")
+    wait_for(
+        lambda: not pool.zk.kazoo_client.abandoned._paths,
+        what="nothing is to be given back any more",
+    )
     assert bench.zuul.client.get_children(directory) == [contender]
     assert bench.node(node.id).state == "ready"
     assert [n.id for n in backing_nodes(bench)] == [backing.id]
-    assert "Releasing" not in caplog.text and "Deleting node" not in caplog.text, "another one was made"
+    assert "Releasing" not in caplog.text and "Deleting node" not in caplog.text, (
+        "another one was made"
+    )
 
 
 @pytest.mark.spec("issue 11, B12: a persistent contender that was not obtained does not stay")
-def test_a_persistent_contender_that_was_given_up_is_removed(zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
+def test_a_persistent_contender_that_was_given_up_is_removed(
+    zk: Any, answers: Answers, wait_back: Callable[[], None]
+) -> None:
     node = make_node()
     zk.storeNode(node)
     zk.kazoo_client.create(paths.node_lock(node.id))
@@ -228,7 +266,9 @@ def test_a_persistent_contender_that_was_given_up_is_removed(zk: Any, answers: A
 
 
 @pytest.mark.spec("issue 11, C6: a mark is given back by its exact name, and only by its owner")
-def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]) -> None:
+def test_marks_of_others_stay(
+    zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]
+) -> None:
     other = zk_chroot.connect().client
     theirs = f"{paths.ELECTIONS}/min-ready-small"
     longer = [f"{theirs}-8g", f"{theirs}-8g-0000000001"]
@@ -236,7 +276,9 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait
         other.create(path, ephemeral=True, makepath=True)
     zk.kazoo_client.create(longer[1], ephemeral=True)
     # Refused, as theirs is there; but we do not hear of it.
-    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
+    answers.spoil(
+        lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small")
+    )
     with pytest.raises(ConnectionLoss):
         TurnLock(zk.kazoo_client, "us", "min-ready", "small").take()
     wait_back()
@@ -245,9 +287,13 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait
     assert all(other.exists(path) for path in [theirs, *longer])
 
 
-def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
+def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(
+    zk: Any, answers: Answers, wait_back: Callable[[], None]
+) -> None:
     mark = TurnLock(zk.kazoo_client, "us", "min-ready", "small")
-    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
+    answers.spoil(
+        lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small")
+    )
     with pytest.raises(ConnectionLoss):
         mark.take()
     wait_back()
@@ -308,7 +354,9 @@ def test_a_doubtful_registration_is_found_again(
 ) -> None:
     other = zk_chroot.connect().client
     pool_component(zk, state="another pool").register()
-    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
+    answers.spoil(
+        lambda request: isinstance(request, Create) and request.path.endswith("/pool/host")
+    )
     second = PoolComponent(zk.client, "host")
     second.content["id"] = "second"
     with pytest.raises(ConnectionLoss):
@@ -317,7 +365,10 @@ def test_a_doubtful_registration_is_found_again(
     again = PoolComponent(zk.client, "host")  # as the pool worker does it
     again.content.update(id="second", paused=True)
     again.register()
-    assert sorted((entry["id"], entry["paused"]) for entry in pool_entries(other)) == [("second", True), ("the-pool", False)]
+    assert sorted((entry["id"], entry["paused"]) for entry in pool_entries(other)) == [
+        ("second", True),
+        ("the-pool", False),
+    ]
     again.update(paused=False)
     assert not any(entry["paused"] for entry in pool_entries(other))
     again.unregister()
@@ -325,11 +376,15 @@ def test_a_doubtful_registration_is_found_again(
 
 
 @pytest.mark.spec(REGISTRATION)
-def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+def test_a_doubtful_registration_after_a_lost_session(
+    zk: Any, zk_chroot: Chroot, answers: Answers
+) -> None:
     other = zk_chroot.connect().client
     component = pool_component(zk)
     component.register()
-    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
+    answers.spoil(
+        lambda request: isinstance(request, Create) and request.path.endswith("/pool/host")
+    )
     zk.kazoo_client._call(_SESSION_EXPIRED, None)
     wait_for(lambda: answers.hit and zk.connected and component._session == zk.client.session_id)
     component.update(paused=True)
@@ -337,24 +392,44 @@ def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot
     assert [entry["paused"] for entry in pool_entries(other, zk.client.session_id)] == [True]
 
 
-def test_component_without_a_mirror_registers_again_in_a_new_session(zk: Any, zk_chroot: Chroot) -> None:
-    owner = ZooKeeper(zk_chroot.connect(), enable_cache=False)  # nobody reports that the entry no longer exists
+def test_component_without_a_mirror_registers_again_in_a_new_session(
+    zk: Any, zk_chroot: Chroot
+) -> None:
+    owner = ZooKeeper(
+        zk_chroot.connect(), enable_cache=False
+    )  # nobody reports that the entry no longer exists
     component = pool_component(owner)
     component.register()
     lost = owner.client.session_id
     owner.kazoo_client._call(_SESSION_EXPIRED, None)
     wait_for(lambda: owner.client.session_id not in (None, lost), what="a new session")
-    wait_for(lambda: pool_entries(zk.kazoo_client, owner.client.session_id), what="an entry of the new session")
+    wait_for(
+        lambda: pool_entries(zk.kazoo_client, owner.client.session_id),
+        what="an entry of the new session",
+    )
 
 
-@pytest.mark.spec("issue 11, B10: a connection that breaks in the first seconds leaves no second client behind")
-@pytest.mark.parametrize("where", ["nodepool.zk.zookeeper.ZooKeeper.start", "nodepool.zk.components.LauncherComponent.register"])
-def test_a_start_that_breaks_leaves_no_client_behind(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+@pytest.mark.spec(
+    "issue 11, B10: a connection that breaks in the first seconds leaves no second client behind"
+)
+@pytest.mark.parametrize(
+    "where",
+    ["nodepool.zk.zookeeper.ZooKeeper.start", "nodepool.zk.components.LauncherComponent.register"],
+)
+def test_a_start_that_breaks_leaves_no_client_behind(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     clients: list[Any] = []
     begin = ZooKeeperClient.connect
-    monkeypatch.setattr(ZooKeeperClient, "connect", lambda self, timeout=None: (clients.append(self), begin(self, timeout))[1])
+    monkeypatch.setattr(
+        ZooKeeperClient,
+        "connect",
+        lambda self, timeout=None: (clients.append(self), begin(self, timeout))[1],
+    )
     module, _, name = where.rpartition(".")
-    owner = {"ZooKeeper": ZooKeeper, "LauncherComponent": LauncherComponent}[module.rpartition(".")[2]]
+    owner = {"ZooKeeper": ZooKeeper, "LauncherComponent": LauncherComponent}[
+        module.rpartition(".")[2]
+    ]
     real, tries = getattr(owner, name), []
 
     def breaks(self: Any) -> None:
@@ -372,14 +447,18 @@ def test_a_start_that_breaks_leaves_no_client_behind(bench: LauncherBench, monke
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("issue 11, B7: dashboards do not silence /ready and /metrics while ZooKeeper is away")
+@pytest.mark.spec(
+    "issue 11, B7: dashboards do not silence /ready and /metrics while ZooKeeper is away"
+)
 def test_pages_during_an_outage(bench: LauncherBench) -> None:
     proxy = Proxy(int(bench.chroot.hosts.rpartition(":")[2]))
     pool = webapp = None
 
     def get(path: str) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{webapp.server.socket.getsockname()[1]}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{webapp.server.socket.getsockname()[1]}{path}", timeout=5
+            ) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             with error:
@@ -440,8 +519,13 @@ def test_silence_is_noticed_while_requests_are_sent(zk_chroot: Chroot) -> None:
         proxy.stop()
 
 
-@pytest.mark.spec("issue 11, C12: a launcher that is stopped while its connection stands still ends with all its threads")
-def test_stop_while_zookeeper_is_silent(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, C12: a launcher that is stopped while its connection stands still ends with all its "
+    "threads"
+)
+def test_stop_while_zookeeper_is_silent(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proxy = Proxy(int(bench.chroot.hosts.rpartition(":")[2]))
     reached = threading.Event()
     start = ZooKeeper.start
@@ -468,7 +552,9 @@ def entries_of(zk: Any) -> list[str]:
     return list(zk.kazoo_client.get_children(f"{paths.COMPONENTS}/pool"))
 
 
-@pytest.mark.parametrize("mirrored", [True, False], ids=["noticed by the mirror", "noticed at the next update"])
+@pytest.mark.parametrize(
+    "mirrored", [True, False], ids=["noticed by the mirror", "noticed at the next update"]
+)
 def test_removed_component_registers_again(zk: Any, zk_chroot: Chroot, mirrored: bool) -> None:
     owner = zk if mirrored else ZooKeeper(zk_chroot.connect(), enable_cache=False)
     component = pool_component(owner)
@@ -495,7 +581,9 @@ def test_component_that_is_removed_before_the_mirror_has_read_it_registers_again
     component.unregister()
 
 
-def test_component_that_is_removed_before_it_knows_its_entry_registers_again(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_component_that_is_removed_before_it_knows_its_entry_registers_again(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, removed = zk.kazoo_client.create, []
 
     def create(path: str, *args: Any, **options: Any) -> str:

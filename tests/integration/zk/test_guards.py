@@ -1,4 +1,6 @@
-"""Conditions of the facade's writes: what another client did after we read a record is not overwritten."""
+"""Conditions of the facade's writes: what another client did after we read a record is not
+overwritten.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def idle(zk: Any, **values: Any) -> Any:
 
 def test_idle_node_is_not_deleted_if_it_changed(zk: Any, other: OtherClient) -> None:
     node = idle(zk)
-    late = other.before(sets(NODES, state="deleting"), lambda path: other.write(path, state="in-use"))
+    late = other.before(
+        sets(NODES, state="deleting"), lambda path: other.write(path, state="in-use")
+    )
     assert not zk.deleteOldestUnusedNode("p", "main")
     assert late.refused() == NODES + node.id
     assert zk.getNode(node.id).state == "in-use"
@@ -50,15 +54,21 @@ def test_idle_node_is_not_deleted_while_it_is_locked(zk: Any, other: OtherClient
     assert zk.getNode(node.id).state == "ready"
 
 
-def test_idle_node_whose_lock_directory_is_not_known_yet_is_deleted(zk: Any, other: OtherClient) -> None:
+def test_idle_node_whose_lock_directory_is_not_known_yet_is_deleted(
+    zk: Any, other: OtherClient
+) -> None:
     node = idle(zk)
-    other.before(sets(NODES, state="deleting"), lambda path: other.unlock(other.lock(f"{path}/lock")))
+    other.before(
+        sets(NODES, state="deleting"), lambda path: other.unlock(other.lock(f"{path}/lock"))
+    )
     assert zk.deleteOldestUnusedNode("p", "main")
     assert zk.getNode(node.id).state == "deleting"
 
 
 @pytest.mark.parametrize("age, more", [(DELETION_GUARD - 60, False), (DELETION_GUARD + 60, True)])
-def test_one_idle_node_at_a_time_is_deleted_until_the_deletion_is_stuck(zk: Any, age: float, more: bool) -> None:
+def test_one_idle_node_at_a_time_is_deleted_until_the_deletion_is_stuck(
+    zk: Any, age: float, more: bool
+) -> None:
     idle(zk, state=zkm.DELETING, state_time=time.time() - age)
     idle(zk)
     assert zk.deleteOldestUnusedNode("p", "main") is more
@@ -66,7 +76,9 @@ def test_one_idle_node_at_a_time_is_deleted_until_the_deletion_is_stuck(zk: Any,
 
 def test_making_room_does_not_wait_for_the_answer(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     node = idle(zk)
-    monkeypatch.setattr(zk.writer, "MAX_IN_FLIGHT", 0)  # transactions are kept, as while ZooKeeper is silent
+    monkeypatch.setattr(
+        zk.writer, "MAX_IN_FLIGHT", 0
+    )  # transactions are kept, as while ZooKeeper is silent
     answers: list[bool] = []
     zk.make_room("p", "main", answers.append)
     assert answers == [] and zk.getNode(node.id).state == "ready"
@@ -83,7 +95,9 @@ def test_locked_node_is_written_only_while_its_lock_stands(zk: Any, other: Other
     assert zk.getNode(node.id).state == "ready"
 
 
-def test_node_without_a_lock_of_ours_is_written_unconditionally(zk: Any, other: OtherClient) -> None:
+def test_node_without_a_lock_of_ours_is_written_unconditionally(
+    zk: Any, other: OtherClient
+) -> None:
     node = idle(zk)
     other.write(NODES + node.id, comment="by another client")
     node.state = "hold"
@@ -94,11 +108,15 @@ def test_node_without_a_lock_of_ours_is_written_unconditionally(zk: Any, other: 
         zk.storeNode(node)
 
 
-def test_lock_is_removed_by_force_only_if_the_record_is_unchanged(zk: Any, other: OtherClient) -> None:
+def test_lock_is_removed_by_force_only_if_the_record_is_unchanged(
+    zk: Any, other: OtherClient
+) -> None:
     node = idle(zk)
     other.lock(f"{NODES}{node.id}/lock")
     seen = zk.getNode(node.id)
-    late = other.before(deletes("__lock__"), lambda _path: other.write(NODES + node.id, comment="taken"))
+    late = other.before(
+        deletes("__lock__"), lambda _path: other.write(NODES + node.id, comment="taken")
+    )
     with pytest.raises(TransactionFailed):
         zk.forceUnlockNode(seen, seen.version)
     assert late.refused() == NODES + node.id
@@ -139,13 +157,19 @@ def test_contender_that_gives_up_leaves_the_queue(zk: Any, other: OtherClient) -
         zk.lockNode(node, blocking=False)
     with pytest.raises(exceptions.TimeoutException):
         zk.lockNode(node, timeout=0.05)
-    wait_for(lambda: zk.kazoo_client.get_children(f"{NODES}{node.id}/lock") == [theirs.rpartition("/")[2]])
+    wait_for(
+        lambda: (
+            zk.kazoo_client.get_children(f"{NODES}{node.id}/lock") == [theirs.rpartition("/")[2]]
+        )
+    )
     other.unlock(theirs)
     zk.lockNode(node, timeout=10)
     assert node.lock is not None
 
 
-def test_nodes_are_created_although_the_folder_was_removed(zk: Any, other: OtherClient, zk_chroot: Chroot) -> None:
+def test_nodes_are_created_although_the_folder_was_removed(
+    zk: Any, other: OtherClient, zk_chroot: Chroot
+) -> None:
     kazoo = zk_chroot.connect().client
     late = other.before(creates(NODES), lambda _path: kazoo.delete(NODES.rstrip("/")))
     node = idle(zk)
@@ -153,7 +177,9 @@ def test_nodes_are_created_although_the_folder_was_removed(zk: Any, other: Other
     assert kazoo.exists(NODES + node.id)
 
 
-def test_directory_that_may_not_be_created_is_the_reason_of_the_refusal(zk: Any, zk_chroot: Chroot) -> None:
+def test_directory_that_may_not_be_created_is_the_reason_of_the_refusal(
+    zk: Any, zk_chroot: Chroot
+) -> None:
     kazoo = zk_chroot.connect().client
     kazoo.delete(NODES.rstrip("/"))
     kazoo.set_acls("/nodepool", [make_acl("world", "anyone", read=True, delete=True, admin=True)])
@@ -187,7 +213,9 @@ def test_lock_that_was_taken_and_released_between_two_readings_is_told_as_free(z
 
 @pytest.mark.parametrize("add", [add_lock, add_unlocked_check], ids=["taken", "taken for free"])
 @pytest.mark.parametrize("known", [True, False], ids=["known directory", "unknown directory"])
-def test_lock_of_another_client_makes_the_transaction_fail(zk: Any, other: OtherClient, add: Any, known: bool) -> None:
+def test_lock_of_another_client_makes_the_transaction_fail(
+    zk: Any, other: OtherClient, add: Any, known: bool
+) -> None:
     node = idle(zk)
     directory = f"{NODES}{node.id}/lock"
     theirs = other.lock(directory)
@@ -199,7 +227,10 @@ def test_lock_of_another_client_makes_the_transaction_fail(zk: Any, other: Other
 
 
 def test_turn_of_another_launcher_is_not_taken(zk: Any, zk_chroot: Chroot) -> None:
-    ours, theirs = TurnLock(zk.kazoo_client, "a", "label"), TurnLock(zk_chroot.connect().client, "b", "label")
+    ours, theirs = (
+        TurnLock(zk.kazoo_client, "a", "label"),
+        TurnLock(zk_chroot.connect().client, "b", "label"),
+    )
     assert theirs.take() and not ours.take()
     theirs.drop()
     assert ours.take()

@@ -25,7 +25,9 @@ def kazoo(zk_chroot: Chroot) -> Any:
 
 def write(kazoo: Any, *events: dict[str, Any]) -> str:
     data = zlib.compress("\n".join(map(json.dumps, events)).encode())
-    return str(kazoo.create(f"{history.ROOT}/", data, sequence=True, makepath=True)).rpartition("/")[2]
+    return str(kazoo.create(f"{history.ROOT}/", data, sequence=True, makepath=True)).rpartition(
+        "/"
+    )[2]
 
 
 def event(number: int) -> dict[str, Any]:
@@ -33,7 +35,9 @@ def event(number: int) -> dict[str, Any]:
 
 
 def test_many_become_one(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is lost or there twice, not for those who read meanwhile or have read before; damaged parts harm nothing."""
+    """Nothing is lost or there twice, not for those who read meanwhile or have read before;
+    damaged parts harm nothing.
+    """
     monkeypatch.setattr(history, "MERGE_AT", 5)
     monkeypatch.setattr(history, "MERGED", 4)
     reader = history.HistoryReader()
@@ -47,24 +51,34 @@ def test_many_become_one(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.read_all(kazoo) == expected == history.HistoryReader().read_all(kazoo)
     assert reader.read(kazoo, "node", "0000000003") == [event(3)]
     history.tidy(kazoo)
-    assert sorted(kazoo.get_children(history.ROOT)) == [merged, *names[4:], damaged], "five may stay"
+    assert sorted(kazoo.get_children(history.ROOT)) == [merged, *names[4:], damaged], (
+        "five may stay"
+    )
     write(kazoo, event(16))
     history.tidy(kazoo)
     history.tidy(kazoo)
     assert reader.read_all(kazoo) == [*expected, event(16)]
 
 
-def test_one_that_is_too_large_is_kept_as_it_is(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_too_large_is_kept_as_it_is(
+    kazoo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "MERGE_AT", 1)
     names = [write(kazoo, event(number)) for number in range(3)]
     monkeypatch.setattr(history, "MERGED_BYTES", 10)
     for _ in range(3):
         history.tidy(kazoo)
-    assert sorted(kazoo.get_children(history.ROOT)) == [f"{names[0]}-{names[0]}", f"{names[1]}-{names[1]}", names[2]]
+    assert sorted(kazoo.get_children(history.ROOT)) == [
+        f"{names[0]}-{names[0]}",
+        f"{names[1]}-{names[1]}",
+        names[2],
+    ]
     assert history.HistoryReader().read_all(kazoo) == [event(0), event(1), event(2)]
 
 
-def test_parts_that_are_too_large_together_when_they_are_unpacked_stay_apart(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_are_too_large_together_when_they_are_unpacked_stay_apart(
+    kazoo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "MERGE_AT", 1)
     names = [write(kazoo, event(number)) for number in range(4)]
     monkeypatch.setattr(history, "LARGEST", 2 * len(json.dumps(event(0))) + 10)
@@ -86,7 +100,9 @@ def test_old_and_too_much(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kazoo.get_children(history.ROOT) == [newest]
 
 
-def test_wrong_clock_of_one_launcher_deletes_nothing(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_clock_of_one_launcher_deletes_nothing(
+    kazoo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [write(kazoo, event(number)) for number in range(3)]
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 10 * history.LONGEST)
@@ -94,7 +110,9 @@ def test_wrong_clock_of_one_launcher_deletes_nothing(kazoo: Any, monkeypatch: py
     assert sorted(kazoo.get_children(history.ROOT)) == names
 
 
-def test_what_cannot_be_deleted_or_read_keeps_nothing_else(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_deleted_or_read_keeps_nothing_else(
+    kazoo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [write(kazoo, event(number)) for number in range(6)]
     kazoo.create(f"{history.ROOT}/{names[0]}/child")
     kazoo.create(f"{history.ROOT}/strange", b"x")
@@ -115,9 +133,18 @@ def test_what_cannot_be_deleted_or_read_keeps_nothing_else(kazoo: Any, monkeypat
 
 def test_damaged_lines_harm_no_other(kazoo: Any) -> None:
     """Consumers get only events whose fields have the types that they expect."""
-    lines = ["[" * 100_000, "[1]", '{"type": 1, "time": 2}', '{"type": "x"}', "1", json.dumps(event(1)),
-             json.dumps({**event(2), "labels": 5, "nodes": [5], "request": {"a": []}, "reason": ["x"]})]  # fmt: skip
-    kazoo.create(f"{history.ROOT}/", zlib.compress("\n".join(lines).encode()), sequence=True, makepath=True)
+    lines = [
+        "[" * 100_000,
+        "[1]",
+        '{"type": 1, "time": 2}',
+        '{"type": "x"}',
+        "1",
+        json.dumps(event(1)),
+        json.dumps({**event(2), "labels": 5, "nodes": [5], "request": {"a": []}, "reason": ["x"]}),
+    ]
+    kazoo.create(
+        f"{history.ROOT}/", zlib.compress("\n".join(lines).encode()), sequence=True, makepath=True
+    )
     found = history.HistoryReader().read_all(kazoo)
     assert found == [event(1), event(2)]
     for each in found:
@@ -142,18 +169,36 @@ def test_large_events_do_not_end_the_connection(kazoo: Any) -> None:
     session = kazoo.client_id
     writer.flush(kazoo, elected=True, at_once=True)
     assert kazoo.client_id == session
-    assert [found["node"] for found in history.HistoryReader().read_all(kazoo)] == [*"012345", "last"]
+    assert [found["node"] for found in history.HistoryReader().read_all(kazoo)] == [
+        *"012345",
+        "last",
+    ]
 
 
 def test_change_that_two_launchers_have_written_is_read_once(kazoo: Any) -> None:
-    used = {"type": "node-changed", "node": "0000000001", "state": "in-use", "before": "ready", "zxid": 70}
+    used = {
+        "type": "node-changed",
+        "node": "0000000001",
+        "state": "in-use",
+        "before": "ready",
+        "zxid": 70,
+    }
     again = {**used, "zxid": 90}  # the same change of state, later
     step = {"type": "node-step", "node": "0000000001", "step": "x", "time": 1001.0}
-    write(kazoo, {**used, "time": 1000.0}, step, {**step, "time": 1001.5}, {**again, "time": 1002.0})
+    write(
+        kazoo, {**used, "time": 1000.0}, step, {**step, "time": 1001.5}, {**again, "time": 1002.0}
+    )
     write(kazoo, {**used, "time": 1000.2}, {**again, "time": 1002.4})
     reader = history.HistoryReader()
-    expected = [("node-changed", 1000.0), ("node-step", 1001.0), ("node-step", 1001.5), ("node-changed", 1002.0)]
-    assert [(event["type"], event["time"]) for event in reader.read(kazoo, "node", "0000000001")] == expected
+    expected = [
+        ("node-changed", 1000.0),
+        ("node-step", 1001.0),
+        ("node-step", 1001.5),
+        ("node-changed", 1002.0),
+    ]
+    assert [
+        (event["type"], event["time"]) for event in reader.read(kazoo, "node", "0000000001")
+    ] == expected
     assert [(event["type"], event["time"]) for event in reader.read_all(kazoo)] == expected
 
 
@@ -175,7 +220,13 @@ def test_launchers_give_the_same_change_the_same_transaction(zk_chroot: Chroot) 
     facades[0].storeNode(node)
 
     def seen(feed: Feed) -> list[tuple[str, int]]:
-        return [(event["type"], event["zxid"]) for event in feed.since(0)[0] if event.get("node") == node.id]
+        return [
+            (event["type"], event["zxid"])
+            for event in feed.since(0)[0]
+            if event.get("node") == node.id
+        ]
 
-    wait_for(lambda: len(seen(feeds[0])) == len(seen(feeds[1])) == 2, what="both have seen both changes")
+    wait_for(
+        lambda: len(seen(feeds[0])) == len(seen(feeds[1])) == 2, what="both have seen both changes"
+    )
     assert seen(feeds[0]) == seen(feeds[1])

@@ -51,8 +51,14 @@ def image_locks(facade: Any) -> dict[str, tuple[Any, str]]:
     uploads = f"{root}/{build_id}/providers/prov/images"
     return {
         "build": (lambda f, **k: f.imageBuildLock("image", **k), f"{root}/lock"),
-        "build id": (lambda f, **k: f.imageBuildIdLock("image", build_id, **k), f"{root}/{build_id}/lock"),
-        "upload": (lambda f, **k: f.imageUploadLock("image", build_id, "prov", **k), f"{uploads}/lock"),
+        "build id": (
+            lambda f, **k: f.imageBuildIdLock("image", build_id, **k),
+            f"{root}/{build_id}/lock",
+        ),
+        "upload": (
+            lambda f, **k: f.imageUploadLock("image", build_id, "prov", **k),
+            f"{uploads}/lock",
+        ),
         "number": (lambda f, **k: f.imageUploadNumberLock(record, **k), f"{uploads}/{number}/lock"),
     }
 
@@ -66,13 +72,18 @@ def test_image_locks_are_exclusive(zk: Any, other: Any, name: str) -> None:
     lock, path = image_locks(zk)[name]
     with lock(zk, blocking=False):
         assert zk.kazoo_client.exists(path) is not None
-        with pytest.raises(exceptions.ZKLockException, match=r"Did not get lock on .*"), lock(other, blocking=False):
+        with (
+            pytest.raises(exceptions.ZKLockException, match=r"Did not get lock on .*"),
+            lock(other, blocking=False),
+        ):
             pytest.fail("locked twice")
         begin = time.monotonic()
         with pytest.raises(exceptions.TimeoutException), lock(other, blocking=True, timeout=0.2):
             pytest.fail("locked twice")
         assert time.monotonic() - begin >= 0.2
-        assert len(zk.kazoo_client.get_children(path)) == 1, "a failed attempt withdraws its contender"
+        assert len(zk.kazoo_client.get_children(path)) == 1, (
+            "a failed attempt withdraws its contender"
+        )
     with lock(other, blocking=True, timeout=5):
         pass
     assert zk.kazoo_client.get_children(path) == []
@@ -118,7 +129,14 @@ def test_orphans_read_as_none(zk: Any) -> None:
 
 @pytest.mark.spec(SPEC + "storeBuild, store_and_get_build; getImageNames, getBuildIds")
 def test_stored_builds_can_be_read(zk: Any) -> None:
-    first = build(builder="host", builder_id="id", formats=["raw", "qcow2"], username="u", python_path="p", shell_type="s")
+    first = build(
+        builder="host",
+        builder_id="id",
+        formats=["raw", "qcow2"],
+        username="u",
+        python_path="p",
+        shell_type="s",
+    )
     one, two = zk.storeBuild("image", first), zk.storeBuild("image", build())
     assert one != two and len(one) == 32
     with zk.imageBuildLock("image", blocking=False):
@@ -138,18 +156,32 @@ def test_stored_builds_can_be_read(zk: Any) -> None:
 )
 def test_images_not_found(zk: Any) -> None:
     assert zk.getImageNames() == zk.getBuildIds("x") == zk.getBuildProviders("x", "y") == []
-    assert zk.getImageUploadNumbers("x", "y", "z") == zk.getUploads("x", "y", "z") == zk.getBuilds("x") == []
+    assert (
+        zk.getImageUploadNumbers("x", "y", "z")
+        == zk.getUploads("x", "y", "z")
+        == zk.getBuilds("x")
+        == []
+    )
     assert zk.getBuild("x", "y") is None and zk.getImageUpload("x", "y", "z", "0000000001") is None
     assert zk.getMostRecentImageUpload("x", "z") is None and zk.getBuildRequest("x") is None
     assert zk.kazoo_client.get_children("/nodepool/images") == [], "reading creates nothing"
 
 
-@pytest.mark.spec(SPEC + "storeImageUpload, storeImageUpload_invalid_build, store_and_get_image_upload")
+@pytest.mark.spec(
+    SPEC + "storeImageUpload, storeImageUpload_invalid_build, store_and_get_image_upload"
+)
 def test_upload_of_a_missing_build_is_refused(zk: Any) -> None:
     with pytest.raises(exceptions.ZKException, match="Cannot find build"):
         zk.storeImageUpload("image", "f" * 32, "prov", upload())
     build_id = zk.storeBuild("image", build())
-    record = upload(external_id="e", external_name="image-1", format="raw", username="u", python_path="p", shell_type="s")
+    record = upload(
+        external_id="e",
+        external_name="image-1",
+        format="raw",
+        username="u",
+        python_path="p",
+        shell_type="s",
+    )
     first = zk.storeImageUpload("image", build_id, "prov", record)
     second = zk.storeImageUpload("image", build_id, "prov", upload())
     assert first < second and len(first) == 10
@@ -157,7 +189,12 @@ def test_upload_of_a_missing_build_is_refused(zk: Any) -> None:
         assert sorted(zk.getImageUploadNumbers("image", build_id, "prov")) == [first, second]
         assert zk.getBuildProviders("image", build_id) == ["prov"]
     again = zk.getImageUpload("image", build_id, "prov", first)
-    assert (again.id, again.build_id, again.provider_name, again.image_name) == (first, build_id, "prov", "image")
+    assert (again.id, again.build_id, again.provider_name, again.image_name) == (
+        first,
+        build_id,
+        "prov",
+        "image",
+    )
     assert again.toDict() == record.toDict()
     record.state = zkm.DELETING
     assert zk.storeImageUpload("image", build_id, "prov", record, first) == first
@@ -187,7 +224,12 @@ def test_most_recent_builds(zk: Any) -> None:
     failed = zk.storeBuild("image", build(zkm.FAILED, state_time=5000.0))
     with zk.imageBuildLock("image", blocking=False):
         assert [b.id for b in zk.getMostRecentBuilds(2, "image", zkm.READY)] == [ids[2], ids[0]]
-        assert [b.id for b in zk.getMostRecentBuilds(9, "image")] == [failed, ids[2], ids[0], ids[1]]
+        assert [b.id for b in zk.getMostRecentBuilds(9, "image")] == [
+            failed,
+            ids[2],
+            ids[0],
+            ids[1],
+        ]
         assert len(zk.getBuilds("image")) == 4
         assert {b.id for b in zk.getBuilds("image", [zkm.READY])} == set(ids)
 
@@ -199,28 +241,43 @@ def test_most_recent_builds(zk: Any) -> None:
 def test_most_recent_uploads(zk: Any) -> None:
     first, second = zk.storeBuild("image", build()), zk.storeBuild("image", build())
     old = zk.storeImageUpload("image", first, "prov", upload(state_time=10.0))
-    newest = zk.storeImageUpload("image", first, "prov", upload(state_time=20.0, external_id="wanted"))
+    newest = zk.storeImageUpload(
+        "image", first, "prov", upload(state_time=20.0, external_id="wanted")
+    )
     later = zk.storeImageUpload("image", first, "prov", upload(zkm.UPLOADING, state_time=30.0))
     elsewhere = zk.storeImageUpload("image", second, "prov", upload(state_time=15.0))
     theirs = zk.storeImageUpload("image", second, "other", upload(state_time=99.0))
     with zk.imageUploadLock("image", first, "prov", blocking=False):
-        assert [u.id for u in zk.getMostRecentBuildImageUploads(1, "image", first, "prov", zkm.READY)] == [newest]
-        assert [u.id for u in zk.getMostRecentBuildImageUploads(1, "image", first, "prov")] == [later]
+        assert [
+            u.id for u in zk.getMostRecentBuildImageUploads(1, "image", first, "prov", zkm.READY)
+        ] == [newest]
+        assert [u.id for u in zk.getMostRecentBuildImageUploads(1, "image", first, "prov")] == [
+            later
+        ]
         assert {u.id for u in zk.getUploads("image", first, "prov", [zkm.READY])} == {old, newest}
         assert len(zk.getUploads("image", first, "prov")) == 3
         assert zk.getMostRecentImageUpload("image", "prov").external_id == "wanted"
         assert zk.getMostRecentImageUpload("image", "prov", zkm.UPLOADING).id == later
     wait_for(lambda: zk.getMostRecentImageUpload("image", "prov", cached=True))
-    wait_for(lambda: zk.getMostRecentImageUpload("image", "prov", cached=True).external_id == "wanted")
+    wait_for(
+        lambda: zk.getMostRecentImageUpload("image", "prov", cached=True).external_id == "wanted"
+    )
     found = zk.getProviderUploads("prov")
-    assert {b: {u.id for u in ups} for b, ups in found["image"].items()} == {first: {old, newest, later}, second: {elsewhere}}
+    assert {b: {u.id for u in ups} for b, ups in found["image"].items()} == {
+        first: {old, newest, later},
+        second: {elsewhere},
+    }
     assert [u.id for u in zk.getProviderUploads("other")["image"][second]] == [theirs]
     assert zk.getProviderUploads("nobody") == {}
 
 
-def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_id = zk.storeBuild("image", build())
-    waiting = [f"{paths.build('image', build_id)}/lock"] * 2  # it is read before and after our contender is created
+    waiting = [
+        f"{paths.build('image', build_id)}/lock"
+    ] * 2  # it is read before and after our contender is created
     read = zk.kazoo_client.get_children_async
 
     def deleted(path: str, *arguments: Any, **named: Any) -> Any:
@@ -230,11 +287,16 @@ def test_lock_of_a_record_that_is_deleted_meanwhile_is_refused(zk: Any, monkeypa
         return read(path, *arguments, **named)
 
     monkeypatch.setattr(zk.kazoo_client, "get_children_async", deleted)
-    with pytest.raises(exceptions.ZKLockException, match="deleted concurrently"), zk.imageBuildIdLock("image", build_id, False):
+    with (
+        pytest.raises(exceptions.ZKLockException, match="deleted concurrently"),
+        zk.imageBuildIdLock("image", build_id, False),
+    ):
         pytest.fail("locked what does not exist")
 
 
-def test_records_are_deleted_although_another_client_asks_for_their_lock(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_deleted_although_another_client_asks_for_their_lock(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build_id = zk.storeBuild("image", build())
     number = zk.storeImageUpload("image", build_id, "prov", upload())
     waiting = [paths.upload("image", build_id, "prov", number), paths.build("image", build_id)]
@@ -284,7 +346,11 @@ def test_export_and_import(zk: Any) -> None:
     zk.setImagePaused("image", True)
     data = zk.exportImageData()
     uploads = f"/nodepool/images/image/builds/{build_id}/providers/prov/images"
-    assert data["/nodepool/images/image/pause"] == "" and f"{uploads}/{number}" in data and len(data) == 5
+    assert (
+        data["/nodepool/images/image/pause"] == ""
+        and f"{uploads}/{number}" in data
+        and len(data) == 5
+    )
     zk.kazoo_client.delete("/nodepool/images/image", recursive=True)
     zk.importImageData(data)
     assert zk.exportImageData() == data
@@ -297,7 +363,9 @@ def test_import_passes_numbers_that_were_not_counted(zk: Any) -> None:
     for number in (2, 3):
         zk.kazoo_client.create(f"{uploads}/{number:010}", b"{}", makepath=True)
     zk.importImageData({f"{uploads}/0000000005": '{"state": "ready"}'})
-    assert zk.getImageUploadNumbers("image", "b", "prov") == [f"{number:010}" for number in (2, 3, 5)]
+    assert zk.getImageUploadNumbers("image", "b", "prov") == [
+        f"{number:010}" for number in (2, 3, 5)
+    ]
     assert zk.storeImageUpload("image", "b", "prov", upload()) > "0000000005"
 
 
@@ -332,18 +400,32 @@ def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
     assert second.wait_synced(20)
     for facade in (zk, second):  # by events, and by the first synchronisation
         tree = facade.image_tree
-        wait_for(lambda t=tree: (d := t.data()).builds and len(d.uploads) == 1 and d.paused and d.requests)  # type: ignore[misc]
+        wait_for(
+            lambda t=tree: (
+                (d := t.data()).builds and len(d.uploads) == 1 and d.paused and d.requests
+            )
+        )  # type: ignore[misc]
         wait_for(lambda f=facade: f.node_tree.is_locked("0000000001"))  # type: ignore[misc]
         data = tree.data()
-        assert (data.names, [each.id for each in data.builds], data.paused) == ({"image", "empty"}, ["b1"], {"image"})
-        assert [(each.build_id, each.provider_name, each.id) for each in data.uploads] == [("b1", "prov", "0000000001")]
+        assert (data.names, [each.id for each in data.builds], data.paused) == (
+            {"image", "empty"},
+            ["b1"],
+            {"image"},
+        )
+        assert [(each.build_id, each.provider_name, each.id) for each in data.uploads] == [
+            ("b1", "prov", "0000000001")
+        ]
         assert set(facade.node_tree.nodes) == {"0000000001", "0000000002"}
         assert not facade.node_tree.is_locked("0000000002")
-        assert facade.getNode("0000000001", cached=True).lock_contenders == {f"{'a' * 32}__lock__0000000003"}
+        assert facade.getNode("0000000001", cached=True).lock_contenders == {
+            f"{'a' * 32}__lock__0000000003"
+        }
 
 
 def test_damaged_build_keeps_its_providers(zk: Any) -> None:
-    """Containers of providers are announced once: they must not be forgotten with a record that is repaired later."""
+    """Containers of providers are announced once: they must not be forgotten with a record that
+    is repaired later.
+    """
     build_id = zk.storeBuild("image", build())
     number = zk.storeImageUpload("image", build_id, "prov", upload())
     tree, path = zk.image_tree, f"/nodepool/images/image/builds/{build_id}"
@@ -355,7 +437,9 @@ def test_damaged_build_keeps_its_providers(zk: Any) -> None:
     assert tree.data().providers == {key: {"prov"}}
     zk.kazoo_client.set(path, good)
     wait_for(lambda: tree.data().builds, what="the repaired record")
-    assert tree.data().providers == {key: {"prov"}} and [each.id for each in tree.data().uploads] == [number]
+    assert tree.data().providers == {key: {"prov"}} and [
+        each.id for each in tree.data().uploads
+    ] == [number]
     zk.kazoo_client.delete(path, recursive=True)
     wait_for(lambda: not tree.data().builds, what="the end of the build")
     assert tree.data().providers == {}

@@ -1,4 +1,6 @@
-"""Locks that are held over lost sessions: nothing is written unless the lock is held, or was taken again."""
+"""Locks that are held over lost sessions: nothing is written unless the lock is held, or was
+taken again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def lose_session(client: Any) -> None:
     """End it, and wait for the next one."""
     before = client.session_id
     expire_session(SimpleNamespace(zk=SimpleNamespace(kazoo_client=client.client)))
-    wait_for(lambda: client.connected and client.session_id not in (None, before), what="a new session")
+    wait_for(
+        lambda: client.connected and client.session_id not in (None, before), what="a new session"
+    )
 
 
 def usable() -> threading.Event:
@@ -53,7 +57,9 @@ def test_result_is_written_at_once_while_the_lock_is_held(lock: HeldLock) -> Non
     assert written == [False]
 
 
-def test_lock_is_taken_again_before_a_result_is_written_in_a_new_session(client: Any, lock: HeldLock, zk_chroot: Chroot) -> None:
+def test_lock_is_taken_again_before_a_result_is_written_in_a_new_session(
+    client: Any, lock: HeldLock, zk_chroot: Chroot
+) -> None:
     lose_session(client)
     assert not lock.held
     written: list[bool] = []

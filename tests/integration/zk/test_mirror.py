@@ -94,14 +94,23 @@ def test_changes_missed_during_a_lost_session_are_repaired(zk: Any, zk_chroot: C
 
 
 @pytest.mark.spec("issue bad input: each affects only its own record")
-def test_broken_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_records_are_set_aside(
+    zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture
+) -> None:
     other = zk_chroot.connect().client
     good = make_node()
     zk.storeNode(good)
-    for data in (b"{broken", b"[]", b'{"state": "melted"}', b'{"type": {"a": 1}, "state": "ready"}'):
+    for data in (
+        b"{broken",
+        b"[]",
+        b'{"state": "melted"}',
+        b'{"type": {"a": 1}, "state": "ready"}',
+    ):
         other.create(f"{paths.NODES}/", data, sequence=True)
     other.create(f"{paths.REQUESTS}/nonsense", b'{"state": "requested"}')
-    other.create(f"{paths.REQUESTS}/100-0000000007", b'{"state": "requested", "relative_priority": null}')
+    other.create(
+        f"{paths.REQUESTS}/100-0000000007", b'{"state": "requested", "relative_priority": null}'
+    )
     empty = other.create(f"{paths.NODES}/", b"", sequence=True)
     wait_for(lambda: len(zk.node_tree.bad) == 4 and len(zk.request_tree.bad) == 1)
     wait_for(lambda: zk.node_tree.empty)
@@ -126,13 +135,20 @@ def test_parts_of_cores_add_up(zk: Any) -> None:
 
 
 def test_counts_with_and_without_a_mirror(zk: Any) -> None:
-    nodes = [make_node(pool="main"), make_node(pool="other", state="building"), make_node(pool="main", state="used")]
+    nodes = [
+        make_node(pool="main"),
+        make_node(pool="other", state="building"),
+        make_node(pool="main", state="used"),
+    ]
     for node in nodes:
         zk.storeNode(node)
     zk.deleteNode(nodes.pop())
     wait_for(lambda: len(zk.node_tree.nodes) == 2, what="one is gone")
     found = zk.countNodes()
-    assert found.states == {"ready": 1, "building": 1} and found.pools == {("p", "main"): 1, ("p", "other"): 1}
+    assert found.states == {"ready": 1, "building": 1} and found.pools == {
+        ("p", "main"): 1,
+        ("p", "other"): 1,
+    }
     assert found.providers == {"p": found.states} and found.labels == {"label": found.states}
     assert count_nodes(zk.readNodes()) == found
 
@@ -213,7 +229,12 @@ def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
     zk.node_tree.by_request = NotWalked(set, zk.node_tree.by_request)
     assert worker._arriving(label) == 1
     assert worker._arriving(SimpleNamespace(name="other")) == 0
-    for state, arriving in ((zk_module.BUILDING, 0), (zk_module.READY, 1), (zk_module.IN_USE, 0), (zk_module.READY, 1)):
+    for state, arriving in (
+        (zk_module.BUILDING, 0),
+        (zk_module.READY, 1),
+        (zk_module.IN_USE, 0),
+        (zk_module.READY, 1),
+    ):
         made.state = state  # building and unlocked: its launcher has died
         zk.storeNode(made)
         assert worker._arriving(label) == arriving
@@ -234,7 +255,9 @@ def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> No
         zk.deleteNodeRequest(request)
         wait_for(lambda: not zk.node_tree.nodes and not zk.request_tree.requests)
         assert not zk.request_tree.label_sets
-        assert "t" not in zk.node_tree.measured.tenants and "t" not in zk.node_tree.unmeasured.tenants
+        assert (
+            "t" not in zk.node_tree.measured.tenants and "t" not in zk.node_tree.unmeasured.tenants
+        )
 
 
 def test_listeners_hear_of_components_that_come_change_and_go(zk: Any) -> None:
@@ -243,20 +266,30 @@ def test_listeners_hear_of_components_that_come_change_and_go(zk: Any) -> None:
     zk.component_tree.listeners.append(lambda path, is_gone: heard.append((path, is_gone)))
     zk.client.component_listeners.append(gone.append)
     pool = PoolComponent(zk.client, "host")
-    pool.content.update(id="1", name="main", provider_name="p", state="running", supported_labels=["a"])
+    pool.content.update(
+        id="1", name="main", provider_name="p", state="running", supported_labels=["a"]
+    )
     pool.register()
     path = pool.path
     wait_for(lambda: heard == [(path, False)], what="it is told that the pool has come")
     pool.update(paused=True)
     wait_for(lambda: heard == [(path, False)] * 2, what="it is told that the pool has changed")
     pool.unregister()
-    wait_for(lambda: heard[2:] == [(path, True)] and gone == [path], what="it is told that the pool has gone")
+    wait_for(
+        lambda: heard[2:] == [(path, True)] and gone == [path],
+        what="it is told that the pool has gone",
+    )
 
 
 def test_listeners_hear_of_reports_that_come_and_go(zk: Any) -> None:
     heard: list[int] = []
     zk.report_tree.listeners.append(lambda: heard.append(len(zk.report_tree.reports)))
-    content = {**{key: {} for key in ("config", "providers", "not_running", "labels", "lately", "tenants")}, "hostname": "nl01"}
+    content = {
+        **{
+            key: {} for key in ("config", "providers", "not_running", "labels", "lately", "tenants")
+        },
+        "hostname": "nl01",
+    }
     path = reports.path("nl01-1")
     reports.write(zk.kazoo_client, path, {**content, "details": [], "waiting": []})
     wait_for(lambda: heard == [1])
@@ -267,7 +300,9 @@ def test_listeners_hear_of_reports_that_come_and_go(zk: Any) -> None:
 def test_listeners_hear_of_images_that_change(zk: Any) -> None:
     heard: list[str] = []
     zk.image_tree.listeners.append(heard.append)
-    zk.kazoo_client.create("/nodepool/images/debian/builds/0000000001", b'{"state": "ready"}', makepath=True)
+    zk.kazoo_client.create(
+        "/nodepool/images/debian/builds/0000000001", b'{"state": "ready"}', makepath=True
+    )
     wait_for(lambda: "debian" in heard)
 
 

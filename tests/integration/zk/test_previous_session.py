@@ -35,7 +35,16 @@ time.sleep(60)
 
 def start_holder(chroot: Chroot, path: pathlib.Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, chroot.connection, chroot.ca, chroot.cert, chroot.key, str(path)],
+        [
+            sys.executable,
+            "-c",
+            HOLDER,
+            chroot.connection,
+            chroot.ca,
+            chroot.cert,
+            chroot.key,
+            str(path),
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -45,7 +54,9 @@ def start_holder(chroot: Chroot, path: pathlib.Path) -> subprocess.Popen[str]:
 
 
 def connect(chroot: Chroot, path: pathlib.Path) -> ZooKeeperClient:
-    client = ZooKeeperClient(chroot.connection, timeout=60, tls_cert=chroot.cert, tls_key=chroot.key, tls_ca=chroot.ca)
+    client = ZooKeeperClient(
+        chroot.connection, timeout=60, tls_cert=chroot.cert, tls_key=chroot.key, tls_ca=chroot.ca
+    )
     client.session_file = SessionFile(str(path))
     client.connect(timeout=20)
     chroot.clients.append(client)
@@ -60,8 +71,12 @@ def end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-@pytest.mark.spec("issue: SIGKILL and restart, first decision <= 1 s, whatever the session time-out")
-def test_the_session_of_a_killed_process_is_ended(zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "issue: SIGKILL and restart, first decision <= 1 s, whatever the session time-out"
+)
+def test_the_session_of_a_killed_process_is_ended(
+    zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "session"
     process = start_holder(zk_chroot, path)
     end(process)
@@ -89,8 +104,12 @@ def test_a_living_process_keeps_its_session(zk_chroot: Chroot, tmp_path: pathlib
         end(process)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"id": 1}', b'{"hosts": "x", "id": "y", "password": "zz"}'])
-def test_a_broken_file_does_no_harm(zk_chroot: Chroot, tmp_path: pathlib.Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"id": 1}', b'{"hosts": "x", "id": "y", "password": "zz"}']
+)
+def test_a_broken_file_does_no_harm(
+    zk_chroot: Chroot, tmp_path: pathlib.Path, content: bytes
+) -> None:
     path = tmp_path / "session"
     path.write_bytes(content)
     client = connect(zk_chroot, path)
@@ -98,11 +117,15 @@ def test_a_broken_file_does_no_harm(zk_chroot: Chroot, tmp_path: pathlib.Path, c
     wait_for(lambda: b"password" in path.read_bytes() and b"zz" not in path.read_bytes())
 
 
-def test_a_directory_that_is_missing_does_no_harm(zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_is_missing_does_no_harm(
+    zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> None:
     assert connect(zk_chroot, tmp_path / "missing" / "too" / "session").connected
 
 
-@pytest.mark.spec("issue 11, point 7: what ran on another machine, or before a boot, may live on there")
+@pytest.mark.spec(
+    "issue 11, point 7: what ran on another machine, or before a boot, may live on there"
+)
 def test_the_session_of_another_machine_is_left_alone(
     zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,11 +152,18 @@ def test_the_session_of_another_machine_is_left_alone(
 
 
 def arguments(tmp_path: pathlib.Path, *options: str) -> argparse.Namespace:
-    return make_daemon_parser("nodepool-launcher", "", str(tmp_path / "run" / "x.pid")).parse_args(list(options))
+    return make_daemon_parser("nodepool-launcher", "", str(tmp_path / "run" / "x.pid")).parse_args(
+        list(options)
+    )
 
 
-@pytest.mark.spec("issue 11, point 7: a place for it in the foreground, too; none is shared by two launchers of one machine")
-def test_where_the_session_is_remembered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, point 7: a place for it in the foreground, too; none is shared by two launchers of "
+    "one machine"
+)
+def test_where_the_session_is_remembered(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
 

@@ -1,4 +1,6 @@
-"""Does our subclass still fit kazoo?  Persistent watches, batching, and everything kazoo itself promises."""
+"""Does our subclass still fit kazoo?  Persistent watches, batching, and everything kazoo itself
+promises.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def client(zk_chroot: Chroot) -> Any:
 def arm(client: Any, root: str, events: list[tuple[int, str]]) -> None:
     done = threading.Event()
     client.add_persistent_watch(root, lambda kind, path: events.append((kind, path)))
-    client.arm_persistent_watch(root, Reply(lambda result, error, _zxid: done.set() if error is None else None))
+    client.arm_persistent_watch(
+        root, Reply(lambda result, error, _zxid: done.set() if error is None else None)
+    )
     assert done.wait(10)
 
 
@@ -136,7 +140,9 @@ def test_events_come_before_later_answers(client: Any, zk_chroot: Chroot) -> Non
         other.create(path, b"x")
         done = threading.Event()
 
-        def answer(result: Any, error: Any, _zxid: int, number: int = number, done: Any = done) -> None:
+        def answer(
+            result: Any, error: Any, _zxid: int, number: int = number, done: Any = done
+        ) -> None:
             order.append(number if error is None else error)
             done.set()
 
@@ -201,13 +207,19 @@ def test_errors_are_raised_as_kazoo_exceptions(client: Any) -> None:
     with pytest.raises(NotEmptyError):
         client.delete("/e")
     assert client.exists("/nothing") is None
-    assert client.unchroot(client.full_path("/e")) == "/e" and client.full_path("/") == client.chroot
+    assert (
+        client.unchroot(client.full_path("/e")) == "/e" and client.full_path("/") == client.chroot
+    )
 
 
-def test_error_that_kazoo_does_not_know_ends_only_its_request(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_that_kazoo_does_not_know_ends_only_its_request(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = client._connection
     read = connection._read_response
-    monkeypatch.setattr(connection, "_read_response", lambda header, *rest: read(header._replace(err=-999), *rest))
+    monkeypatch.setattr(
+        connection, "_read_response", lambda header, *rest: read(header._replace(err=-999), *rest)
+    )
     with pytest.raises(KazooException, match="ZooKeeper error -999"):
         client.get("/")
     monkeypatch.undo()
@@ -242,7 +254,11 @@ def test_one_shot_watches(client: Any) -> None:
     client.create("/o/child")
     client.create("/o/child2")
     wait_for(lambda: len(events) == 3)
-    assert sorted((e.type, e.path) for e in events) == [("CHANGED", "/o"), ("CHILD", "/o"), ("CREATED", "/later")]
+    assert sorted((e.type, e.path) for e in events) == [
+        ("CHANGED", "/o"),
+        ("CHILD", "/o"),
+        ("CREATED", "/later"),
+    ]
 
 
 def test_one_shot_and_persistent_watches_side_by_side(client: Any) -> None:
@@ -305,7 +321,9 @@ def test_kazoo_recipes_work_on_our_connection(client: Any, zk_chroot: Chroot) ->
 
 
 def test_a_dropped_connection(client: Any, zk_chroot: Chroot) -> None:
-    """Requests under way fail, the session (and its ephemeral znodes) lives on, later requests work."""
+    """Requests under way fail, the session (and its ephemeral znodes) lives on, later requests
+    work.
+    """
     states: list[str] = []
     client.add_listener(lambda state: states.append(state))
     client.create("/ephemeral", ephemeral=True)
@@ -333,10 +351,17 @@ def tls_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tls_sockets")
-def test_servers_that_hang_leave_the_session_time_for_the_others(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "shuffle", lambda hosts: hosts.sort(key=lambda entry: entry[2] == port))  # ours comes last
+def test_servers_that_hang_leave_the_session_time_for_the_others(
+    zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        random, "shuffle", lambda hosts: hosts.sort(key=lambda entry: entry[2] == port)
+    )  # ours comes last
     port = int(zk_chroot.hosts.rsplit(":", 1)[1])
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
         silent = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in (one, two))
         began = time.monotonic()
         connected = zk_chroot.connect(timeout=6.0, hosts=f"{silent},{zk_chroot.hosts}")
@@ -345,12 +370,17 @@ def test_servers_that_hang_leave_the_session_time_for_the_others(zk_chroot: Chro
         connected.state_listeners.append(states.append)
         connected.client._call(_CONNECTION_DROP, connected.client.handler.async_result())
         wait_for(lambda: connected.connected and states)
-        assert (states, connected.session_id) == ([KazooState.SUSPENDED, KazooState.CONNECTED], session)
+        assert (states, connected.session_id) == (
+            [KazooState.SUSPENDED, KazooState.CONNECTED],
+            session,
+        )
         connected.disconnect()
 
 
 @pytest.mark.usefixtures("tls_sockets")
-def test_servers_that_are_not_reached_do_not_count_as_restored(zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_that_are_not_reached_do_not_count_as_restored(
+    zk_chroot: Chroot, caplog: pytest.LogCaptureFixture
+) -> None:
     proxy = Proxy(int(zk_chroot.hosts.rsplit(":", 1)[1]))
     try:
         connected = zk_chroot.connect(timeout=2.0, hosts=proxy.host)
@@ -397,7 +427,8 @@ def test_pending_requests_end_with_an_error(client: Any) -> None:
     for _ in range(50):
         try:
             client.submit(
-                GetData(client.full_path("/"), None), Reply(lambda result, error, _zxid: answers.append((result, error)))
+                GetData(client.full_path("/"), None),
+                Reply(lambda result, error, _zxid: answers.append((result, error))),
             )
         except (SessionExpiredError, ConnectionClosedError):
             answers.append((None, "refused"))

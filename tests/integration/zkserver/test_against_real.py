@@ -46,14 +46,19 @@ ACLS = {
     "open": [ACL(31, Id("world", "anyone"))],
     "read": [ACL(1, Id("world", "anyone"))],
     "mine": [ACL(31, Id("auth", ""))],
-    "user": [ACL(31, Id("digest", "user:tpUq/4Pn5A64fVZyQ0gOJ8ZWqkY=")), ACL(1, Id("world", "anyone"))],
+    "user": [
+        ACL(31, Id("digest", "user:tpUq/4Pn5A64fVZyQ0gOJ8ZWqkY=")),
+        ACL(1, Id("world", "anyone")),
+    ],
     "twice": [ACL(31, Id("world", "anyone")), ACL(31, Id("world", "anyone"))],
     "none": [],
     "bad": [ACL(31, Id("digest", "no-colon"))],
     "unknown": [ACL(31, Id("planet", "anyone"))],
 }
 NAMES = ("a", "b")
-PATHS = ["/" + "/".join(names) for depth in (1, 2, 3) for names in itertools.product(NAMES, repeat=depth)]
+PATHS = [
+    "/" + "/".join(names) for depth in (1, 2, 3) for names in itertools.product(NAMES, repeat=depth)
+]
 CLIENTS = (0, 1)
 #: Steps of a program, and programs: 2,100 steps in the short set, 100,800 with many examples.
 STEPS, FEW, MANY = 84, 25, 1200
@@ -84,7 +89,10 @@ step = st.one_of(
     st.tuples(st.just("set"), paths, data, versions),
     st.tuples(st.just("set_acl"), paths, acls, versions),
     st.tuples(st.just("multi"), st.lists(part, max_size=4)),
-    *(st.tuples(st.just(name), paths, watch) for name in ("get", "exists", "children", "children2")),
+    *(
+        st.tuples(st.just(name), paths, watch)
+        for name in ("get", "exists", "children", "children2")
+    ),
     *(st.tuples(st.just(name), paths) for name in ("get_acl", "sync", "persistent", "recursive")),
     st.tuples(st.just("unwatch"), paths, st.integers(1, 3)),
     st.tuples(st.just("auth"), st.sampled_from(("digest", "ip", "planet"))),
@@ -140,7 +148,9 @@ class Watching:
 class Bench:
     """Two clients of one server, in a part of the tree of their own."""
 
-    def __init__(self, open_pipe: Callable[[], Any], root: str, pass_time: Callable[[], None]) -> None:
+    def __init__(
+        self, open_pipe: Callable[[], Any], root: str, pass_time: Callable[[], None]
+    ) -> None:
         self._open_pipe = open_pipe
         self._pass_time = pass_time
         self.root = root
@@ -165,7 +175,8 @@ class Bench:
             for kind, path in found:
                 watching.note(kind, path)
             seen = [(kind, path.removeprefix(self.root)) for kind, path in found]
-            # The real server removes the ephemeral znodes of a session in the order of a hash table.
+            # The real server removes the ephemeral znodes of a session in the order of a hash
+            # table.
             events.append(sorted(seen) if name in ("close", "expire") else seen)
         return answer, events
 
@@ -210,7 +221,15 @@ class Bench:
                 found.append(("done", kind, error))
                 continue
             size = 4 if kind == -1 else self._size(names[kind], body[at:])
-            found.append((kind, error, body[at : at + size] if kind == -1 else self.plain(names[kind], body[at : at + size])))
+            found.append(
+                (
+                    kind,
+                    error,
+                    body[at : at + size]
+                    if kind == -1
+                    else self.plain(names[kind], body[at : at + size]),
+                )
+            )
             at += size
         return code, found
 
@@ -248,7 +267,11 @@ class Bench:
         code, body = self._read(number, GetChildren2, path, watching)
         if code:
             return code, body
-        return code, sorted(GetChildren2.deserialize(body, 0)[0]), self.plain("set", body[-_STAT.size :])
+        return (
+            code,
+            sorted(GetChildren2.deserialize(body, 0)[0]),
+            self.plain("set", body[-_STAT.size :]),
+        )
 
     def do_get_acl(self, number: int, path: str) -> Any:
         code, body = self.call(number, GetACL(self.path(path)))
@@ -256,7 +279,9 @@ class Bench:
 
     def do_sync(self, number: int, path: str) -> Any:
         code, body = self.call(number, Sync(self.path(path)))
-        return code, body.removeprefix(_INT.pack(len(self.path(path)))).decode().removeprefix(self.root)
+        return code, body.removeprefix(_INT.pack(len(self.path(path)))).decode().removeprefix(
+            self.root
+        )
 
     # -- watches, connections and sessions
 
@@ -302,8 +327,16 @@ class Bench:
         client, watching = self.clients[number], self.watching[number]
         seen = client.zxid
         same = client.connect()
-        lists = (watching.data, watching.exist, watching.children, watching.persistent, watching.recursive)
-        answer = client.call(Raw(105, _LONG.pack(seen) + b"".join(strings(sorted(each)) for each in lists)), -8)
+        lists = (
+            watching.data,
+            watching.exist,
+            watching.children,
+            watching.persistent,
+            watching.recursive,
+        )
+        answer = client.call(
+            Raw(105, _LONG.pack(seen) + b"".join(strings(sorted(each)) for each in lists)), -8
+        )
         # Watches that have fired while the client was away are gone.
         return same, answer
 
@@ -327,7 +360,8 @@ class Bench:
         mortal = RawClient(self._open_pipe, SHORT_TIMEOUT)
         own = f"{self.root}/mortal"
         answers = [
-            mortal.call(Create(each, b"", ACLS["open"], kind)) for each, kind in ((own, 1), (self.path(path), given_flags))
+            mortal.call(Create(each, b"", ACLS["open"], kind))
+            for each, kind in ((own, 1), (self.path(path), given_flags))
         ]
         mortal.cut()
         # All that a session owns is deleted in one transaction.
@@ -359,7 +393,11 @@ class Bench:
         """Return everything below the root as the first client sees it."""
         _code, content, stat = self.do_get(0, path, False)
         names = self.do_children(0, path, False)[1]
-        below = {name: self.dump(f"{path}/{name}") for name in names} if isinstance(names, list) else names
+        below = (
+            {name: self.dump(f"{path}/{name}") for name in names}
+            if isinstance(names, list)
+            else names
+        )
         return content, stat, self.do_get_acl(0, path), below
 
     def close(self) -> None:
@@ -416,8 +454,20 @@ def test_two_clients_see_the_same_as_on_the_real_server(
 
 def test_event_of_an_unreadable_znode_is_not_sent(benches: Callable[[], list[Bench]]) -> None:
     created = ("create", "/a/b", b"", "mine", 0)
-    watch = [(0, ("create", "/a", b"", "open", 0)), (0, ("recursive", "/a")), (1, ("auth", "digest"))]
-    compare(benches(), [*watch, (1, created), (1, ("delete", "/a/b", -1)), (1, ("create", "/a/a", b"", "open", 0))])
+    watch = [
+        (0, ("create", "/a", b"", "open", 0)),
+        (0, ("recursive", "/a")),
+        (1, ("auth", "digest")),
+    ]
+    compare(
+        benches(),
+        [
+            *watch,
+            (1, created),
+            (1, ("delete", "/a/b", -1)),
+            (1, ("create", "/a/a", b"", "open", 0)),
+        ],
+    )
 
 
 @pytest.mark.timeout(900)

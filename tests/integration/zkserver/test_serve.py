@@ -30,7 +30,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
     command = [sys.executable, "-m", "nodepool.zkserver", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as process:
         try:
             assert process.stdout is not None
             yield process, json.loads(process.stdout.readline() or "{}")
@@ -38,17 +40,23 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, 
             process.kill()
 
 
-def test_nodes_are_stored_over_tls_and_survive_sigkill(certificates: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_nodes_are_stored_over_tls_and_survive_sigkill(
+    certificates: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     keys = [
-        f"--tls-{name}={certificates / file}" for name, file in (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))
+        f"--tls-{name}={certificates / file}"
+        for name, file in (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))
     ]
     arguments = ["--tls-port=0", *keys, f"--directory={tmp_path / 'data'}"]
 
     def connect(port: int) -> Any:
         client = ZooKeeperClient(
-            f"127.0.0.1:{port}", timeout=10, tls_cert=str(certificates / "client.pem"),
-            tls_key=str(certificates / "client.key"), tls_ca=str(certificates / "ca.pem"),
-        )  # fmt: skip
+            f"127.0.0.1:{port}",
+            timeout=10,
+            tls_cert=str(certificates / "client.pem"),
+            tls_key=str(certificates / "client.key"),
+            tls_ca=str(certificates / "ca.pem"),
+        )
         client.connect(timeout=20)
         return client
 
@@ -74,10 +82,13 @@ def test_nodes_are_stored_over_tls_and_survive_sigkill(certificates: pathlib.Pat
 
 def test_client_without_certificate_is_refused(certificates: pathlib.Path) -> None:
     keys = [
-        f"--tls-{name}={certificates / file}" for name, file in (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))
+        f"--tls-{name}={certificates / file}"
+        for name, file in (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))
     ]
     with serving("--tls-port=0", *keys) as (_process, ports):
-        client = KazooClient(f"127.0.0.1:{ports['tls_port']}", use_ssl=True, verify_certs=False, timeout=2)
+        client = KazooClient(
+            f"127.0.0.1:{ports['tls_port']}", use_ssl=True, verify_certs=False, timeout=2
+        )
         with pytest.raises(client.handler.timeout_exception):
             client.start(timeout=2)
         client.stop()

@@ -1,6 +1,7 @@
 """Do a build with the client of Zuul; run by `test_other_programs` with the Python that has Zuul.
 
-``python zuul_client.py HOST:PORT CERT KEY CA`` prints a line after each step and waits for a line on standard input.
+``python zuul_client.py HOST:PORT CERT KEY CA`` prints a line after each step and waits for a line
+on standard input.
 """
 
 import sys
@@ -43,9 +44,13 @@ def main():
     client.connect()
     wait_for(pool.getRegisteredLaunchers, "a launcher registers", 20)
 
-    request = zuul.model.NodeRequest("zuul", "uuid", "tenant", "check", "job-uuid", "job", ["small"], None, 0)
+    request = zuul.model.NodeRequest(
+        "zuul", "uuid", "tenant", "check", "job-uuid", "job", ["small"], None, 0
+    )
     pool.submitNodeRequest(request, 200)
-    wait_for(lambda: pool.getNodeRequest(request.id).state == "fulfilled", "the request is fulfilled")
+    wait_for(
+        lambda: pool.getNodeRequest(request.id).state == "fulfilled", "the request is fulfilled"
+    )
     wait_for(lambda: heard, "an event of the request")
     request = pool.getNodeRequest(request.id)
     node = zuul.model.Node(None, "small")
@@ -63,7 +68,13 @@ def main():
     pool.storeNode(node)
 
     hold = zuul.model.HoldRequest()
-    hold.project, hold.job, hold.ref_filter, hold.reason, hold.max_count = "p", "job", ".*", "why", 1
+    hold.project, hold.job, hold.ref_filter, hold.reason, hold.max_count = (
+        "p",
+        "job",
+        ".*",
+        "why",
+        1,
+    )
     pool.storeHoldRequest(hold)
     (name,) = pool.getHoldRequests()
     pool.lockHoldRequest(hold)
@@ -72,7 +83,10 @@ def main():
     pool.deleteHoldRequest(hold, None)
     assert not list(pool.getHoldRequests())
 
-    wait_for(lambda: [each for each in pool.nodeIterator(cached=True) if each.id == node.id], "the node is in the cache")
+    wait_for(
+        lambda: [each for each in pool.nodeIterator(cached=True) if each.id == node.id],
+        "the node is in the cache",
+    )
     node.state = "used"
     pool.storeNode(node)
     pool.unlockNode(node)
@@ -82,5 +96,7 @@ def main():
     client.disconnect()
 
 
-threading.excepthook = lambda args: print(f"thread failed: {args.exc_value!r}", file=sys.stderr, flush=True)
+threading.excepthook = lambda args: print(
+    f"thread failed: {args.exc_value!r}", file=sys.stderr, flush=True
+)
 main()

@@ -1,4 +1,6 @@
-"""Amazon for tests: a moto process, a fault proxy in front of it, and a look-alike of the little that moto lacks."""
+"""Amazon for tests: a moto process, a fault proxy in front of it, and a look-alike of the little
+that moto lacks.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def moto_port() -> int:
 
 
 class LookAlike:
-    """Quotas, imports, tokens, snapshots of registered images: the operations that moto does not have."""
+    """Quotas, imports, tokens, snapshots of registered images: the operations that moto does not
+    have.
+    """
 
     def __init__(self, ec2: Any) -> None:
         self.ec2 = ec2
@@ -97,14 +101,18 @@ class LookAlike:
 
     @staticmethod
     def _xml(name: str, inner: str) -> Reply:
-        body = f'<?xml version="1.0" encoding="UTF-8"?><{name}Response {_XML}><requestId>r</requestId>{inner}</{name}Response>'
+        body = (
+            f'<?xml version="1.0" encoding="UTF-8"?><{name}Response '
+            f"{_XML}><requestId>r</requestId>{inner}</{name}Response>"
+        )
         return Reply(200, body.encode(), [("Content-Type", "text/xml")])
 
     def _error(self, code: str) -> Reply:
         return Reply(
             400,
             (
-                f"<Response><Errors><Error><Code>{code}</Code><Message>made up</Message></Error></Errors>"
+                f"<Response><Errors><Error><Code>{code}</Code><Message>made "
+                "up</Message></Error></Errors>"
                 "<RequestID>r</RequestID></Response>"
             ).encode(),
             [("Content-Type", "text/xml")],
@@ -112,12 +120,18 @@ class LookAlike:
 
     def do_ListServiceQuotas(self, request: Request) -> Reply:
         service = json.loads(request.body)["ServiceCode"]
-        quotas = [{"QuotaCode": code, "Value": value} for code, value in self.quotas[service].items()]
+        quotas = [
+            {"QuotaCode": code, "Value": value} for code, value in self.quotas[service].items()
+        ]
         # Two pages, as with the real thing.
         page = json.loads(request.body).get("NextToken")
         half = len(quotas) // 2
-        answer = {"Quotas": quotas[half:]} if page else {"Quotas": quotas[:half], "NextToken": "more"}
-        return Reply(200, json.dumps(answer).encode(), [("Content-Type", "application/x-amz-json-1.1")])
+        answer = (
+            {"Quotas": quotas[half:]} if page else {"Quotas": quotas[:half], "NextToken": "more"}
+        )
+        return Reply(
+            200, json.dumps(answer).encode(), [("Content-Type", "application/x-amz-json-1.1")]
+        )
 
     # -- moto does not care what runs on a host
 
@@ -126,7 +140,9 @@ class LookAlike:
         found: dict[str, list[str]] = {}
         for reservation in self.ec2.describe_instances()["Reservations"]:
             for instance in reservation["Instances"]:
-                if (host := instance["Placement"].get("HostId")) and instance["State"]["Name"] != "terminated":
+                if (host := instance["Placement"].get("HostId")) and instance["State"][
+                    "Name"
+                ] != "terminated":
                     found.setdefault(host, []).append(instance["InstanceId"])
         return found
 
@@ -134,7 +150,9 @@ class LookAlike:
         for host, instances in self._on_hosts().items():
             items = "".join(f"<item><instanceId>{one}</instanceId></item>" for one in instances)
             shown = f"<hostId>{host}</hostId>"
-            result.body = result.body.replace(shown.encode(), f"{shown}<instances>{items}</instances>".encode())
+            result.body = result.body.replace(
+                shown.encode(), f"{shown}<instances>{items}</instances>".encode()
+            )
 
     def do_ReleaseHosts(self, request: Request) -> Reply:
         """Refuses those that are occupied, in an answer that is no error."""
@@ -145,14 +163,19 @@ class LookAlike:
             self.ec2.release_hosts(HostIds=free)
         released = "".join(f"<item>{host}</item>" for host in free)
         refused = "".join(
-            "<item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
+            "<item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></"
+            "error>"
             f"<resourceId>{host}</resourceId></item>"
             for host in wanted
             if host in occupied
         )
-        return self._xml("ReleaseHosts", f"<successful>{released}</successful><unsuccessful>{refused}</unsuccessful>")
+        return self._xml(
+            "ReleaseHosts",
+            f"<successful>{released}</successful><unsuccessful>{refused}</unsuccessful>",
+        )
 
-    # -- moto makes a snapshot of its own for each image; it takes the place of the one that the image was made of
+    # -- moto makes a snapshot of its own for each image; it takes the place of the one that the
+    # image was made of
 
     def _note_image(self, request: Request, result: Reply) -> None:
         given = request.params.get("BlockDeviceMapping.1.Ebs.SnapshotId")
@@ -163,7 +186,9 @@ class LookAlike:
         self.put_in_place(image, given)
         tags = self.tags(request)
         if tags:  # moto drops them
-            self.ec2.create_tags(Resources=[image], Tags=[{"Key": k, "Value": v} for k, v in tags.items()])
+            self.ec2.create_tags(
+                Resources=[image], Tags=[{"Key": k, "Value": v} for k, v in tags.items()]
+            )
 
     def put_in_place(self, image: str, given: str) -> None:
         images = self.ec2.describe_images(ImageIds=[image])["Images"]
@@ -227,7 +252,11 @@ class LookAlike:
         return self._xml("ImportImage", f"<importTaskId>{task}</importTaskId>")
 
     def _asked(self, request: Request, kind: str) -> list[tuple[str, dict[str, Any]]] | None:
-        wanted = [value for key, value in request.params.items() if re.fullmatch(r"ImportTaskId\.\d+", key)]
+        wanted = [
+            value
+            for key, value in request.params.items()
+            if re.fullmatch(r"ImportTaskId\.\d+", key)
+        ]
         with self.lock:
             if any(one not in self.tasks for one in wanted):
                 return None
@@ -242,7 +271,10 @@ class LookAlike:
 
     @staticmethod
     def _tag_set(task: dict[str, Any]) -> str:
-        items = "".join(f"<item><key>{key}</key><value>{value}</value></item>" for key, value in task["tags"].items())
+        items = "".join(
+            f"<item><key>{key}</key><value>{value}</value></item>"
+            for key, value in task["tags"].items()
+        )
         return f"<tagSet>{items}</tagSet>"
 
     def do_DescribeImportSnapshotTasks(self, request: Request) -> Reply:
@@ -255,10 +287,13 @@ class LookAlike:
             made = f"<snapshotId>{task['snapshot']}</snapshotId>" if done else ""
             items += (
                 f"<item><importTaskId>{key}</importTaskId><snapshotTaskDetail>{made}"
-                f"<status>{task.get('status') or ('completed' if done else 'active')}</status></snapshotTaskDetail>"
+                f"<status>{task.get('status') or ('completed' if done else 'active')}</status></"
+                "snapshotTaskDetail>"
                 f"{self._tag_set(task)}</item>"
             )
-        return self._xml("DescribeImportSnapshotTasks", f"<importSnapshotTaskSet>{items}</importSnapshotTaskSet>")
+        return self._xml(
+            "DescribeImportSnapshotTasks", f"<importSnapshotTaskSet>{items}</importSnapshotTaskSet>"
+        )
 
     def do_DescribeImportImageTasks(self, request: Request) -> Reply:
         asked = self._asked(request, "ami")
@@ -269,17 +304,21 @@ class LookAlike:
             done = task["looks"] < 0
             made = (
                 (
-                    f"<imageId>{task['image']}</imageId><snapshotDetailSet><item><snapshotId>{task['snapshot']}"
+                    f"<imageId>{task['image']}</imageId><snapshotDetailSet><item><snapshotId>"
+                    f"{task['snapshot']}"
                     "</snapshotId></item></snapshotDetailSet>"
                 )
                 if done
                 else ""
             )
             items += (
-                f"<item><importTaskId>{key}</importTaskId><status>{'completed' if done else 'active'}</status>"
+                f"<item><importTaskId>{key}</importTaskId><status>"
+                f"{'completed' if done else 'active'}</status>"
                 f"{made}{self._tag_set(task)}</item>"
             )
-        return self._xml("DescribeImportImageTasks", f"<importImageTaskSet>{items}</importImageTaskSet>")
+        return self._xml(
+            "DescribeImportImageTasks", f"<importImageTaskSet>{items}</importImageTaskSet>"
+        )
 
 
 class AwsCloud:
@@ -290,17 +329,30 @@ class AwsCloud:
 
         self.port = moto_port()
         urllib.request.urlopen(
-            urllib.request.Request(f"http://127.0.0.1:{self.port}/moto-api/reset", method="POST"), timeout=30
+            urllib.request.Request(f"http://127.0.0.1:{self.port}/moto-api/reset", method="POST"),
+            timeout=30,
         ).close()
         keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         self._direct = [
-            boto3.client(name, region_name=REGION, endpoint_url=f"http://127.0.0.1:{self.port}", **keys)
+            boto3.client(
+                name, region_name=REGION, endpoint_url=f"http://127.0.0.1:{self.port}", **keys
+            )
             for name in ("ec2", "s3", "iam")
         ]
         self.ec2, self.s3, self.iam = self._direct
         self.like = LookAlike(self.ec2)
-        self.like.quotas["ec2"] = {"L-1216C47A": 1000, "L-34B43A08": 1000, "L-43DA4232": 1000, "L-81657574": 100}
-        self.like.quotas["ebs"] = {"L-D18FCD1D": 50, "L-7A658B76": 50, "L-FD252861": 50, "L-B3A130E6": 100000}
+        self.like.quotas["ec2"] = {
+            "L-1216C47A": 1000,
+            "L-34B43A08": 1000,
+            "L-43DA4232": 1000,
+            "L-81657574": 100,
+        }
+        self.like.quotas["ebs"] = {
+            "L-D18FCD1D": 50,
+            "L-7A658B76": 50,
+            "L-FD252861": 50,
+            "L-B3A130E6": 100000,
+        }
         self.proxy = FaultProxy(("127.0.0.1", self.port), self.like)
         vpc = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         self.vpc = vpc
@@ -313,11 +365,17 @@ class AwsCloud:
         self.s3.create_bucket(Bucket="nodepool")
 
     def new_subnet(self, block: str, zone: str) -> str:
-        subnet = self.ec2.create_subnet(VpcId=self.vpc, CidrBlock=block, AvailabilityZone=f"{REGION}{zone}")
+        subnet = self.ec2.create_subnet(
+            VpcId=self.vpc, CidrBlock=block, AvailabilityZone=f"{REGION}{zone}"
+        )
         return str(subnet["Subnet"]["SubnetId"])
 
     def new_group(self, name: str) -> str:
-        return str(self.ec2.create_security_group(GroupName=name, Description=name, VpcId=self.vpc)["GroupId"])
+        return str(
+            self.ec2.create_security_group(GroupName=name, Description=name, VpcId=self.vpc)[
+                "GroupId"
+            ]
+        )
 
     def environment(self) -> dict[str, str]:
         """The standard means of AWS to find endpoint and credentials."""
@@ -352,16 +410,26 @@ class AwsCloud:
         return [host for host in self.ec2.describe_hosts()["Hosts"] if host["State"] != "released"]
 
     def snapshots(self) -> list[str]:
-        base = self.ec2.describe_images(ImageIds=[self.ami])["Images"][0]["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+        base = self.ec2.describe_images(ImageIds=[self.ami])["Images"][0]["BlockDeviceMappings"][0][
+            "Ebs"
+        ]["SnapshotId"]
         return [
-            one["SnapshotId"] for one in self.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] if one["SnapshotId"] != base
+            one["SnapshotId"]
+            for one in self.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
+            if one["SnapshotId"] != base
         ]
 
     def images(self) -> list[dict[str, Any]]:
-        return [one for one in self.ec2.describe_images(Owners=["self"])["Images"] if one["ImageId"] != self.ami]
+        return [
+            one
+            for one in self.ec2.describe_images(Owners=["self"])["Images"]
+            if one["ImageId"] != self.ami
+        ]
 
     def objects(self) -> list[str]:
-        return [one["Key"] for one in self.s3.list_objects_v2(Bucket="nodepool").get("Contents") or []]
+        return [
+            one["Key"] for one in self.s3.list_objects_v2(Bucket="nodepool").get("Contents") or []
+        ]
 
     def close(self) -> None:
         self.proxy.close()
@@ -379,7 +447,9 @@ class AwsCloud:
             values["instance_type"] = "t3.medium"
         return dashed(values)
 
-    def provider(self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def provider(
+        self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
         pool_options = {
             "name": "main",
             "max-servers": 20,
@@ -402,8 +472,17 @@ class AwsCloud:
 
     @staticmethod
     def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:
-        names = {label["name"]: label for provider in providers for pool in provider["pools"] for label in pool["labels"]}
-        return {"labels": [{"name": name} for name in names], "providers": list(providers), **dashed(top)}
+        names = {
+            label["name"]: label
+            for provider in providers
+            for pool in provider["pools"]
+            for label in pool["labels"]
+        }
+        return {
+            "labels": [{"name": name} for name in names],
+            "providers": list(providers),
+            **dashed(top),
+        }
 
 
 def dashed(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ def main() -> None:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    server = make_server(
+        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
+    )
     print(server.server_port, flush=True)
 
     def watch() -> None:

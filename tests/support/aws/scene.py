@@ -9,8 +9,14 @@ from tests.support.aws.cloud import AwsCloud
 from tests.support.launcher import LauncherBench
 
 
-def start(bench: LauncherBench, aws: AwsCloud, *labels: dict[str, Any], pool: dict[str, Any] | None = None,
-          top: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+def start(
+    bench: LauncherBench,
+    aws: AwsCloud,
+    *labels: dict[str, Any],
+    pool: dict[str, Any] | None = None,
+    top: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """A launcher with one provider of these labels; leaks are looked for by hand."""
     content = aws.config(aws.provider(*labels, pool=pool, **options), **(top or {}))
     return bench.start(content, cleanup_interval=600)

@@ -1,1 +1,3 @@
-"""Stand-ins for clouds of which no server can be had: their APIs, stateful, over TLS, behind the fault proxy."""
+"""Stand-ins for clouds of which no server can be had: their APIs, stateful, over TLS, behind the
+fault proxy.
+"""

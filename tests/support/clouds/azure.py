@@ -1,7 +1,7 @@
 """Azure Resource Manager and the page blobs of managed disks, as far as the driver needs them.
 
-Bodies are checked by the models of Microsoft's own client libraries (azure-mgmt-compute, azure-mgmt-network). Changes are
-asynchronous: they answer with the address of an operation.
+Bodies are checked by the models of Microsoft's own client libraries (azure-mgmt-compute,
+azure-mgmt-network). Changes are asynchronous: they answer with the address of an operation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ SUBSCRIPTION, TENANT, GROUP, LOCATION = "sub-1", "tenant-1", "nodepool", "centra
 NETWORK = "net"
 SIZES = {"Standard_B1ls": (1, 0.5), "Standard_D2s_v5": (2, 8)}
 _SUBSCRIPTION = f"/subscriptions/{SUBSCRIPTION}"
-_OF_GROUP = re.compile(rf"{_SUBSCRIPTION}/resourceGroups/([^/]+)/providers/Microsoft\.(\w+)/(\w+)(?:/([^/]*))?(?:/(.*))?\Z")
+_OF_GROUP = re.compile(
+    rf"{_SUBSCRIPTION}/resourceGroups/([^/]+)/providers/Microsoft\.(\w+)/(\w+)(?:/([^/]*))?(?:/"
+    r"(.*))?\Z"
+)
 VERSIONS = {
     "virtualMachines": "2023-03-01",
     "disks": "2020-06-30",
@@ -43,16 +46,24 @@ def wrong_in(value: Any, hint: Any, where: str) -> str | None:
     if origin is list:
         if not isinstance(value, list):
             return f"{where} is no list"
-        return next((w for i, each in enumerate(value) if (w := wrong_in(each, inner[0], f"{where}[{i}]"))), None)
+        return next(
+            (w for i, each in enumerate(value) if (w := wrong_in(each, inner[0], f"{where}[{i}]"))),
+            None,
+        )
     if origin is dict:
         if not isinstance(value, dict):
             return f"{where} is no dictionary"
-        return next((w for key, each in value.items() if (w := wrong_in(each, inner[1], f"{where}.{key}"))), None)
+        return next(
+            (w for key, each in value.items() if (w := wrong_in(each, inner[1], f"{where}.{key}"))),
+            None,
+        )
     if isinstance(hint, type) and hasattr(hint, "_attr_to_rest_field"):
         return _wrong_in_model(value, hint, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return (
-            None if value in [each.value for each in hint] else f"{where}: {value!r} is none of {[each.value for each in hint]}"
+            None
+            if value in [each.value for each in hint]
+            else f"{where}: {value!r} is none of {[each.value for each in hint]}"
         )
     if hint in (str, int, bool, float):
         kinds = (int, float) if hint is float else (hint,)
@@ -83,10 +94,16 @@ def _wrong_in_model(value: Any, model: Any, where: str) -> str | None:
 def model_of(kind: str) -> Any:
     import azure.mgmt.compute.models as compute
 
-    return {"virtualMachines": compute.VirtualMachine, "disks": compute.Disk, "images": compute.Image}[kind]
+    return {
+        "virtualMachines": compute.VirtualMachine,
+        "disks": compute.Disk,
+        "images": compute.Image,
+    }[kind]
 
 
-def refusal(status: int, code: str, message: str, headers: list[tuple[str, str]] | None = None) -> Refusal:
+def refusal(
+    status: int, code: str, message: str, headers: list[tuple[str, str]] | None = None
+) -> Refusal:
     return Refusal(status, {"error": {"code": code, "message": message}}, headers)
 
 
@@ -123,7 +140,9 @@ class AzureCloud(StandIn):
             "resourceManagerEndpointUrl": f"{self.url}/",
             **changes,
         }
-        self.auth_path.write_text(json.dumps({key: value for key, value in told.items() if value is not None}))
+        self.auth_path.write_text(
+            json.dumps({key: value for key, value in told.items() if value is not None})
+        )
         self.auth_path.chmod(0o600)
 
     def environment(self) -> dict[str, str]:
@@ -147,23 +166,43 @@ class AzureCloud(StandIn):
             group, _, kind, name, rest = match.groups()
             return self._of_group(method, group, kind, name or "", rest or "", query, request)
         if path == f"{_SUBSCRIPTION}/providers/Microsoft.Compute/skus/":
-            assert self.any_skus or query == {"api-version": "2019-04-01", "$filter": f"location eq '{LOCATION}'"}, query
+            assert self.any_skus or query == {
+                "api-version": "2019-04-01",
+                "$filter": f"location eq '{LOCATION}'",
+            }, query
             return self.json({"value": [self._sku(name) for name in self.sizes]})
         if path == f"{_SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}/usages":
             used = len(self.living())
-            shown = [{"name": {"value": key}, "limit": limit, "currentValue": used} for key, limit in self.limits.items()]
+            shown = [
+                {"name": {"value": key}, "limit": limit, "currentValue": used}
+                for key, limit in self.limits.items()
+            ]
             return self.json({"value": shown})
         self.mistakes.append(f"{method} {path}")
         raise refusal(404, "InvalidResourceType", path)
 
     def _token(self, request: Request) -> Reply:
         form = request.params
-        assert form.get("grant_type") == "client_credentials" and form.get("resource") == (self.resource or f"{self.url}/"), form
+        assert form.get("grant_type") == "client_credentials" and form.get("resource") == (
+            self.resource or f"{self.url}/"
+        ), form
         if form.get("client_secret") != self.secret:
-            raise Refusal(401, {"error": "invalid_client", "error_description": "AADSTS7000215: Invalid client secret.\r\nTrace"})
+            raise Refusal(
+                401,
+                {
+                    "error": "invalid_client",
+                    "error_description": "AADSTS7000215: Invalid client secret.\r\nTrace",
+                },
+            )
         token = f"token-{next(self.numbers)}"
         self.tokens.add(token)
-        return self.json({"access_token": token, "expires_on": str(int(time.time() + self.token_life)), "token_type": "Bearer"})
+        return self.json(
+            {
+                "access_token": token,
+                "expires_on": str(int(time.time() + self.token_life)),
+                "token_type": "Bearer",
+            }
+        )
 
     def _sku(self, name: str) -> dict[str, Any]:
         cores, memory = self.sizes[name]
@@ -172,14 +211,24 @@ class AzureCloud(StandIn):
             {"name": "MemoryGB", "value": str(memory)},
             {"name": "x", "value": "True"},
         ]
-        return {"name": name, "resourceType": "virtualMachines", "locations": [LOCATION], "capabilities": told}
+        return {
+            "name": name,
+            "resourceType": "virtualMachines",
+            "locations": [LOCATION],
+            "capabilities": told,
+        }
 
     # -- operations
 
-    def _begin(self, took: float, output: Any = None, error: tuple[str, str] | None = None) -> list[tuple[str, str]]:
+    def _begin(
+        self, took: float, output: Any = None, error: tuple[str, str] | None = None
+    ) -> list[tuple[str, str]]:
         name = f"op{next(self.numbers)}"
         self.operations[name] = {"done": time.monotonic() + took, "output": output, "error": error}
-        return [("Azure-AsyncOperation", f"{self.url}/operations/{name}"), ("Retry-After", self.retry_after)]
+        return [
+            ("Azure-AsyncOperation", f"{self.url}/operations/{name}"),
+            ("Retry-After", self.retry_after),
+        ]
 
     def _operation(self, name: str) -> Reply:
         found = self.operations[name]
@@ -187,13 +236,23 @@ class AzureCloud(StandIn):
         if time.monotonic() >= found["done"]:
             told = {"status": "Succeeded", "properties": {"output": found["output"]}}
             if found["error"]:
-                told = {"status": "Failed", "error": {"code": found["error"][0], "message": found["error"][1]}}
+                told = {
+                    "status": "Failed",
+                    "error": {"code": found["error"][0], "message": found["error"][1]},
+                }
         return self.json(told, headers=[("Retry-After", self.retry_after)])
 
     # -- things
 
     def _of_group(
-        self, method: str, group: str, kind: str, name: str, rest: str, query: dict[str, str], request: Request
+        self,
+        method: str,
+        group: str,
+        kind: str,
+        name: str,
+        rest: str,
+        query: dict[str, str],
+        request: Request,
     ) -> Reply:
         if query.get("api-version") != VERSIONS.get(kind):
             self.mistakes.append(f"{method} {kind} with version {query.get('api-version')}")
@@ -202,7 +261,9 @@ class AzureCloud(StandIn):
                 raise refusal(404, "ResourceNotFound", f"subnet {rest} of {name}")
             return self.json({"id": f"{_SUBSCRIPTION}/subnet"})
         if group != GROUP:
-            raise refusal(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
+            raise refusal(
+                404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found."
+            )
         if method == "GET" and not name:
             return self._page(self._all(kind), query, request.path)
         body = json.loads(request.body) if request.body else {}
@@ -218,29 +279,42 @@ class AzureCloud(StandIn):
         answer: dict[str, Any] = {"value": found[start : start + self.page]}
         if start + self.page < len(found):
             address = path.partition("?")[0]
-            answer["nextLink"] = f"{self.url}{address}?api-version={query['api-version']}&start={start + self.page}"
+            answer["nextLink"] = (
+                f"{self.url}{address}?api-version={query['api-version']}&start={start + self.page}"
+            )
         return self.json(answer)
 
     def _id(self, kind: str, name: str) -> str:
         provider = "Network" if kind in ("networkInterfaces", "publicIPAddresses") else "Compute"
-        return f"{_SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.{provider}/{kind}/{name}"
+        return (
+            f"{_SUBSCRIPTION}/resourceGroups/{GROUP}/providers/Microsoft.{provider}/{kind}/{name}"
+        )
 
     def _all(self, kind: str) -> list[dict[str, Any]]:
         if kind == "virtualMachines":
             return [self._shown(machine) for machine in self.now()]
         if kind == "networkInterfaces":
-            return [self._interface(machine) for machine in self.now() if self.runs(machine)] + self._stored(kind)
+            return [
+                self._interface(machine) for machine in self.now() if self.runs(machine)
+            ] + self._stored(kind)
         if kind == "publicIPAddresses":
-            return [each for machine in self.now() if self.runs(machine) for each in self._addresses(machine)] + self._stored(
-                kind
-            )
+            return [
+                each
+                for machine in self.now()
+                if self.runs(machine)
+                for each in self._addresses(machine)
+            ] + self._stored(kind)
         return self._stored(kind)
 
     def _stored(self, kind: str) -> list[dict[str, Any]]:
         return [thing for (of, _), thing in self.things.items() if of == kind]
 
     def _configurations(self, machine: Machine) -> list[dict[str, Any]]:
-        made = machine.body["properties"].get("networkProfile", {}).get("networkInterfaceConfigurations")
+        made = (
+            machine.body["properties"]
+            .get("networkProfile", {})
+            .get("networkInterfaceConfigurations")
+        )
         return made[0]["properties"]["ipConfigurations"] if made else []
 
     def _interface(self, machine: Machine) -> dict[str, Any]:
@@ -272,11 +346,25 @@ class AzureCloud(StandIn):
         for each in self._configurations(machine):
             public = each["properties"].get("publicIPAddressConfiguration")
             if public:
-                address = machine.facts.get("public", machine.facts["ip"]) if "v4" in public["name"] else "2001:db8::1"
+                address = (
+                    machine.facts.get("public", machine.facts["ip"])
+                    if "v4" in public["name"]
+                    else "2001:db8::1"
+                )
                 told = {"id": self._id("publicIPAddresses", public["name"]), "name": public["name"]}
                 version = "IPv4" if "v4" in public["name"] else "IPv6"
-                properties = {"ipAddress": address, "publicIPAddressVersion": version, "provisioningState": "Succeeded"}
-                found.append({**told, "type": "Microsoft.Network/publicIPAddresses", "properties": properties})
+                properties = {
+                    "ipAddress": address,
+                    "publicIPAddressVersion": version,
+                    "provisioningState": "Succeeded",
+                }
+                found.append(
+                    {
+                        **told,
+                        "type": "Microsoft.Network/publicIPAddresses",
+                        "properties": properties,
+                    }
+                )
         return found
 
     def _shown(self, machine: Machine) -> dict[str, Any]:
@@ -323,16 +411,26 @@ class AzureCloud(StandIn):
         size = body["properties"]["hardwareProfile"]["vmSize"]
         zone = (body.get("zones") or [""])[0]
         if size not in self.sizes:
-            raise refusal(400, "InvalidParameter", f"The value {size} provided for the VM size is not valid.")
+            raise refusal(
+                400, "InvalidParameter", f"The value {size} provided for the VM size is not valid."
+            )
         if len(self.living()) >= min(self.allowed, self.limits.get("virtualMachines", math.inf)):
             raise refusal(
-                409, "OperationNotAllowed", "Operation could not be completed as it results in exceeding approved quota."
+                409,
+                "OperationNotAllowed",
+                "Operation could not be completed as it results in exceeding approved quota.",
             )
         if self.sold_out or size in self.sold_out_sizes:
-            raise refusal(409, "SkuNotAvailable", f"The requested VM size {size} is currently not available in {LOCATION}.")
+            raise refusal(
+                409,
+                "SkuNotAvailable",
+                f"The requested VM size {size} is currently not available in {LOCATION}.",
+            )
         machine = self.new_machine(name, body)
         error = (
-            ("ZonalAllocationFailed", "We do not have sufficient capacity.") if f"{size}/{zone}" in self.sold_out_sizes else None
+            ("ZonalAllocationFailed", "We do not have sufficient capacity.")
+            if f"{size}/{zone}" in self.sold_out_sizes
+            else None
         )
         machine.facts["error"] = error
         return self.json(self._shown(machine), 201, self._begin(self.boot, error=error))
@@ -342,8 +440,12 @@ class AzureCloud(StandIn):
         if method == "PUT":
             if kind == "images" and self.fail_image:
                 return self.json({}, 201, self._begin(0.1, error=self.fail_image))
-            self.things[key] = {**body, "id": self._id(kind, name), "name": name, "properties": {
-                **body["properties"], "provisioningState": "Succeeded"}}  # fmt: skip
+            self.things[key] = {
+                **body,
+                "id": self._id(kind, name),
+                "name": name,
+                "properties": {**body["properties"], "provisioningState": "Succeeded"},
+            }
             if kind == "disks":
                 self.blobs[name] = bytearray(body["properties"]["creationData"]["uploadSizeBytes"])
             return self.json(self.things[key], 201, self._begin(0.05))
@@ -356,7 +458,13 @@ class AzureCloud(StandIn):
             return Reply(202, b"", self._begin(0.05))
         if rest == "beginGetAccess":
             assert body == {"access": "Write", "durationInSeconds": 86400}, body
-            return Reply(202, b"", self._begin(0.05, {"accessSAS": f"{self.url}/blob/{name}?sv=2018&sig=secret-{name}"}))
+            return Reply(
+                202,
+                b"",
+                self._begin(
+                    0.05, {"accessSAS": f"{self.url}/blob/{name}?sv=2018&sig=secret-{name}"}
+                ),
+            )
         if rest == "endGetAccess":
             return Reply(202, b"", self._begin(0.05))
         return self.json(self.things[key])
@@ -368,7 +476,9 @@ class AzureCloud(StandIn):
         headers = request.headers
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
         wanted = {"x-ms-blob-type": "PageBlob", "x-ms-page-write": "update"}
-        good = method == "PUT" and query.get("comp") == "page" and query.get("sig") == f"secret-{name}"
+        good = (
+            method == "PUT" and query.get("comp") == "page" and query.get("sig") == f"secret-{name}"
+        )
         good = good and wanted.items() <= headers.items() and "authorization" not in headers
         if not good or match is None:
             self.mistakes.append(f"{method} {path} {headers}")

@@ -1,7 +1,8 @@
 """Google's Compute Engine and Cloud Storage, as far as the driver needs them.
 
-Requests are checked by Google's own description of the API (the discovery document of its client library): paths, methods,
-parameters and bodies. What is not in it is refused, and noted as a mistake.
+Requests are checked by Google's own description of the API (the discovery document of its client
+library): paths, methods, parameters and bodies. What is not in it is refused, and noted as a
+mistake.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ PROJECT, REGION, ZONES = "proj", "us-central1", ("us-central1-a", "us-central1-b
 FAMILY = "debian-12"
 TYPES = {"n1-standard-1": (1, 3840), "n1-standard-4": (4, 15360)}
 _KINDS: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "boolean": (bool,), "number": (int, float), "array": (list,), "object": (dict,),
-}  # fmt: skip
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "number": (int, float),
+    "array": (list,),
+    "object": (dict,),
+}
 
 
 @cache
@@ -48,7 +54,9 @@ def methods() -> list[tuple[str, re.Pattern[str], str, dict[str, Any]]]:
             path = method.get("flatPath") or method["path"]
             pattern = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
             pattern = re.sub(r"{\+?(\w+)}", r"(?P<\1>[^/]+)", pattern)
-            found.append((method["httpMethod"], re.compile(pattern + r"\Z"), f"{collection}_{name}", method))
+            found.append(
+                (method["httpMethod"], re.compile(pattern + r"\Z"), f"{collection}_{name}", method)
+            )
     return found
 
 
@@ -60,7 +68,14 @@ def wrong_in(value: Any, schema: dict[str, Any], where: str) -> str | None:
     if kind and not isinstance(value, _KINDS.get(kind, (object,))):
         return f"{where} is {value!r}, not a {kind}"
     if kind == "array":
-        return next((w for i, each in enumerate(value) if (w := wrong_in(each, schema["items"], f"{where}[{i}]"))), None)
+        return next(
+            (
+                w
+                for i, each in enumerate(value)
+                if (w := wrong_in(each, schema["items"], f"{where}[{i}]"))
+            ),
+            None,
+        )
     if kind != "object":
         return None
     for key, each in value.items():
@@ -72,8 +87,14 @@ def wrong_in(value: Any, schema: dict[str, Any], where: str) -> str | None:
     return None
 
 
-def refusal(status: int, reason: str, message: str, headers: list[tuple[str, str]] | None = None) -> Refusal:
-    error = {"code": status, "message": message, "errors": [{"reason": reason, "message": message, "domain": "global"}]}
+def refusal(
+    status: int, reason: str, message: str, headers: list[tuple[str, str]] | None = None
+) -> Refusal:
+    error = {
+        "code": status,
+        "message": message,
+        "errors": [{"reason": reason, "message": message, "domain": "global"}],
+    }
     return Refusal(status, {"error": error}, headers)
 
 
@@ -105,7 +126,9 @@ class GoogleCloud(StandIn):
                     "project_id": PROJECT,
                     "private_key_id": "k",
                     "private_key": key.private_bytes(
-                        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                        serialization.Encoding.PEM,
+                        serialization.PrivateFormat.PKCS8,
+                        serialization.NoEncryption(),
                     ).decode(),
                     "client_email": "launcher@proj.iam.gserviceaccount.com",
                     "client_id": "1",
@@ -136,11 +159,16 @@ class GoogleCloud(StandIn):
 
     def _token(self, request: Request) -> Reply:
         form = request.params
-        if form.get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" or form.get("assertion", "").count(".") != 2:
+        if (
+            form.get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer"
+            or form.get("assertion", "").count(".") != 2
+        ):
             raise Refusal(400, {"error": "invalid_grant", "error_description": "Invalid JWT"})
         token = f"token-{next(self.numbers)}"
         self.tokens.add(token)
-        return self.json({"access_token": token, "expires_in": self.token_life, "token_type": "Bearer"})
+        return self.json(
+            {"access_token": token, "expires_in": self.token_life, "token_type": "Bearer"}
+        )
 
     def _compute(self, method: str, path: str, query: dict[str, str], request: Request) -> Reply:
         for verb, pattern, name, told in methods():
@@ -163,9 +191,17 @@ class GoogleCloud(StandIn):
 
     # -- operations
 
-    def _operation(self, target: str, place: str, took: float, error: tuple[str, str] | None = None) -> dict[str, Any]:
+    def _operation(
+        self, target: str, place: str, took: float, error: tuple[str, str] | None = None
+    ) -> dict[str, Any]:
         name = f"operation-{next(self.numbers)}"
-        made = {"kind": "compute#operation", "name": name, "targetLink": target, "zone": place, "status": "RUNNING"}
+        made = {
+            "kind": "compute#operation",
+            "name": name,
+            "targetLink": target,
+            "zone": place,
+            "status": "RUNNING",
+        }
         self.operations[name] = {**made, "_done": time.monotonic() + took, "_error": error}
         return made
 
@@ -195,13 +231,22 @@ class GoogleCloud(StandIn):
 
     def _shown(self, machine: Machine) -> dict[str, Any]:
         status = (
-            "STOPPING" if machine.ending else "TERMINATED" if machine.halted else "RUNNING" if self.runs(machine) else "STAGING"
+            "STOPPING"
+            if machine.ending
+            else "TERMINATED"
+            if machine.halted
+            else "RUNNING"
+            if self.runs(machine)
+            else "STAGING"
         )
         interface = dict(machine.body["networkInterfaces"][0])
         interface["networkIP"] = machine.facts["ip"]
         if "accessConfigs" in interface and status == "RUNNING":
             interface["accessConfigs"] = [
-                {**interface["accessConfigs"][0], "natIP": machine.facts.get("public", machine.facts["ip"])}
+                {
+                    **interface["accessConfigs"][0],
+                    "natIP": machine.facts.get("public", machine.facts["ip"]),
+                }
             ]
         return {
             **machine.body,
@@ -212,19 +257,28 @@ class GoogleCloud(StandIn):
             "networkInterfaces": [interface],
         }
 
-    def instances_insert(self, zone: str, query: dict[str, str], body: dict[str, Any], **_more: Any) -> dict[str, Any]:
+    def instances_insert(
+        self, zone: str, query: dict[str, str], body: dict[str, Any], **_more: Any
+    ) -> dict[str, Any]:
         known = self.requests_seen.get(query.get("requestId", ""))
         if known:
             return self._told(known)
         if self.find(body["name"], zone):
-            raise refusal(409, "alreadyExists", f"The resource 'instances/{body['name']}' already exists")
-        if len([each for each in self.now() if not each.ending]) >= min(self.allowed, self.quotas.get("INSTANCES", math.inf)):
+            raise refusal(
+                409, "alreadyExists", f"The resource 'instances/{body['name']}' already exists"
+            )
+        if len([each for each in self.now() if not each.ending]) >= min(
+            self.allowed, self.quotas.get("INSTANCES", math.inf)
+        ):
             raise refusal(403, "quotaExceeded", "Quota 'INSTANCES' exceeded.")
         size = body["machineType"].rpartition("/")[2]
         link = f"projects/{PROJECT}/zones/{zone}/instances/{body['name']}"
         if self.sold_out or f"{size}/{zone}" in self.sold_out_sizes or size in self.sold_out_sizes:
             made = self._operation(
-                link, zone, 0.05, ("ZONE_RESOURCE_POOL_EXHAUSTED", f"The zone {zone} has not enough resources")
+                link,
+                zone,
+                0.05,
+                ("ZONE_RESOURCE_POOL_EXHAUSTED", f"The zone {zone} has not enough resources"),
             )
         else:
             self.new_machine(body["name"], body, zone)
@@ -250,7 +304,11 @@ class GoogleCloud(StandIn):
     def _there(self, name: str, zone: str) -> Machine:
         machine = self.find(name, zone)
         if machine is None:
-            raise refusal(404, "notFound", f"The resource 'projects/{PROJECT}/zones/{zone}/instances/{name}' was not found")
+            raise refusal(
+                404,
+                "notFound",
+                f"The resource 'projects/{PROJECT}/zones/{zone}/instances/{name}' was not found",
+            )
         return machine
 
     def instances_delete(self, zone: str, instance: str, **_more: Any) -> dict[str, Any]:
@@ -261,7 +319,9 @@ class GoogleCloud(StandIn):
         self._there(instance, zone).halted = True
         return self._operation(instance, zone, 0)
 
-    def instances_getSerialPortOutput(self, zone: str, instance: str, **_more: Any) -> dict[str, Any]:
+    def instances_getSerialPortOutput(
+        self, zone: str, instance: str, **_more: Any
+    ) -> dict[str, Any]:
         self._there(instance, zone)
         return {"contents": self.console}
 
@@ -279,7 +339,12 @@ class GoogleCloud(StandIn):
         }
 
     def regions_get(self, region: str, **_more: Any) -> dict[str, Any]:
-        return {"name": region, "quotas": [{"metric": key, "limit": value, "usage": 0} for key, value in self.quotas.items()]}
+        return {
+            "name": region,
+            "quotas": [
+                {"metric": key, "limit": value, "usage": 0} for key, value in self.quotas.items()
+            ],
+        }
 
     # -- images
 
@@ -289,17 +354,28 @@ class GoogleCloud(StandIn):
         return {"name": self.family_image.rpartition("/")[2], "selfLink": self.family_image}
 
     def images_insert(self, body: dict[str, Any], **_more: Any) -> dict[str, Any]:
-        source = urllib.parse.unquote(body["rawDisk"]["source"]).removeprefix("https://storage.googleapis.com/").partition("/")[2]
+        source = (
+            urllib.parse.unquote(body["rawDisk"]["source"])
+            .removeprefix("https://storage.googleapis.com/")
+            .partition("/")[2]
+        )
         if source not in self.objects:
             raise refusal(400, "invalid", f"no object {source}")
         if body["name"] in self.images:
             raise refusal(409, "alreadyExists", body["name"])
         if self.import_error is None:
-            self.images[body["name"]] = {**body, "_data": self.objects[source]["data"], "status": "READY"}
+            self.images[body["name"]] = {
+                **body,
+                "_data": self.objects[source]["data"],
+                "status": "READY",
+            }
         return self._operation(body["name"], "", 0.2, self.import_error)
 
     def images_list(self, **_more: Any) -> dict[str, Any]:
-        shown = [{key: value for key, value in each.items() if key != "_data"} for each in self.images.values()]
+        shown = [
+            {key: value for key, value in each.items() if key != "_data"}
+            for each in self.images.values()
+        ]
         return {"kind": "compute#imageList", "items": shown}
 
     def images_delete(self, image: str, **_more: Any) -> dict[str, Any]:
@@ -326,7 +402,9 @@ class GoogleCloud(StandIn):
         if path.startswith("/upload/storage/v1/b/"):
             return self._upload(method, query, request)
         if method == "GET" and path.endswith("/o"):
-            shown = [{"name": name, "metadata": each["metadata"]} for name, each in self.objects.items()]
+            shown = [
+                {"name": name, "metadata": each["metadata"]} for name, each in self.objects.items()
+            ]
             return self.json({"items": shown} if shown else {})
         if method == "DELETE":
             if self.objects.pop(path.partition("/o/")[2], None) is None:
@@ -339,11 +417,17 @@ class GoogleCloud(StandIn):
             about = json.loads(request.body)
             session = f"s{next(self.numbers)}"
             self.uploads[session] = {**about, "data": bytearray()}
-            return Reply(200, b"", [("Location", f"{self.url}/upload/storage/v1/b/bucket/o?upload_id={session}")])
+            return Reply(
+                200,
+                b"",
+                [("Location", f"{self.url}/upload/storage/v1/b/bucket/o?upload_id={session}")],
+            )
         upload = self.uploads.get(query.get("upload_id", ""))
         if upload is None:
             raise refusal(410, "gone", "no such upload")
-        match = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", request.headers.get("content-range", ""))
+        match = re.fullmatch(
+            r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", request.headers.get("content-range", "")
+        )
         assert match, request.headers
         data: bytearray = upload["data"]
         if match[1] is not None:
@@ -351,7 +435,10 @@ class GoogleCloud(StandIn):
             assert match[3] != "*" or len(request.body) % (256 << 10) == 0
             data += request.body
         if match[3] != "*" and len(data) == int(match[3]):
-            self.objects[upload["name"]] = {"data": bytes(data), "metadata": upload.get("metadata") or {}}
+            self.objects[upload["name"]] = {
+                "data": bytes(data),
+                "metadata": upload.get("metadata") or {},
+            }
             return self.json({"name": upload["name"]})
         headers = [("Range", f"bytes=0-{len(data) - 1}")] if data else []
         return Reply(308, b"", headers)

@@ -1,4 +1,5 @@
-"""IBM Cloud: VPC, tokens, resource groups and instances. Bodies are checked by the models of IBM's own library (ibm-vpc).
+"""IBM Cloud: VPC, tokens, resource groups and instances. Bodies are checked by the models of IBM's
+own library (ibm-vpc).
 
 Object storage is moto's.
 """
@@ -53,10 +54,18 @@ def checked(body: dict[str, Any], *wanted: str) -> str | None:
 
     wrong = None
     for name in wanted:
-        parameters = dict(list(inspect.signature(getattr(models, name).__init__).parameters.items())[1:])
-        missing = [key for key, each in parameters.items() if each.default is each.empty and key not in body]
+        parameters = dict(
+            list(inspect.signature(getattr(models, name).__init__).parameters.items())[1:]
+        )
+        missing = [
+            key
+            for key, each in parameters.items()
+            if each.default is each.empty and key not in body
+        ]
         unknown = [key for key in body if key not in parameters]
-        wrong = f"{name}: unknown {unknown}, missing {missing}: {body}" if missing or unknown else None
+        wrong = (
+            f"{name}: unknown {unknown}, missing {missing}: {body}" if missing or unknown else None
+        )
         if wrong is None:
             break
     for key, value in body.items():
@@ -81,16 +90,27 @@ class IbmCloud(StandIn):
         self.imported: dict[str, bytes] = {}
         self.credentials = folder / "ibm.env"
         self.credentials.write_text(
-            f"# for tests\nVPC_AUTH_TYPE=iam\nVPC_APIKEY={KEY}\nVPC_AUTH_URL={self.url}\nVPC_URL={self.url}/v1\n"
+            f"# for tests\nVPC_AUTH_TYPE=iam\nVPC_APIKEY={KEY}\nVPC_AUTH_URL={self.url}\nVPC_"
+            f"URL={self.url}/v1\n"
             f"RESOURCE_MANAGER_URL={self.url}\nRESOURCE_CONTROLLER_URL={self.url}\n"
         )
         self.credentials.chmod(0o600)
-        system = {"name": "debian-12-amd64", "family": "Debian", "version": "12", "architecture": "amd64"}
+        system = {
+            "name": "debian-12-amd64",
+            "family": "Debian",
+            "version": "12",
+            "architecture": "amd64",
+        }
         for number, created in ((1, "2025-01-01T00:00:00Z"), (2, "2026-01-01T00:00:00Z")):
             self.images[f"i-{number}"] = {
-                "id": f"i-{number}", "name": f"debian-{number}", "status": "available", "owner_type": "provider",
-                "operating_system": system, "created_at": created, "resource_group": {"id": "g-default", "name": "Default"},
-            }  # fmt: skip
+                "id": f"i-{number}",
+                "name": f"debian-{number}",
+                "status": "available",
+                "owner_type": "provider",
+                "operating_system": system,
+                "created_at": created,
+                "resource_group": {"id": "g-default", "name": "Default"},
+            }
 
     def environment(self) -> dict[str, str]:
         return {"REQUESTS_CA_BUNDLE": self.ca, "AWS_CA_BUNDLE": self.ca}
@@ -109,7 +129,10 @@ class IbmCloud(StandIn):
         if path == "/v2/resource_instances":
             found = [
                 {"name": query["name"], "crn": "crn:v1:bluemix:public:kms:us-south:a/1:2::"},
-                {"name": query["name"], "crn": "crn:v1:bluemix:public:cloud-object-storage:global:a/1:2::"},
+                {
+                    "name": query["name"],
+                    "crn": "crn:v1:bluemix:public:cloud-object-storage:global:a/1:2::",
+                },
             ]
             return self.json({"resources": found if query["name"] == "storage" else []})
         if not path.startswith("/v1/") or query.get("generation") != "2" or "version" not in query:
@@ -122,9 +145,14 @@ class IbmCloud(StandIn):
         form = request.params
         assert form.get("grant_type") == "urn:ibm:params:oauth:grant-type:apikey", form
         if form.get("apikey") != KEY:
-            raise Refusal(400, {"errorCode": "BXNIM0415E", "errorMessage": "Provided API key could not be found."})
+            raise Refusal(
+                400,
+                {"errorCode": "BXNIM0415E", "errorMessage": "Provided API key could not be found."},
+            )
         now = int(time.time())
-        token = jwt.encode({"iat": now, "exp": now + 3600, "jti": next(self.numbers)}, SIGNED_BY, algorithm="HS256")
+        token = jwt.encode(
+            {"iat": now, "exp": now + 3600, "jti": next(self.numbers)}, SIGNED_BY, algorithm="HS256"
+        )
         self.tokens.add(token)
         told = {
             "access_token": token,
@@ -138,13 +166,21 @@ class IbmCloud(StandIn):
     def _storage(self, request: Request) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", moto_port(), timeout=60)
         try:
-            headers = {key: value for key, value in request.headers.items() if key not in HOP_BY_HOP}
-            connection.request(request.method, request.path.removeprefix("/cos"), request.body, headers)
+            headers = {
+                key: value for key, value in request.headers.items() if key not in HOP_BY_HOP
+            }
+            connection.request(
+                request.method, request.path.removeprefix("/cos"), request.body, headers
+            )
             answer = connection.getresponse()
-            kept = [(key, value) for key, value in answer.getheaders() if key.lower() not in HOP_BY_HOP]
+            kept = [
+                (key, value) for key, value in answer.getheaders() if key.lower() not in HOP_BY_HOP
+            ]
             body = answer.read()
             if b"<LocationConstraint" in body:
-                body = b'<?xml version="1.0"?><LocationConstraint>us-south-smart</LocationConstraint>'
+                body = (
+                    b'<?xml version="1.0"?><LocationConstraint>us-south-smart</LocationConstraint>'
+                )
             return Reply(answer.status, body, kept)
         finally:
             connection.close()
@@ -153,7 +189,12 @@ class IbmCloud(StandIn):
         connection = http.client.HTTPConnection("127.0.0.1", moto_port(), timeout=60)
         try:
             connection.request(
-                method, path, headers={"Authorization": "AWS4-HMAC-SHA256 Credential=test/20250101/us-east-1/s3/aws4_request"}
+                method,
+                path,
+                headers={
+                    "Authorization": "AWS4-HMAC-SHA256 "
+                    "Credential=test/20250101/us-east-1/s3/aws4_request"
+                },
             )
             answer = connection.getresponse()
             body = answer.read()
@@ -177,7 +218,9 @@ class IbmCloud(StandIn):
         """Objects with parts only."""
         if not self._has_bucket:
             return []
-        return re.findall(r"<Key>([^<]*)</Key>", self._moto("GET", f"/{self.bucket}?uploads").decode())
+        return re.findall(
+            r"<Key>([^<]*)</Key>", self._moto("GET", f"/{self.bucket}?uploads").decode()
+        )
 
     def _resource_groups(self, method: str, request: Request) -> Reply:
         if method == "POST":
@@ -187,16 +230,24 @@ class IbmCloud(StandIn):
             key = f"g{next(self.numbers)}"
             self.groups[key] = name
             return self.json({"id": key}, 201)
-        return self.json({"resources": [{"id": key, "name": name} for key, name in self.groups.items()]})
+        return self.json(
+            {"resources": [{"id": key, "name": name} for key, name in self.groups.items()]}
+        )
 
     # -- VPC
 
-    def _vpc(self, method: str, parts: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+    def _vpc(
+        self, method: str, parts: list[str], query: dict[str, str], body: dict[str, Any]
+    ) -> Reply:
         if len(parts) == 1 and method == "GET":
             return self._page(self._all(parts[0]), parts[0], query)
         if parts[0] == "instance" and parts[1:] == ["profiles"]:
             found = [
-                {"name": name, "vcpu_count": {"type": "fixed", "value": cores}, "memory": {"type": "fixed", "value": memory}}
+                {
+                    "name": name,
+                    "vcpu_count": {"type": "fixed", "value": cores},
+                    "memory": {"type": "fixed", "value": memory},
+                }
                 for name, (cores, memory) in PROFILES.items()
             ]
             return self._page(found, "profiles", query)
@@ -219,14 +270,21 @@ class IbmCloud(StandIn):
         return {
             "vpcs": [{"id": "vpc-1", "name": VPC}],
             "keys": [{"id": "key-1", "name": "zuul"}],
-            "subnets": [{"id": f"subnet-{zone}", "name": f"net-{zone}", "zone": {"name": zone}} for zone in ZONES],
+            "subnets": [
+                {"id": f"subnet-{zone}", "name": f"net-{zone}", "zone": {"name": zone}}
+                for zone in ZONES
+            ],
         }[kind]
 
     def _page(self, found: list[dict[str, Any]], key: str, query: dict[str, str]) -> Reply:
         if "name" in query:
             found = [each for each in found if each["name"] == query["name"]]
         start, size = int(query.get("start") or 0), min(self.page, int(query.get("limit") or 50))
-        answer: dict[str, Any] = {key: found[start : start + size], "limit": size, "total_count": len(found)}
+        answer: dict[str, Any] = {
+            key: found[start : start + size],
+            "limit": size,
+            "total_count": len(found),
+        }
         if start + size < len(found):
             answer["next"] = {"href": f"{self.url}/v1/{key}?start={start + size}&limit={size}"}
         return self.json(answer)
@@ -246,13 +304,18 @@ class IbmCloud(StandIn):
             "id": machine.id,
             "name": machine.name,
             "status": status,
-            "status_reasons": [{"code": error[0], "message": error[1]}] if error and status == "failed" else [],
+            "status_reasons": [{"code": error[0], "message": error[1]}]
+            if error and status == "failed"
+            else [],
             "profile": machine.body["profile"],
             "zone": {"name": machine.place},
             "resource_group": machine.facts["group"],
             "primary_network_interface": {
-                "id": f"nic-{machine.id}", "name": "eth0", "primary_ip": {"address": machine.facts["ip"]}},
-        }  # fmt: skip
+                "id": f"nic-{machine.id}",
+                "name": "eth0",
+                "primary_ip": {"address": machine.facts["ip"]},
+            },
+        }
 
     def _servers(self, method: str, parts: list[str], body: dict[str, Any]) -> Reply:
         if method == "POST":
@@ -273,7 +336,9 @@ class IbmCloud(StandIn):
         return self.json(self._shown(machine))
 
     def _create(self, body: dict[str, Any]) -> Reply:
-        wrong = checked(body, "InstancePrototypeInstanceByImageInstanceByImageInstanceByNetworkInterface")
+        wrong = checked(
+            body, "InstancePrototypeInstanceByImageInstanceByImageInstanceByNetworkInterface"
+        )
         if wrong:
             self.mistakes.append(wrong)
             raise refusal(400, "bad_field", wrong)
@@ -299,9 +364,13 @@ class IbmCloud(StandIn):
                 raise refusal(400, "bad_field", wrong)
             key = f"fip-{next(self.numbers)}"
             self.addresses[key] = {
-                "id": key, "name": body["name"], "status": "available", "zone": body["zone"], "address": "127.0.0.1",
+                "id": key,
+                "name": body["name"],
+                "status": "available",
+                "zone": body["zone"],
+                "address": "127.0.0.1",
                 "resource_group": self._group(body),
-            }  # fmt: skip
+            }
             return self.json(self.addresses[key], 201)
         if parts[0] not in self.addresses:
             raise refusal(404, "not_found", f"floating address {parts[0]}")
@@ -314,7 +383,11 @@ class IbmCloud(StandIn):
         shown = {key: value for key, value in image.items() if not key.startswith("_")}
         if time.monotonic() >= image.get("_done", -math.inf) and shown["status"] == "pending":
             shown["status"] = "failed" if self.import_error else "available"
-            shown["status_reasons"] = [{"code": "image_format", "message": self.import_error}] if self.import_error else []
+            shown["status_reasons"] = (
+                [{"code": "image_format", "message": self.import_error}]
+                if self.import_error
+                else []
+            )
         return shown
 
     def _images(self, method: str, parts: list[str], body: dict[str, Any]) -> Reply:
@@ -325,14 +398,22 @@ class IbmCloud(StandIn):
             if body["name"] in [each["name"] for each in self.images.values()]:
                 raise refusal(400, "duplicate", f"image {body['name']} exists")
             key = f"i-{next(self.numbers)}x"
-            place, _, name = body["file"]["href"].removeprefix(f"cos://us-south/{self.bucket}").partition("/")
+            place, _, name = (
+                body["file"]["href"].removeprefix(f"cos://us-south/{self.bucket}").partition("/")
+            )
             assert not place, body["file"]
             self.imported[body["file"]["href"]] = self._moto("GET", f"/{self.bucket}/{name}")
             self.images[key] = {
-                "id": key, "name": body["name"], "status": "pending", "owner_type": "user", "_file": body["file"]["href"],
-                "resource_group": self._group(body), "operating_system": body["operating_system"],
-                "created_at": "2026-02-01T00:00:00Z", "_done": time.monotonic() + self.import_takes,
-            }  # fmt: skip
+                "id": key,
+                "name": body["name"],
+                "status": "pending",
+                "owner_type": "user",
+                "_file": body["file"]["href"],
+                "resource_group": self._group(body),
+                "operating_system": body["operating_system"],
+                "created_at": "2026-02-01T00:00:00Z",
+                "_done": time.monotonic() + self.import_takes,
+            }
             return self.json(self._image(self.images[key]), 201)
         if parts[0] not in self.images:
             raise refusal(404, "not_found", f"image {parts[0]}")

@@ -1,4 +1,6 @@
-"""One cloud of several, for tests that say the same of each: its stand-in, its words, and what is left in it."""
+"""One cloud of several, for tests that say the same of each: its stand-in, its words, and what
+is left in it.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,17 @@ class CloudScene:
 
     name = "the-cloud"
 
-    def label(self, name: str = "small", size: str | None = None, image: str = "image", **options: Any) -> dict[str, Any]:
+    def label(
+        self, name: str = "small", size: str | None = None, image: str = "image", **options: Any
+    ) -> dict[str, Any]:
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def provider(self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def provider(
+        self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
         return {
             "name": self.name,
             "driver": self.driver,
@@ -60,7 +66,9 @@ class CloudScene:
             **options,
         }
 
-    def config(self, *labels: dict[str, Any], top: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def config(
+        self, *labels: dict[str, Any], top: dict[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
         made = list(labels) or [self.label()]
         return {
             "labels": [{"name": each["name"]} for each in made],
@@ -131,7 +139,11 @@ class Google(CloudScene):
     driver = "gce"
     sizes = ("n1-standard-1", "n1-standard-4")
     zones = (ZONES[0], ZONES[1])
-    launcher_calls = (r"POST .*/instances\?", r"GET .*/instances\?.*filter", r"DELETE .*/instances/")
+    launcher_calls = (
+        r"POST .*/instances\?",
+        r"GET .*/instances\?.*filter",
+        r"DELETE .*/instances/",
+    )
     builder_calls = (r"POST /upload", r"PUT /upload", r"POST .*/global/images", r"DELETE /storage")
     broken = "no credentials for Google"
 
@@ -140,7 +152,9 @@ class Google(CloudScene):
         self.cloud = GoogleCloud(folder / "google")
         self._account = self.cloud.account.read_text()
 
-    def label(self, name: str = "small", size: str | None = None, image: str = "image", **options: Any) -> dict[str, Any]:
+    def label(
+        self, name: str = "small", size: str | None = None, image: str = "image", **options: Any
+    ) -> dict[str, Any]:
         used = {"diskimage": image} if image == "fake-image" else {"cloud-image": image}
         return {"name": name, "instance-type": size or self.sizes[0], **used, **options}
 
@@ -151,8 +165,19 @@ class Google(CloudScene):
             "zone": ZONES[0],
             "object-storage": {"bucket-name": "bucket"},
             "cloud-images": [
-                {"name": "image", "image-project": "images", "image-family": FAMILY, "username": "zuul", "key": KEY},
-                {"name": "by-id", "image-id": "projects/images/global/images/debian", "username": "zuul", "shell-type": "csh"},
+                {
+                    "name": "image",
+                    "image-project": "images",
+                    "image-family": FAMILY,
+                    "username": "zuul",
+                    "key": KEY,
+                },
+                {
+                    "name": "by-id",
+                    "image-id": "projects/images/global/images/debian",
+                    "username": "zuul",
+                    "shell-type": "csh",
+                },
             ],
         }
 
@@ -192,10 +217,19 @@ class Azure(CloudScene):
     driver = "azure"
     sizes = ("Standard_B1ls", "Standard_D2s_v5")
     zones = ("1", "2")
-    launcher_calls = (r"PUT .*/virtualMachines/", r"GET .*/virtualMachines/\?", r"DELETE .*/virtualMachines/")
+    launcher_calls = (
+        r"PUT .*/virtualMachines/",
+        r"GET .*/virtualMachines/\?",
+        r"DELETE .*/virtualMachines/",
+    )
     builder_calls = (
-        r"PUT .*/disks/", r"beginGetAccess", r"PUT /blob", r"endGetAccess", r"PUT .*/images/", r"DELETE .*/disks/",
-    )  # fmt: skip
+        r"PUT .*/disks/",
+        r"beginGetAccess",
+        r"PUT /blob",
+        r"endGetAccess",
+        r"PUT .*/images/",
+        r"DELETE .*/disks/",
+    )
     image_format = "vhd"
     broken = "Azure refuses the service principal of auth-path"
 
@@ -204,9 +238,16 @@ class Azure(CloudScene):
         self.cloud = AzureCloud(folder / "azure")
         self.secrets = (self.cloud.secret, "sig=secret", "pass-of-the-admin", "custom-s3cret")
 
-    def label(self, name: str = "small", size: str | None = None, image: str = "image", **options: Any) -> dict[str, Any]:
+    def label(
+        self, name: str = "small", size: str | None = None, image: str = "image", **options: Any
+    ) -> dict[str, Any]:
         used = {"diskimage": image} if image == "fake-image" else {"cloud-image": image}
-        return {"name": name, "hardware-profile": {"vm-size": size or self.sizes[0]}, **used, **options}
+        return {
+            "name": name,
+            "hardware-profile": {"vm-size": size or self.sizes[0]},
+            **used,
+            **options,
+        }
 
     def options(self) -> dict[str, Any]:
         reference = {"sku": "s", "publisher": "p", "offer": "o", "version": "latest"}
@@ -217,8 +258,19 @@ class Azure(CloudScene):
             "auth-path": str(self.cloud.auth_path),
             "network": NETWORK,
             "cloud-images": [
-                {"name": "image", "username": "zuul", "key": KEY, "shell-type": "sh", "image-reference": reference},
-                {"name": "by-id", "username": "zuul", "image-id": "/subscriptions/x/images/i", "password": "pass-of-the-admin"},
+                {
+                    "name": "image",
+                    "username": "zuul",
+                    "key": KEY,
+                    "shell-type": "sh",
+                    "image-reference": reference,
+                },
+                {
+                    "name": "by-id",
+                    "username": "zuul",
+                    "image-id": "/subscriptions/x/images/i",
+                    "password": "pass-of-the-admin",
+                },
             ],
         }
 
@@ -226,7 +278,10 @@ class Azure(CloudScene):
         return {**({"vm-size": size} if size else {}), **({"zone": zone} if zone else {})}
 
     def leftovers(self) -> list[str]:
-        return [*(f"instance {each.name}" for each in self.machines()), *(f"{kind} {name}" for kind, name in self.cloud.things)]
+        return [
+            *(f"instance {each.name}" for each in self.machines()),
+            *(f"{kind} {name}" for kind, name in self.cloud.things),
+        ]
 
     def size_of(self, machine: Machine) -> str:
         return str(machine.body["properties"]["hardwareProfile"]["vmSize"])
@@ -250,7 +305,12 @@ class Azure(CloudScene):
 
     def stray_image(self, metadata: dict[str, str]) -> str:
         name = f"stray-{len(self.cloud.things)}"
-        self.cloud.things["disks", name] = {"id": f"x/{name}", "name": name, "tags": metadata, "properties": {}}
+        self.cloud.things["disks", name] = {
+            "id": f"x/{name}",
+            "name": name,
+            "tags": metadata,
+            "properties": {},
+        }
         return f"disks {name}"
 
 
@@ -259,9 +319,13 @@ class Ibm(CloudScene):
     sizes = ("cx2-2x4", "bx2-4x16")
     zones = (IBM_ZONES[0], IBM_ZONES[1])
     launcher_calls = (
-        r"POST /v1/floating_ips", r"POST /v1/instances", r"GET /v1/instances\?.*name", r"PUT /v1/instances",
-        r"DELETE /v1/instances", r"DELETE /v1/floating_ips",
-    )  # fmt: skip
+        r"POST /v1/floating_ips",
+        r"POST /v1/instances",
+        r"GET /v1/instances\?.*name",
+        r"PUT /v1/instances",
+        r"DELETE /v1/instances",
+        r"DELETE /v1/floating_ips",
+    )
     builder_calls = (r"PUT /cos/", r"POST /v1/images", r"DELETE /cos/")
     image_format = "qcow2"
     broken = "IBM refuses the credentials of credentials-file"
@@ -272,7 +336,9 @@ class Ibm(CloudScene):
         self._credentials = self.cloud.credentials.read_text()
         self.secrets = ("the-api-key",)
 
-    def label(self, name: str = "small", size: str | None = None, image: str = "image", **options: Any) -> dict[str, Any]:
+    def label(
+        self, name: str = "small", size: str | None = None, image: str = "image", **options: Any
+    ) -> dict[str, Any]:
         used = {"diskimage": image} if image == "fake-image" else {"cloud-image": image}
         return {"name": name, "profile": size or self.sizes[0], **used, **options}
 
@@ -284,7 +350,11 @@ class Ibm(CloudScene):
             "subnet": f"net-{IBM_ZONES[0]}",
             "credentials-file": str(self.cloud.credentials),
             "public-ipv4": True,
-            "object-storage": {"instance-name": "storage", "endpoint": f"{self.cloud.url}/cos", "bucket-name": self.cloud.bucket},
+            "object-storage": {
+                "instance-name": "storage",
+                "endpoint": f"{self.cloud.url}/cos",
+                "bucket-name": self.cloud.bucket,
+            },
             "cloud-images": [
                 {"name": "image", "username": "zuul", "keys": ["zuul"], "image-name": "debian-1"},
                 {"name": "by-id", "username": "zuul", "image-id": "i-2", "shell-type": "csh"},
@@ -292,7 +362,10 @@ class Ibm(CloudScene):
         }
 
     def alternative(self, size: str | None = None, zone: str | None = None) -> dict[str, Any]:
-        return {**({"profile": size} if size else {}), **({"zone": zone, "subnet": f"net-{zone}"} if zone else {})}
+        return {
+            **({"profile": size} if size else {}),
+            **({"zone": zone, "subnet": f"net-{zone}"} if zone else {}),
+        }
 
     def leftovers(self) -> list[str]:
         made = [each["name"] for each in self.cloud.images.values() if each["owner_type"] == "user"]
@@ -329,9 +402,15 @@ class Ibm(CloudScene):
         name = f"npimage{metadata['nodepool_build_id']}-{metadata['nodepool_upload_id']}"
         key = f"i-stray-{len(self.cloud.images)}"
         self.cloud.images[key] = {
-            "id": key, "name": name, "status": "available", "owner_type": "user", "operating_system": {},
-            "resource_group": {"id": f"g-{group}", "name": group}, "created_at": "", "_file": "",
-        }  # fmt: skip
+            "id": key,
+            "name": name,
+            "status": "available",
+            "owner_type": "user",
+            "operating_system": {},
+            "resource_group": {"id": f"g-{group}", "name": group},
+            "created_at": "",
+            "_file": "",
+        }
         return f"image {name}"
 
 
@@ -347,11 +426,15 @@ SCENES: tuple[type[CloudScene], ...] = (Google, Azure, Ibm)
 
 
 @pytest.fixture(params=SCENES, ids=lambda scene: scene.driver)
-def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[CloudScene]:
+def scene(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[CloudScene]:
     yield from opened(request.param, monkeypatch, tmp_path)
 
 
-def opened(kind: type[CloudScene], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Any]:
+def opened(
+    kind: type[CloudScene], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[Any]:
     made = kind(tmp_path / "clouds")
     for name, value in made.environment().items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,6 @@
-"""What stand-ins have in common: machines that come and go in their time, credentials, JSON, and faults in front."""
+"""What stand-ins have in common: machines that come and go in their time, credentials, JSON, and
+faults in front.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ JSON = [("Content-Type", "application/json")]
 class Refusal(Exception):
     """An error of the API, with its body."""
 
-    def __init__(self, status: int, body: Any, headers: list[tuple[str, str]] | None = None) -> None:
+    def __init__(
+        self, status: int, body: Any, headers: list[tuple[str, str]] | None = None
+    ) -> None:
         super().__init__(status, body)
         self.reply = Reply(status, json.dumps(body).encode(), JSON + (headers or []))
 
@@ -48,7 +52,9 @@ class Machine:
 
 
 class StandIn:
-    """:param folder: for its certificates. Seconds that things take are attributes, and may be changed."""
+    """:param folder: for its certificates. Seconds that things take are attributes, and may be
+    changed.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +106,9 @@ class StandIn:
         return self.machines
 
     def find(self, name: str, place: str | None = None) -> Machine | None:
-        return next((each for each in self.now() if each.name == name and place in (None, each.place)), None)
+        return next(
+            (each for each in self.now() if each.name == name and place in (None, each.place)), None
+        )
 
     def by_id(self, machine_id: str) -> Machine | None:
         return next((each for each in self.now() if each.id == machine_id), None)
@@ -132,7 +140,9 @@ class StandIn:
             return refusal.reply
         except Exception as error:
             self.mistakes.append(f"{request.method} {request.path}: {error!r}")
-            return Reply(500, json.dumps({"error": {"code": 500, "message": repr(error)}}).encode(), JSON)
+            return Reply(
+                500, json.dumps({"error": {"code": 500, "message": repr(error)}}).encode(), JSON
+            )
 
     @staticmethod
     def json(value: Any, status: int = 200, headers: list[tuple[str, str]] | None = None) -> Reply:

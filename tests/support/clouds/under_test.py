@@ -1,4 +1,6 @@
-"""A stand-in as the conformance suite disturbs it. An instance is known by its number: a further attempt has the same name."""
+"""A stand-in as the conformance suite disturbs it. An instance is known by its number: a further
+attempt has the same name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.support.fault_proxy import Action, Fault, Request, html
 #: The names of the machines are known, and written, before the cloud is asked.
 PLANNED: dict[str, Callable[[dict[str, Any]], bool]] = {
     **CrashConformance.STATES,
-    "before the cloud has answered": lambda node: node.get("state") == BUILDING and bool(node.get("external_id")),
+    "before the cloud has answered": lambda node: (
+        node.get("state") == BUILDING and bool(node.get("external_id"))
+    ),
 }
 
 
@@ -49,7 +53,14 @@ class StandInUnderTest(CloudUnderTest):
 
     def instance_of(self, external_id: Any) -> str:  # type: ignore[override]
         with self.stand_in.lock:
-            return next((each.id for each in self.stand_in.now() if each.name == external_id and not each.ending), "")
+            return next(
+                (
+                    each.id
+                    for each in self.stand_in.now()
+                    if each.name == external_id and not each.ending
+                ),
+                "",
+            )
 
     def remove(self, instance: str) -> None:
         with self.stand_in.lock:

@@ -87,7 +87,9 @@ class BuilderProcess(DaemonProcess):
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} has not ended within {timeout:g} s:\n{self.text()[-3000:]}") from None
+            raise AssertionError(
+                f"{self.name} has not ended within {timeout:g} s:\n{self.text()[-3000:]}"
+            ) from None
         return time.monotonic() - began
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 20.0) -> float:
@@ -136,10 +138,18 @@ class BuilderBench:
 
     # -- configuration
 
-    def image(self, name: str = "i0", env: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    def image(
+        self, name: str = "i0", env: dict[str, str] | None = None, **options: Any
+    ) -> dict[str, Any]:
         """An entry of ``diskimages``; ``env`` for the stand-in, see image-create."""
         env = {"CREATE_HOLD": str(self.hold_dir), "CREATE_RECORD": str(self.records), **(env or {})}
-        return {"name": name, "elements": ["fedora", "vm"], "dib-cmd": str(HERE / "image-create"), "env-vars": env, **options}
+        return {
+            "name": name,
+            "elements": ["fedora", "vm"],
+            "dib-cmd": str(HERE / "image-create"),
+            "env-vars": env,
+            **options,
+        }
 
     def config(
         self,
@@ -192,7 +202,9 @@ class BuilderBench:
             self.config(name)
         images_dir = pathlib.Path(yaml.safe_load(config.read_text())["images-dir"])
         self.directories.add(images_dir)
-        builder = BuilderProcess(self, name, config, images_dir, *options, crash_at=crash_at, plain=plain, **environment)
+        builder = BuilderProcess(
+            self, name, config, images_dir, *options, crash_at=crash_at, plain=plain, **environment
+        )
         self.builders.append(builder)
         if wait:
 
@@ -204,7 +216,9 @@ class BuilderBench:
         return builder
 
     def hold(self, where: str, image: str = "i0") -> pathlib.Path:
-        """Let the next builds of the image wait ``before`` it is made or ``after``; remove the file to let them go on."""
+        """Let the next builds of the image wait ``before`` it is made or ``after``; remove the
+        file to let them go on.
+        """
         path = self.hold_dir / f"{image}.{where}"
         path.touch()
         return path
@@ -218,7 +232,8 @@ class BuilderBench:
     def runs(self) -> list[dict[str, Any]]:
         """What the commands that came so far wrote about their calls.
 
-        A kill can cut off a line in the middle, and the next one then follows it: what begins no line is not read.
+        A kill can cut off a line in the middle, and the next one then follows it: what begins no
+        line is not read.
         """
         found = []
         with contextlib.suppress(FileNotFoundError):
@@ -232,13 +247,17 @@ class BuilderBench:
     def builds(self, image: str = "i0", state: str | None = READY) -> list[Any]:
         return list(self.zk.getMostRecentBuilds(99, image, state))
 
-    def uploads(self, image: str = "i0", provider: str = "p0", state: str | None = READY) -> list[Any]:
+    def uploads(
+        self, image: str = "i0", provider: str = "p0", state: str | None = READY
+    ) -> list[Any]:
         found = []
         for build in self.zk.getBuildIds(image):
             found += self.zk.getUploads(image, build, provider, None if state is None else [state])
         return found
 
-    def wait_build(self, image: str = "i0", state: str = READY, besides: tuple[str, ...] = ()) -> Any:
+    def wait_build(
+        self, image: str = "i0", state: str = READY, besides: tuple[str, ...] = ()
+    ) -> Any:
         return wait_for(
             lambda: next((b for b in self.builds(image, state) if b.id not in besides), None),
             DEADLINE,
@@ -247,7 +266,9 @@ class BuilderBench:
 
     def wait_upload(self, image: str = "i0", provider: str = "p0", state: str = READY) -> Any:
         return wait_for(
-            lambda: next(iter(self.uploads(image, provider, state)), None), DEADLINE, f"a {state} upload of {image} at {provider}"
+            lambda: next(iter(self.uploads(image, provider, state)), None),
+            DEADLINE,
+            f"a {state} upload of {image} at {provider}",
         )
 
     def progress(self, build_id: str) -> BuildProgress | None:
@@ -266,7 +287,9 @@ class BuilderBench:
     # -- counting
 
     def processes(self) -> list[str]:
-        """Processes of builds: with our mark, or at work in our directories; not the builders themselves."""
+        """Processes of builds: with our mark, or at work in our directories; not the builders
+        themselves.
+        """
         own = {builder.process.pid for builder in self.builders} | {os.getpid()}
         mark = f"{MARK}={self.mark}".encode()
         found = []
@@ -277,16 +300,27 @@ class BuilderBench:
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
                     continue
                 ours = mark in (entry / "environ").read_bytes().split(b"\0")
-                ours = ours or any(os.readlink(entry / link).startswith(str(self.scratch)) for link in ("cwd", "root"))
+                ours = ours or any(
+                    os.readlink(entry / link).startswith(str(self.scratch))
+                    for link in ("cwd", "root")
+                )
                 if ours:
-                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+                    found.append(
+                        f"{entry.name} "
+                        f"{(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+                    )
             except OSError:
                 continue
         return found
 
     def mounts(self) -> list[str]:
-        paths = [line.split()[4] for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()]
-        return [p for p in paths if p.startswith(f"{self.tmp}/") and pathlib.Path(p) not in self.mounted]
+        paths = [
+            line.split()[4]
+            for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        ]
+        return [
+            p for p in paths if p.startswith(f"{self.tmp}/") and pathlib.Path(p) not in self.mounted
+        ]
 
     def loop_devices(self) -> list[str]:
         found = []
@@ -311,7 +345,9 @@ class BuilderBench:
         known: Counter[str] = Counter()
         for upload in data.uploads:
             if upload.state != READY:
-                found.append(f"upload {upload.build_id} {upload.provider_name} {upload.id} is {upload.state}")
+                found.append(
+                    f"upload {upload.build_id} {upload.provider_name} {upload.id} is {upload.state}"
+                )
             else:
                 known[upload.external_id or ""] += 1
         found += [f"record of image {i} twice" for i, count in known.items() if count > 1]
@@ -319,7 +355,11 @@ class BuilderBench:
         found += [f"cloud image {i} without record" for i in images - set(known)]
         found += [f"upload {i} without image" for i in set(known) - images]
         progress = self.zk.readProgress(cached=False)
-        found += [f"progress: {b.build} is being built" for b in progress.builds.values() if b.state == BUILDING]
+        found += [
+            f"progress: {b.build} is being built"
+            for b in progress.builds.values()
+            if b.state == BUILDING
+        ]
         found += [f"progress: upload of {u.build}" for u in progress.uploads.values()]
         return found
 
@@ -335,7 +375,10 @@ class BuilderBench:
                     base = f"/nodepool/images/{image}/builds/{build}/providers/{provider}/images"
                     directories += [
                         f"{base}/lock",
-                        *(f"{base}/{n}/lock" for n in self.zk.getImageUploadNumbers(image, build, provider)),
+                        *(
+                            f"{base}/{n}/lock"
+                            for n in self.zk.getImageUploadNumbers(image, build, provider)
+                        ),
                     ]
             for directory in directories:
                 with contextlib.suppress(NoNodeError):
@@ -353,14 +396,20 @@ class BuilderBench:
                 strays.append(path.name)
             elif path.suffix == ".qcow2" and "part" in path.read_text()[:5]:
                 strays.append(f"{path.name} (half-written)")
-        strays += [f".builds/{p.name}" for p in (directory / ".builds").glob("*") if p.name != "lock"]
+        strays += [
+            f".builds/{p.name}" for p in (directory / ".builds").glob("*") if p.name != "lock"
+        ]
         strays += [f".uploads/{p.name}" for p in (directory / ".uploads").glob("*")]
         identity = directory / "builder_id.txt"
         owner = identity.read_text() if identity.exists() else ""
         for base, build in builds.items():
             if build.builder_id == owner:
-                wanted = {f"{base}.{f}{end}" for f in build.formats for end in ("", ".md5", ".sha256")}
-                strays += [f"{name} is missing" for name in wanted if not (directory / name).exists()]
+                wanted = {
+                    f"{base}.{f}{end}" for f in build.formats for end in ("", ".md5", ".sha256")
+                }
+                strays += [
+                    f"{name} is missing" for name in wanted if not (directory / name).exists()
+                ]
         return strays
 
     def wait_clean(self, timeout: float = DEADLINE) -> None:
@@ -396,7 +445,12 @@ class BuilderBench:
         for path in [*reversed(self.mounts()), *map(str, self.mounted)]:
             subprocess.run(["umount", "-l", path], check=False, timeout=20, capture_output=True)
         for device in self.loop_devices():
-            subprocess.run(["losetup", "-d", f"/dev/{device.split()[0]}"], check=False, timeout=20, capture_output=True)
+            subprocess.run(
+                ["losetup", "-d", f"/dev/{device.split()[0]}"],
+                check=False,
+                timeout=20,
+                capture_output=True,
+            )
         kazoo = self.client.client
         assert kazoo is not None
         for child in list(kazoo.get_children("/")):

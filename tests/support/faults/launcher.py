@@ -1,4 +1,6 @@
-"""Real launcher processes, a cloud on disk, a client that plays Zuul, a proxy that cuts connections; and the counting."""
+"""Real launcher processes, a cloud on disk, a client that plays Zuul, a proxy that cuts
+connections; and the counting.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ class DaemonProcess:
 class LauncherProcess(DaemonProcess):
     """The nodepool-launcher program in the foreground."""
 
-    def __init__(self, bench: Bench, config: pathlib.Path, name: str, crash_at: str = "", **environment: str) -> None:
+    def __init__(
+        self, bench: Bench, config: pathlib.Path, name: str, crash_at: str = "", **environment: str
+    ) -> None:
         self.prepare(bench, config, name)
         env = {
             **os.environ,
@@ -96,7 +100,15 @@ class LauncherProcess(DaemonProcess):
         }
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(self.config), "-p", str(bench.tmp / f"{name}.pid")],
+                [
+                    sys.executable,
+                    str(HERE / "serve.py"),
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(bench.tmp / f"{name}.pid"),
+                ],
                 stdout=out,
                 stderr=out,
                 cwd="/",
@@ -130,7 +142,9 @@ class LauncherProcess(DaemonProcess):
 
     def readiness(self) -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready?verbose", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/ready?verbose", timeout=5
+            ) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return str(error.read().decode())
@@ -154,8 +168,9 @@ class LauncherProcess(DaemonProcess):
 class Proxy:
     """TCP proxy in front of ZooKeeper.
 
-    ``close`` ends all connections and accepts no data, ``hold`` lets nothing through but keeps them open (a silent
-    partition), ``deaf`` lets requests through and swallows the answers, ``open`` is normal.
+    ``close`` ends all connections and accepts no data, ``hold`` lets nothing through but keeps them
+    open (a silent partition), ``deaf`` lets requests through and swallows the answers, ``open`` is
+    normal.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -207,7 +222,9 @@ class Proxy:
                     continue
                 pair = (client, server)
                 self._pairs.append(pair)
-                thread = threading.Thread(target=self._pump, args=pair, name="proxy pump", daemon=True)
+                thread = threading.Thread(
+                    target=self._pump, args=pair, name="proxy pump", daemon=True
+                )
                 self._threads.append(thread)
             thread.start()
 
@@ -271,7 +288,9 @@ class Zuul:
             "event_id": uuid.uuid4().hex,
             "tenant_name": None,
         }
-        path = self.kazoo.create(f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True)
+        path = self.kazoo.create(
+            f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True
+        )
         request_id = str(path).rsplit("/", 1)[1]
         self.submitted.append(request_id)
         return request_id
@@ -293,7 +312,11 @@ class Zuul:
         return Counter(records[i]["state"] if i in records else "LOST" for i in ids)
 
     def wait_states(
-        self, ids: list[str], check: Callable[[Counter[str]], bool], timeout: float = 30.0, idle: Callable[[], Any] = lambda: None
+        self,
+        ids: list[str],
+        check: Callable[[Counter[str]], bool],
+        timeout: float = 30.0,
+        idle: Callable[[], Any] = lambda: None,
     ) -> Counter[str]:
         deadline = time.monotonic() + timeout
         while True:
@@ -311,24 +334,38 @@ class Zuul:
             idle()
             time.sleep(0.03)
 
-    def wait_fulfilled(self, ids: list[str], timeout: float = 30.0, idle: Callable[[], Any] = lambda: None) -> None:
+    def wait_fulfilled(
+        self, ids: list[str], timeout: float = 30.0, idle: Callable[[], Any] = lambda: None
+    ) -> None:
         self.wait_states(ids, lambda states: states["fulfilled"] == len(ids), timeout, idle)
 
     def accept(self, request_id: str) -> list[str]:
-        """Check and lock the nodes of a fulfilled request, remove the request, start to use the nodes."""
+        """Check and lock the nodes of a fulfilled request, remove the request, start to use the
+        nodes.
+        """
         request = self.read("requests", [request_id])[request_id]
         assert request["state"] == "fulfilled", request
         nodes = self.read("nodes", request["nodes"])
-        assert len(nodes) == len(request["node_types"]), f"{request_id} names nodes {request['nodes']}, have {nodes}"
+        assert len(nodes) == len(request["node_types"]), (
+            f"{request_id} names nodes {request['nodes']}, have {nodes}"
+        )
         for node_id, node in nodes.items():
-            assert node["allocated_to"] == request_id and node["state"] == "ready", (request_id, node_id, node)
+            assert node["allocated_to"] == request_id and node["state"] == "ready", (
+                request_id,
+                node_id,
+                node,
+            )
             self.given.setdefault(node_id, []).append(request_id)
             self.external[json.dumps(node["external_id"])] += 1
             directory = f"/nodepool/nodes/{node_id}/lock"
             with contextlib.suppress(NodeExistsError):
                 self.kazoo.create(directory)
-            self._locks[node_id] = self.kazoo.create(f"{directory}/{uuid.uuid4().hex}__lock__", ephemeral=True, sequence=True)
-            assert len(self.kazoo.get_children(directory)) == 1, f"node {node_id} is locked by somebody else, too"
+            self._locks[node_id] = self.kazoo.create(
+                f"{directory}/{uuid.uuid4().hex}__lock__", ephemeral=True, sequence=True
+            )
+            assert len(self.kazoo.get_children(directory)) == 1, (
+                f"node {node_id} is locked by somebody else, too"
+            )
         self.kazoo.delete(f"/nodepool/requests/{request_id}")
         for node_id in nodes:
             self._write(node_id, state="in-use")
@@ -356,7 +393,9 @@ class Zuul:
 
     def twice(self) -> list[str]:
         """Nodes and instances that were handed out more than once."""
-        return [n for n, ids in self.given.items() if len(ids) > 1] + [i for i, n in self.external.items() if n > 1]
+        return [n for n, ids in self.given.items() if len(ids) > 1] + [
+            i for i, n in self.external.items() if n > 1
+        ]
 
     def pools(self) -> list[dict[str, Any]]:
         try:
@@ -388,9 +427,17 @@ class Bench:
         client.connect(timeout=30)
         self.zuul = Zuul(client)
 
-    def provider(self, name: str = "p0", labels: list[str] | None = None, **options: Any) -> dict[str, Any]:
+    def provider(
+        self, name: str = "p0", labels: list[str] | None = None, **options: Any
+    ) -> dict[str, Any]:
         pool = {"name": "main", "labels": labels or ["l0"], **options.pop("pool", {})}
-        return {"name": name, "driver": "diskcloud", "cloud-dir": str(self.cloud.directory), "pools": [pool], **options}
+        return {
+            "name": name,
+            "driver": "diskcloud",
+            "cloud-dir": str(self.cloud.directory),
+            "pools": [pool],
+            **options,
+        }
 
     def config(
         self,
@@ -402,7 +449,12 @@ class Bench:
     ) -> pathlib.Path:
         host, port = (hosts or self.settings["hosts"]).rsplit(":", 1)
         providers = providers or (self.provider(),)
-        names = {n if isinstance(n, str) else n["name"] for p in providers for q in p["pools"] for n in q["labels"]}
+        names = {
+            n if isinstance(n, str) else n["name"]
+            for p in providers
+            for q in p["pools"]
+            for n in q["labels"]
+        }
         content = {
             "zookeeper-servers": [{"host": host, "port": int(port), "chroot": self.chroot}],
             "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")},
@@ -417,9 +469,19 @@ class Bench:
         return path
 
     def start(
-        self, config: pathlib.Path | None = None, wait: bool = True, crash_at: str = "", **environment: str
+        self,
+        config: pathlib.Path | None = None,
+        wait: bool = True,
+        crash_at: str = "",
+        **environment: str,
     ) -> LauncherProcess:
-        launcher = LauncherProcess(self, config or self.config(), f"launcher-{len(self.launchers)}", crash_at, **environment)
+        launcher = LauncherProcess(
+            self,
+            config or self.config(),
+            f"launcher-{len(self.launchers)}",
+            crash_at,
+            **environment,
+        )
         self.launchers.append(launcher)
         if wait:
             self.wait_ready(launcher)
@@ -440,9 +502,15 @@ class Bench:
 
     def left_behind(self) -> dict[str, Any]:
         """What is there although everything was returned."""
-        return {"nodes": self.zuul.read("nodes"), "requests": self.zuul.read("requests"), "instances": self.cloud.instances()}
+        return {
+            "nodes": self.zuul.read("nodes"),
+            "requests": self.zuul.read("requests"),
+            "instances": self.cloud.instances(),
+        }
 
-    def wait_nothing_left(self, timeout: float = 20.0, idle: Callable[[], Any] = lambda: None) -> float:
+    def wait_nothing_left(
+        self, timeout: float = 20.0, idle: Callable[[], Any] = lambda: None
+    ) -> float:
         """Until neither records nor instances are left; seconds it took."""
         started = time.monotonic()
         while True:
@@ -474,10 +542,14 @@ class Bench:
 
     def transactions(self) -> list[dict[str, Any]]:
         """All committed transactions of all launchers, in the order of the server."""
-        return sorted((line for line in self.answers() if not line["refused"]), key=lambda line: line["zxid"])
+        return sorted(
+            (line for line in self.answers() if not line["refused"]), key=lambda line: line["zxid"]
+        )
 
     def check_fencing(self) -> None:
-        """Who has been replaced as the writer of a record writes it again only after taking its lock anew."""
+        """Who has been replaced as the writer of a record writes it again only after taking its
+        lock anew.
+        """
         last: dict[str, int] = {}
         seen: dict[str, set[int]] = {}
         for line in self.transactions():
@@ -492,7 +564,9 @@ class Bench:
                 ):
                     continue
                 if last.get(path, session) != session and session in seen[path]:
-                    assert path in locked, f"session {session} overwrote {path}, which others had taken over: {line}"
+                    assert path in locked, (
+                        f"session {session} overwrote {path}, which others had taken over: {line}"
+                    )
                 last[path] = session
                 seen.setdefault(path, set()).add(session)
 
@@ -507,7 +581,9 @@ class Bench:
 
 
 def _record_locked(op: dict[str, Any]) -> str | None:
-    """The node or request that this operation locks (or proves to be unlocked by removing the lock's directory)."""
+    """The node or request that this operation locks (or proves to be unlocked by removing the
+    lock's directory).
+    """
     parts = op["path"].split("/")[2:]
     if op["op"] not in ("Create", "Delete") or (op["op"] == "Delete" and "__lock__" in parts[-1]):
         return None

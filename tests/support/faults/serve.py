@@ -2,9 +2,10 @@
 
 NODEPOOL_FAULT_DRIVERS   directory of drivers to search
 NODEPOOL_FAULT_CLEANUP   seconds between two clean-ups (default 1)
-NODEPOOL_JOURNAL         file that gets a JSON line per transaction answered: what was written, by which session
-NODEPOOL_END_THREAD      a file; once it names a thread, an exception that nobody foresaw is raised in that one; then
-                         the file is removed
+NODEPOOL_JOURNAL         file that gets a JSON line per transaction answered: what was written, by
+                         which session
+NODEPOOL_END_THREAD      a file; once it names a thread, an exception that nobody foresaw is raised
+                         in that one; then the file is removed
 NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point:
     txn-before   a transaction is about to be sent
     txn-sent     it has been given to the connection
@@ -46,7 +47,9 @@ class Unforeseen(BaseException):
 
 def end_thread(thread: threading.Thread) -> None:
     """Raised as soon as the thread runs Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Unforeseen))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Unforeseen)
+    )
 
 
 def end_threads() -> None:
@@ -83,7 +86,11 @@ def _describe(client: Any, operation: Any, result: Any) -> dict[str, Any]:
 
 def _concerns_a_node_or_request(txns: list[Any]) -> bool:
     """What is counted: other writes (elections, components) come at times of their own."""
-    return any("/nodepool/nodes" in op.path or "/nodepool/requests" in op.path for t in txns for op in t.operations)
+    return any(
+        "/nodepool/nodes" in op.path or "/nodepool/requests" in op.path
+        for t in txns
+        for op in t.operations
+    )
 
 
 def patch_writer() -> None:
@@ -113,7 +120,10 @@ def patch_writer() -> None:
                 "zxid": zxid,
                 "refused": refused,
                 "error": repr(error) if error is not None else None,
-                "ops": [_describe(self._client, op, None if refused else results[i]) for i, op in enumerate(operations)],
+                "ops": [
+                    _describe(self._client, op, None if refused else results[i])
+                    for i, op in enumerate(operations)
+                ],
             }
             os.write(out, json.dumps(line).encode() + b"\n")
         counted = _concerns_a_node_or_request(txns)

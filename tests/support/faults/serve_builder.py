@@ -1,8 +1,10 @@
 """The nodepool-builder program with faults built in from outside.
 
-NODEPOOL_FAULT_CLEANUP   seconds between two clean-ups (default 1); builds and uploads are looked for each 0.5 s
+NODEPOOL_FAULT_CLEANUP   seconds between two clean-ups (default 1); builds and uploads are looked
+                         for each 0.5 s
 NODEPOOL_END_THREAD      as in serve.py
-NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point, each -before and -after:
+NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point, each
+                         -before and -after:
     build-record     the record of a new build
     process          the start of the command
     result           the build's result in ZooKeeper
@@ -50,7 +52,9 @@ def patch_points() -> None:
     def of_build(_self: Any, _image: str, build: Any, *_args: Any) -> str:
         return "build-record" if build.state == "building" else "result"
 
-    def of_upload(_self: Any, _image: str, _build: str, _provider: str, record: Any, *_args: Any) -> str:
+    def of_upload(
+        _self: Any, _image: str, _build: str, _provider: str, record: Any, *_args: Any
+    ) -> str:
         return "upload-record" if record.state == "uploading" else "upload-result"
 
     around(ImageMethods, "storeBuild", of_build)
@@ -66,7 +70,8 @@ def patch_intervals() -> None:
     from nodepool.builder import NodePoolBuilder
     from nodepool.driver.common.adapter import MachineAdapter
 
-    # Between two looks at an image that the cloud imports; clouds take minutes, the tests' parts of a second.
+    # Between two looks at an image that the cloud imports; clouds take minutes, the tests' parts of
+    # a second.
     MachineAdapter.IMAGE_UPLOAD_SLEEP = 1
     start = NodePoolBuilder.start
 

@@ -1,7 +1,8 @@
 """nodepool-nodemanager that kills itself (SIGKILL) at the n-th step of making or removing slivers.
 
 NODEPOOL_NM_STEPS   file that gets a line for each step passed: its name
-NODEPOOL_NM_CRASH   number of the step before which to die; counting begins when the file NODEPOOL_NM_ARMED exists
+NODEPOOL_NM_CRASH   number of the step before which to die; counting begins when the file
+                    NODEPOOL_NM_ARMED exists
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def main() -> int:
     from nodepool.nodemanager.ssh.gate import Gate
 
     for owner, names in (
-        (Database, ("put", "delete", "update_local", "delete_local", "allocate_index", "free_index")),
+        (
+            Database,
+            ("put", "delete", "update_local", "delete_local", "allocate_index", "free_index"),
+        ),
         (Cgroups, ("create", "kill", "remove")),
         (Disks, ("create", "mount", "destroy")),
         (Network, ("create", "destroy")),

@@ -1,4 +1,6 @@
-"""A real Kubernetes (tools/kubernetes) behind the fault proxy, and an account for the launcher with the manual's rights."""
+"""A real Kubernetes (tools/kubernetes) behind the fault proxy, and an account for the launcher
+with the manual's rights.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ class Server:
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Raises urllib.error.HTTPError."""
         patch = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Content-Type": patch, **({"Authorization": f"Bearer {self.token}"} if self.token else {})}
+        headers = {
+            "Content-Type": patch,
+            **({"Authorization": f"Bearer {self.token}"} if self.token else {}),
+        }
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         context = ssl.create_default_context(cafile=self.ca)
@@ -66,7 +71,10 @@ class Server:
 
 
 def kubeconfig(url: str, ca: str, user: dict[str, Any], context: str = CONTEXT) -> dict[str, Any]:
-    cluster = {"server": url, "certificate-authority-data": base64.b64encode(pathlib.Path(ca).read_bytes()).decode()}
+    cluster = {
+        "server": url,
+        "certificate-authority-data": base64.b64encode(pathlib.Path(ca).read_bytes()).decode(),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -96,7 +104,11 @@ class KubernetesCluster:
             root = "/api/v1" if group == "v1" else f"/apis/{group}"
             namespace = each["metadata"].get("namespace")
             place = f"{root}/namespaces/{namespace}" if namespace else root
-            plural = each["kind"].lower() + "s" if not each["kind"].endswith("y") else each["kind"][:-1].lower() + "ies"
+            plural = (
+                each["kind"].lower() + "s"
+                if not each["kind"].endswith("y")
+                else each["kind"][:-1].lower() + "ies"
+            )
             try:
                 self.admin.call("POST", f"{place}/{plural}", each)
             except urllib.error.HTTPError as error:
@@ -116,7 +128,9 @@ class KubernetesCluster:
     def kubeconfig(self, folder: pathlib.Path, **user: Any) -> str:
         """Path of a file with the launcher's account, through the proxy."""
         path = folder / f"kubeconfig-{uuid.uuid4().hex[:8]}"
-        path.write_text(yaml.safe_dump(kubeconfig(self.proxy.url, self.ca, user or {"token": self.token})))
+        path.write_text(
+            yaml.safe_dump(kubeconfig(self.proxy.url, self.ca, user or {"token": self.token}))
+        )
         return str(path)
 
     # -- what is there
@@ -127,7 +141,8 @@ class KubernetesCluster:
         return {
             each["metadata"]["name"]: each
             for each in found
-            if each["metadata"]["name"].startswith(prefix) and not each["metadata"].get("deletionTimestamp")
+            if each["metadata"]["name"].startswith(prefix)
+            and not each["metadata"].get("deletionTimestamp")
         }
 
     def pod(self, namespace: str, name: str) -> Any:
@@ -135,7 +150,11 @@ class KubernetesCluster:
 
     def pods(self, namespace: str) -> dict[str, Any]:
         found = self.admin.call("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
-        return {each["metadata"]["name"]: each for each in found if not each["metadata"].get("deletionTimestamp")}
+        return {
+            each["metadata"]["name"]: each
+            for each in found
+            if not each["metadata"].get("deletionTimestamp")
+        }
 
     def close(self) -> None:
         self.proxy.close()
@@ -143,7 +162,14 @@ class KubernetesCluster:
 
 def failure(code: int, reason: str, message: str, retry_after: int | None = None) -> Action:
     """An answer of the API server."""
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "message": message, "code": code}
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": reason,
+        "message": message,
+        "code": code,
+    }
     plain = reply(code, json.dumps(body), "application/json")
     if retry_after is None:
         return plain
@@ -159,14 +185,18 @@ def failure(code: int, reason: str, message: str, retry_after: int | None = None
 
 @contextlib.contextmanager
 def running() -> Iterator[tuple[pathlib.Path, str, str]]:
-    """Folder, address and the administrator's token of the one in the environment, or of a new one."""
+    """Folder, address and the administrator's token of the one in the environment, or of a new
+    one.
+    """
     given = os.environ.get("NODEPOOL_KUBERNETES")
     if given:
         yield _settings(pathlib.Path(given))
         return
     with tempfile.TemporaryDirectory(prefix="nodepool-kubernetes-") as directory:
         words = [sys.executable, str(PROGRAM)]
-        subprocess.run([*words, "up", "--dir", directory], check=True, stdout=subprocess.DEVNULL, timeout=3600)
+        subprocess.run(
+            [*words, "up", "--dir", directory], check=True, stdout=subprocess.DEVNULL, timeout=3600
+        )
         try:
             yield _settings(pathlib.Path(directory))
         finally:

@@ -1,7 +1,9 @@
-"""The API of OpenShift that the drivers use, as an aggregated server of a real Kubernetes: projects are namespaces.
+"""The API of OpenShift that the drivers use, as an aggregated server of a real Kubernetes: projects
+are namespaces.
 
-No OpenShift can be had here. What its manual says of projects, project requests and role bindings holds: labels of a request are
-not copied, who asks for a project administers it, a user sees his own projects only.
+No OpenShift can be had here. What its manual says of projects, project requests and role bindings
+holds: labels of a request are not copied, who asks for a project administers it, a user sees his
+own projects only.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ REQUESTER = "openshift.io/requester"
 PROJECTS, AUTHORIZATION = "project.openshift.io", "authorization.openshift.io"
 RBAC = "rbac.authorization.k8s.io"
 RESOURCES = {
-    PROJECTS: [("projects", "Project", False, ["get", "list", "watch", "delete"]),
-               ("projectrequests", "ProjectRequest", False, ["create"])],
+    PROJECTS: [
+        ("projects", "Project", False, ["get", "list", "watch", "delete"]),
+        ("projectrequests", "ProjectRequest", False, ["create"]),
+    ],
     AUTHORIZATION: [("rolebindings", "RoleBinding", True, ["create"])],
-}  # fmt: skip
+}
 
 
 def as_project(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +65,16 @@ class OpenShiftApi:
         # Only the API server comes, with the certificate of its proxy: the user it names is right.
         context.load_verify_locations(str(folder / "ca.crt"))
         context.verify_mode = ssl.CERT_REQUIRED
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self._server.socket = context.wrap_socket(
+            self._server.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.closed = threading.Event()
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="openshift-api",
-                                        daemon=True)  # fmt: skip
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name="openshift-api",
+            daemon=True,
+        )
         self._thread.start()
         self._register()
 
@@ -73,16 +83,31 @@ class OpenShiftApi:
         port = self._server.server_address[1]
         name = f"openshift-{port}"
         self._name = name
-        service = {"metadata": {"name": name}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
+        service = {
+            "metadata": {"name": name},
+            "spec": {"type": "ExternalName", "externalName": "localhost"},
+        }
         self.admin.call("POST", "/api/v1/namespaces/default/services", service)
         for group in RESOURCES:
             path = "/apis/apiregistration.k8s.io/v1/apiservices"
             self.admin.status("DELETE", f"{path}/v1.{group}")
-            spec = {"group": group, "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10,
-                    "insecureSkipTLSVerify": True, "service": {"name": name, "namespace": "default", "port": port}}  # fmt: skip
+            spec = {
+                "group": group,
+                "version": "v1",
+                "groupPriorityMinimum": 100,
+                "versionPriority": 10,
+                "insecureSkipTLSVerify": True,
+                "service": {"name": name, "namespace": "default", "port": port},
+            }
             self.admin.call("POST", path, {"metadata": {"name": f"v1.{group}"}, "spec": spec})
-            wait_for(lambda each=group: self.admin.status("GET", f"/apis/{each}/v1") == 200, 30, f"the API of {group}")
-        wait_for(lambda: self.admin.status("GET", f"/apis/{PROJECTS}/v1/projects") == 200, 30, "projects")
+            wait_for(
+                lambda each=group: self.admin.status("GET", f"/apis/{each}/v1") == 200,
+                30,
+                f"the API of {group}",
+            )
+        wait_for(
+            lambda: self.admin.status("GET", f"/apis/{PROJECTS}/v1/projects") == 200, 30, "projects"
+        )
 
     def close(self) -> None:
         self.closed.set()
@@ -101,18 +126,31 @@ class OpenShiftApi:
 
     def projects(self, user: str) -> list[dict[str, Any]]:
         found = self.admin.call("GET", "/api/v1/namespaces")["items"]
-        return [as_project(each) for each in found if (each["metadata"].get("annotations") or {}).get(REQUESTER) == user]
+        return [
+            as_project(each)
+            for each in found
+            if (each["metadata"].get("annotations") or {}).get(REQUESTER) == user
+        ]
 
     def request(self, body: dict[str, Any], user: str) -> dict[str, Any]:
         name = body["metadata"]["name"]
-        made = self.admin.call("POST", "/api/v1/namespaces", {"metadata": {"name": name, "annotations": {REQUESTER: user}}})
+        made = self.admin.call(
+            "POST",
+            "/api/v1/namespaces",
+            {"metadata": {"name": name, "annotations": {REQUESTER: user}}},
+        )
         self.bind(name, "admin", {"apiGroup": RBAC, "kind": "User", "name": user}, "admin")
         return as_project(made)
 
     def bind(self, namespace: str, role: str, subject: dict[str, Any], name: str) -> dict[str, Any]:
-        body = {"metadata": {"name": name}, "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
-                "subjects": [subject]}  # fmt: skip
-        found: dict[str, Any] = self.admin.call("POST", f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings", body)
+        body = {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+            "subjects": [subject],
+        }
+        found: dict[str, Any] = self.admin.call(
+            "POST", f"/apis/{RBAC}/v1/namespaces/{namespace}/rolebindings", body
+        )
         return found
 
 
@@ -155,24 +193,52 @@ class _Handler(BaseHTTPRequestHandler):
         user, api = self.headers.get("X-Remote-User", ""), self.owner
         if len(words) == 3 and words[1] in RESOURCES:
             resources = [
-                {"name": name, "kind": kind, "namespaced": inside, "singularName": "", "verbs": verbs}
+                {
+                    "name": name,
+                    "kind": kind,
+                    "namespaced": inside,
+                    "singularName": "",
+                    "verbs": verbs,
+                }
                 for name, kind, inside, verbs in RESOURCES[words[1]]
             ]
             version = f"{words[1]}/v1"
-            self._send(200, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources})
+            self._send(
+                200,
+                {
+                    "kind": "APIResourceList",
+                    "apiVersion": "v1",
+                    "groupVersion": version,
+                    "resources": resources,
+                },
+            )
         elif self.command == "POST" and words[-1] == "projectrequests":
             self._send(201, api.request(body, user))
         elif self.command == "POST" and words[-1] == "rolebindings":
-            self._send(201, api.bind(words[4], body["roleRef"]["name"], body["subjects"][0], body["metadata"]["name"]))
+            self._send(
+                201,
+                api.bind(
+                    words[4], body["roleRef"]["name"], body["subjects"][0], body["metadata"]["name"]
+                ),
+            )
         elif words[-1] == "projects" and "watch" in query:
             self._watch(user)
         elif words[-1] == "projects":
             version = str(time.time_ns())
-            self._send(200, {"kind": "ProjectList", "metadata": {"resourceVersion": version}, "items": api.projects(user)})
+            self._send(
+                200,
+                {
+                    "kind": "ProjectList",
+                    "metadata": {"resourceVersion": version},
+                    "items": api.projects(user),
+                },
+            )
         elif len(words) == 5 and words[3] == "projects":
             self._one(words[4], user)
         else:
-            self._send(404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": self.path})
+            self._send(
+                404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": self.path}
+            )
 
     def _one(self, name: str, user: str) -> None:
         admin = self.owner.admin
@@ -180,7 +246,9 @@ class _Handler(BaseHTTPRequestHandler):
         # A user has rights in projects that are there; of others he is told nothing.
         if found is None or (found["metadata"].get("annotations") or {}).get(REQUESTER) != user:
             message = f'projects.project.openshift.io "{name}" is forbidden'
-            self._send(403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message})
+            self._send(
+                403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}
+            )
         elif self.command == "DELETE":
             admin.call("DELETE", f"/api/v1/namespaces/{name}")
             self._send(200, {"kind": "Status", "status": "Success"})
@@ -198,7 +266,11 @@ class _Handler(BaseHTTPRequestHandler):
         while not self.owner.closed.wait(0.1):
             now = {each["metadata"]["name"]: each for each in self.owner.projects(user)}
             events = [("DELETED", known[name]) for name in known.keys() - now.keys()]
-            events += [("MODIFIED" if name in known else "ADDED", each) for name, each in now.items() if known.get(name) != each]
+            events += [
+                ("MODIFIED" if name in known else "ADDED", each)
+                for name, each in now.items()
+                if known.get(name) != each
+            ]
             known = now
             try:
                 for what, each in events:

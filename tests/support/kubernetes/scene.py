@@ -33,7 +33,13 @@ def cluster(kubernetes_server: tuple[pathlib.Path, str, str]) -> Iterator[Kubern
 class Scene:
     """Names of the provider and its pool are those of one test."""
 
-    def __init__(self, chroot: Chroot, cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch, tmp: pathlib.Path) -> None:
+    def __init__(
+        self,
+        chroot: Chroot,
+        cluster: KubernetesCluster,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp: pathlib.Path,
+    ) -> None:
         self.cluster = cluster
         self.bench = DriverBench(chroot)
         self.tmp = tmp
@@ -47,8 +53,14 @@ class Scene:
         more = {"image": "an/image"} if kind == "pod" and "spec" not in options else {}
         return {"name": name, "type": kind, **more, **options}
 
-    def config(self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, min_ready: int = 0,
-               top: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:  # fmt: skip
+    def config(
+        self,
+        *labels: dict[str, Any],
+        pool: dict[str, Any] | None = None,
+        min_ready: int = 0,
+        top: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
         made = list(labels) or [self.label()]
         provider = {
             "name": self.name,
@@ -61,7 +73,9 @@ class Scene:
         return {"labels": names, "providers": [provider], **(top or {})}
 
     def start(self, *labels: dict[str, Any], **options: Any) -> Any:
-        pool = self.bench.start(self.config(*labels, **options), cleanup_interval=0.5, delete_interval=0.2)
+        pool = self.bench.start(
+            self.config(*labels, **options), cleanup_interval=0.5, delete_interval=0.2
+        )
         wait_for(lambda: pool.ready, 30, "a ready launcher")
         return pool
 
@@ -78,7 +92,10 @@ class Scene:
 
 @pytest.fixture
 def scene(
-    zk_chroot: Chroot, cluster: KubernetesCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    zk_chroot: Chroot,
+    cluster: KubernetesCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
 ) -> Iterator[Scene]:
     made = Scene(zk_chroot, cluster, monkeypatch, tmp_path)
     try:

@@ -1,4 +1,6 @@
-"""Backing nodes for tests: real SSH servers on loopback addresses, hosts of the driver ``static``."""
+"""Backing nodes for tests: real SSH servers on loopback addresses, hosts of the driver
+``static``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ class BackingHosts:
     def __init__(self, tmp_path: pathlib.Path, count: int = 2) -> None:
         self.tmp = tmp_path
         self.key = tmp_path / "job_key"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)],
+            check=True,
+            timeout=30,
+        )
         # Paths of Unix sockets are short.
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="np-b-", dir="/tmp")) / "d"
         self.ports = reserve(60)
@@ -37,7 +43,9 @@ class BackingHosts:
         self.servers: list[SSHServer] = []
         with contextlib.ExitStack() as stack:
             for number in range(count):
-                server = SSHServer(kinds=["ed25519"], address=f"127.77.{os.getpid() % 250}.{number + 1}")
+                server = SSHServer(
+                    kinds=["ed25519"], address=f"127.77.{os.getpid() % 250}.{number + 1}"
+                )
                 stack.callback(server.stop)
                 self.servers.append(server)
             stack.pop_all()
@@ -56,7 +64,14 @@ class BackingHosts:
         return {"name": "racks", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}
 
     def provider(self, **options: Any) -> dict[str, Any]:
-        label = {"name": "small", "cloud-image": "host", "ram": 128, "cpus": 0.1, "disk": 1, **options.pop("label", {})}
+        label = {
+            "name": "small",
+            "cloud-image": "host",
+            "ram": 128,
+            "cpus": 0.1,
+            "disk": 1,
+            **options.pop("label", {}),
+        }
         config = {
             "max-slivers": 40,
             "id-base": self.id_base,
@@ -78,7 +93,10 @@ class BackingHosts:
         }
 
     def config(self, **options: Any) -> dict[str, Any]:
-        return {"labels": [{"name": LABEL}, {"name": "small"}], "providers": [self.static(), self.provider(**options)]}
+        return {
+            "labels": [{"name": LABEL}, {"name": "small"}],
+            "providers": [self.static(), self.provider(**options)],
+        }
 
     def clear(self, address: str) -> None:
         """Remove what a machine that was lost has kept, as the next push would."""
@@ -97,7 +115,11 @@ class BackingHosts:
     def places(self) -> list[pathlib.Path]:
         """Directories of daemons."""
         try:
-            return sorted(path for path in self.directory.iterdir() if path.name != "code" and not path.name.startswith("."))
+            return sorted(
+                path
+                for path in self.directory.iterdir()
+                if path.name != "code" and not path.name.startswith(".")
+            )
         except FileNotFoundError:
             return []
 
@@ -116,7 +138,9 @@ class BackingHosts:
     def slivers(self) -> list[str]:
         found = []
         for place in self.places():
-            found += [s["name"] for s in Client(f"unix:{place}/run/nodemanager.api").call("ListSlivers")]
+            found += [
+                s["name"] for s in Client(f"unix:{place}/run/nodemanager.api").call("ListSlivers")
+            ]
         return sorted(found)
 
     def processes(self) -> list[str]:
@@ -127,7 +151,9 @@ class BackingHosts:
                 with contextlib.suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                     keys = [str(server.client_key) for server in self.servers]
-                    if any(str(self.directory) in word for word in words) or (words[0] == "ssh" and set(keys) & set(words)):
+                    if any(str(self.directory) in word for word in words) or (
+                        words[0] == "ssh" and set(keys) & set(words)
+                    ):
                         found.append(f"{entry.name}: {' '.join(words)[:200]}")
                     elif self.id_base <= entry.stat().st_uid < self.id_base + ID_SPAN:
                         found.append(f"{entry.name}: of a sliver")
@@ -160,12 +186,21 @@ class BackingHosts:
         return [server.address for server in self.servers].index(address)
 
     def left(self) -> list[str]:
-        mounts = [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(self.directory) in line]
+        mounts = [
+            line
+            for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(self.directory) in line
+        ]
         return [*mounts, *self.processes(), *map(str, self.places())]
 
     def log_in(self, node: dict[str, Any], *command: str) -> str:
         known = self.tmp / "known"
-        known.write_text("".join(f"[{node['interface_ip']}]:{node['connection_port']} {key}\n" for key in node["host_keys"]))
+        known.write_text(
+            "".join(
+                f"[{node['interface_ip']}]:{node['connection_port']} {key}\n"
+                for key in node["host_keys"]
+            )
+        )
         done = subprocess.run(
             [
                 "ssh",

@@ -13,18 +13,37 @@ from typing import Any
 
 #: What a real one answers.
 CAPACITY: dict[str, Any] = {
-    "host": "fake", "group": "", "cores": 8, "memory": 65536, "disk": 1 << 30, "slivers": 100, "cpu": 1000,
-    "allocated": {"slivers": 0, "cpu": 0, "memory": 0, "disk": 0}, "default": {"memory": 0, "disk": 0}, "images": [],
-}  # fmt: skip
+    "host": "fake",
+    "group": "",
+    "cores": 8,
+    "memory": 65536,
+    "disk": 1 << 30,
+    "slivers": 100,
+    "cpu": 1000,
+    "allocated": {"slivers": 0, "cpu": 0, "memory": 0, "disk": 0},
+    "default": {"memory": 0, "disk": 0},
+    "images": [],
+}
 SLIVER: dict[str, Any] = {
-    "name": "s", "state": "ready", "error": "", "metadata": {"nodepool_node_id": "1"}, "effective": {"nm_mem_limit": 128},
-    "ssh_address": "127.0.0.1", "ssh_port": 2200, "host_keys": ["ssh-ed25519 AAAA"], "username": "root", "index": 1, "expiry": 0,
-}  # fmt: skip
+    "name": "s",
+    "state": "ready",
+    "error": "",
+    "metadata": {"nodepool_node_id": "1"},
+    "effective": {"nm_mem_limit": 128},
+    "ssh_address": "127.0.0.1",
+    "ssh_port": 2200,
+    "host_keys": ["ssh-ed25519 AAAA"],
+    "username": "root",
+    "index": 1,
+    "expiry": 0,
+}
 
 
 @contextlib.contextmanager
 def fake_host(path: pathlib.Path, answers: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the URL. Answers are values by method; exceptions become faults, bytes are sent as they are."""
+    """Yield the URL. Answers are values by method; exceptions become faults, bytes are sent as
+    they are.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,6 @@
-"""Real slivers for tests: a small cgroup service, a machine that makes slivers, and a check that nothing stays behind."""
+"""Real slivers for tests: a small cgroup service, a machine that makes slivers, and a check that
+nothing stays behind.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class SmallCgroups:
             mount = self.hierarchies["unified"]
             (mount / self.root).mkdir(exist_ok=True)
             for group in (mount, mount / self.root):
-                for controller in {"memory", "pids"} & set((group / "cgroup.controllers").read_text().split()):
+                for controller in {"memory", "pids"} & set(
+                    (group / "cgroup.controllers").read_text().split()
+                ):
                     (group / "cgroup.subtree_control").write_text(f"+{controller}")
 
     def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]:
@@ -82,7 +86,9 @@ class SmallCgroups:
             path = self.hierarchies["freezer"] / self.root / name / "freezer.state"
             path.write_text("FROZEN" if frozen else "THAWED")
         else:
-            (self.hierarchies["unified"] / self.root / name / "cgroup.freeze").write_text(str(int(frozen)))
+            (self.hierarchies["unified"] / self.root / name / "cgroup.freeze").write_text(
+                str(int(frozen))
+            )
 
     def members(self, name: str) -> list[int]:
         found: set[int] = set()
@@ -125,7 +131,9 @@ class SmallCgroups:
 
     def usage(self, name: str) -> dict[str, int]:
         numbers = {}
-        if (memory := self._file("memory", name, "memory.usage_in_bytes", "memory.current")) is not None:
+        if (
+            memory := self._file("memory", name, "memory.usage_in_bytes", "memory.current")
+        ) is not None:
             numbers["memory_bytes"] = int(memory.read_text())
         if (pids := self._file("pids", name, "pids.current")) is not None:
             numbers["pids"] = int(pids.read_text())
@@ -185,11 +193,19 @@ class Sliver:
     ) -> SpawnedProcess:
         return self.backend.spawn(self.handle, argv, stdin, output, output, user=user).process()
 
-    def run(self, *argv: str, user: str = "root", timeout: float = 30.0, env: Mapping[str, str] | None = None) -> Output:
+    def run(
+        self,
+        *argv: str,
+        user: str = "root",
+        timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+    ) -> Output:
         """Run to the end; both outputs."""
         reading, writing = os.pipe()
         try:
-            process = self.backend.spawn(self.handle, argv, None, writing, writing, env=env, user=user).process()
+            process = self.backend.spawn(
+                self.handle, argv, None, writing, writing, env=env, user=user
+            ).process()
         except BaseException:
             os.close(reading)
             raise
@@ -244,7 +260,9 @@ def traces(state: pathlib.Path) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def machine_at(state: pathlib.Path, cgroups: bool = True, factory: Any = NativeBackend) -> Iterator[Machine]:
+def machine_at(
+    state: pathlib.Path, cgroups: bool = True, factory: Any = NativeBackend
+) -> Iterator[Machine]:
     """A machine whose slivers and all their traces are gone afterwards."""
     zygote = Zygote()
     zygote.start()

@@ -1,4 +1,6 @@
-"""A node manager without slivers, for tests of the API and its transports: the real rules and database, no machines."""
+"""A node manager without slivers, for tests of the API and its transports: the real rules and
+database, no machines.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def delegate(name: str, **values: Any) -> dict[str, Any]:
     return {"account_type": "delegate", "name": name, **values}
 
 
-def with_network(config: NodeManagerConfig, state_dir: str | None = None, **network: Any) -> NodeManagerConfig:
+def with_network(
+    config: NodeManagerConfig, state_dir: str | None = None, **network: Any
+) -> NodeManagerConfig:
     """Return a copy with other options of the network."""
     changed = copy.deepcopy(config)
     changed.state_dir = state_dir or config.state_dir
@@ -64,7 +68,9 @@ class MemoryNode:
             "ListSlivers": lambda: [self.describe(name) for name in self.sliver_names()],
             "GetCapacity": self.capacity,
             "GetXIDs": dict,
-            "GetSSHKeys": lambda: {n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()},
+            "GetSSHKeys": lambda: {
+                n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()
+            },
             "Ticket": self.ticket,
         }
         self.api = Api(calls, self.sliver_record, self.is_delegate)
@@ -79,7 +85,9 @@ class MemoryNode:
     def sliver_of_uid(self, uid: int) -> str | None:
         return self.uids.get(uid)
 
-    def deliver(self, source: str, serial: float | None, given: Any, complete: bool) -> merge.Changes:
+    def deliver(
+        self, source: str, serial: float | None, given: Any, complete: bool
+    ) -> merge.Changes:
         changes = merge.deliver(self.database, source, serial, given, complete)
         for key in changes.changed | changes.deleted:
             self.changed(key.removeprefix("sliver_"))
@@ -90,13 +98,19 @@ class MemoryNode:
         return None if found is None else found.content
 
     def sliver_names(self) -> list[str]:
-        return sorted(r.content["name"] for r in self.database.records() if r.content.get("account_type") == "sliver")
+        return sorted(
+            r.content["name"]
+            for r in self.database.records()
+            if r.content.get("account_type") == "sliver"
+        )
 
     def granted(self, name: str) -> dict[str, int]:
         return rspec.with_defaults((self.sliver_record(name) or {}).get("rspec") or {})
 
     def effective(self, name: str) -> dict[str, int]:
-        return loans.effective({n: (self.granted(n), self.loans_of(n)) for n in self.sliver_names()})[name]
+        return loans.effective(
+            {n: (self.granted(n), self.loans_of(n)) for n in self.sliver_names()}
+        )[name]
 
     def loans_of(self, name: str) -> list[Any]:
         return list(self.database.local(f"sliver_{name}").get("loans", []))
@@ -129,13 +143,20 @@ class MemoryNode:
         return self.database.get(records.record_key("delegate", name)) is not None
 
     def reached(self, name: str, state: str) -> dict[str, Any] | None:
-        return self.describe(name) if (self.sliver_record(name) is None) == (state == "gone") else None
+        return (
+            self.describe(name) if (self.sliver_record(name) is None) == (state == "gone") else None
+        )
 
     def describe(self, name: str) -> dict[str, Any]:
         return {"name": name, "metadata": (self.sliver_record(name) or {}).get("metadata") or {}}
 
     def capacity(self) -> dict[str, Any]:
-        return {"cores": 2, "allocated": {"slivers": len(self.sliver_names())}, "images": [], "backend": "none"}
+        return {
+            "cores": 2,
+            "allocated": {"slivers": len(self.sliver_names())},
+            "images": [],
+            "backend": "none",
+        }
 
     def console(self, name: str) -> str:
         if name == "broken":
@@ -153,11 +174,23 @@ class Running:
         self.socket = str(folder / "api.sock")
         api: dict[str, Any] = {"unix": self.socket, "tcp": 0, **options.pop("api", {})}
         self.config = parse(
-            {"state-dir": str(folder), "run-dir": str(folder), "host-name": "here", "api": api, **options}, "test"
+            {
+                "state-dir": str(folder),
+                "run-dir": str(folder),
+                "host-name": "here",
+                "api": api,
+                **options,
+            },
+            "test",
         )
         self.node = MemoryNode(self.config)
         self.servers = Servers(
-            self.node.api, self.config, self.node.backend, self.node.database, self.node.images, self.node.sliver_of_uid
+            self.node.api,
+            self.config,
+            self.node.backend,
+            self.node.database,
+            self.node.images,
+            self.node.sliver_of_uid,
         )
         self.node.changed = self.servers.connections.look_again
 

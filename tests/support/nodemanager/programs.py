@@ -18,7 +18,10 @@ def processes(nm: NmDaemon, word: str) -> list[int]:
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if base <= entry.stat().st_uid < base + ID_SPAN and word.encode() in (entry / "cmdline").read_bytes():
+                if (
+                    base <= entry.stat().st_uid < base + ID_SPAN
+                    and word.encode() in (entry / "cmdline").read_bytes()
+                ):
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -38,7 +41,9 @@ def threads(nm: NmDaemon) -> int:
 def memory(nm: NmDaemon) -> int:
     """Resident bytes of the daemon."""
     assert nm.process is not None
-    return int(pathlib.Path(f"/proc/{nm.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(pathlib.Path(f"/proc/{nm.process.pid}/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def processor_time(nm: NmDaemon) -> float:
@@ -49,7 +54,9 @@ def processor_time(nm: NmDaemon) -> float:
 
 
 def started(nm: NmDaemon, name: str, script: str, word: str = "") -> Running:
-    """A shell that runs this script and has written its first output; ``word`` is in its command line."""
+    """A shell that runs this script and has written its first output; ``word`` is in its command
+    line.
+    """
     running = programs.start(nm.client, name, ["sh", "-c", f"echo begun; {script}", word or "sh"])
     found = running.read(20)
     assert found is not None and found[1].startswith(b"begun\n"), found

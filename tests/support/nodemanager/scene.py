@@ -1,4 +1,6 @@
-"""A real node manager daemon with directories, ports and user ids of its own, and the counting of what it leaves."""
+"""A real node manager daemon with directories, ports and user ids of its own, and the counting
+of what it leaves.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ class NmDaemon:
         self.tmp = tmp_path / f"nm{number}"
         self.tmp.mkdir()
         self.key = self.tmp / "key"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)],
+            check=True,
+            timeout=30,
+        )
         self.first_port = reserve(120)
         self.config = self.tmp / "nodemanager.yaml"
         self.options = {
@@ -61,7 +67,15 @@ class NmDaemon:
     def start(self, wait: bool = True) -> None:
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid"), *self.arguments],
+                [
+                    PROGRAM,
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(self.tmp / "pid"),
+                    *self.arguments,
+                ],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -97,7 +111,9 @@ class NmDaemon:
 
     def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
         timeout = min(300.0, limit(timeout))
-        found: dict[str, Any] = self.client.call("WaitSliver", name, state, timeout, timeout=timeout + 5)
+        found: dict[str, Any] = self.client.call(
+            "WaitSliver", name, state, timeout, timeout=timeout + 5
+        )
         wanted = {"gone": "absent"}.get(state, state)
         assert found.get("state") == wanted, (found, self.log[-3000:])
         return found
@@ -106,11 +122,17 @@ class NmDaemon:
         self.client.call("DeleteSliver", name)
         self.wait(name, "gone")
 
-    def ssh(self, name: str, *command: str, timeout: float = 30, user: str = "root", check: bool = True) -> str:
+    def ssh(
+        self, name: str, *command: str, timeout: float = 30, user: str = "root", check: bool = True
+    ) -> str:
         """Output of a command in a sliver, its host key checked."""
         found = self.client.call("GetRecord", name)
         known = self.tmp / f"known-{name}"
-        place = found["ssh_address"] if found["ssh_port"] == 22 else f"[{found['ssh_address']}]:{found['ssh_port']}"
+        place = (
+            found["ssh_address"]
+            if found["ssh_port"] == 22
+            else f"[{found['ssh_address']}]:{found['ssh_port']}"
+        )
         known.write_text("".join(f"{place} {key}\n" for key in found["host_keys"]))
         done = subprocess.run(
             [

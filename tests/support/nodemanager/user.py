@@ -1,7 +1,8 @@
-"""Running programs as an ordinary user who has an account and a home but no other right, with nothing added to the host.
+"""Running programs as an ordinary user who has an account and a home but no other right, with
+nothing added to the host.
 
-The account exists only in a mount namespace of its own, where the Python of the tests can be read too: developers often
-have theirs in a home directory that is closed to others.
+The account exists only in a mount namespace of its own, where the Python of the tests can be read
+too: developers often have theirs in a home directory that is closed to others.
 """
 
 from __future__ import annotations
@@ -53,10 +54,16 @@ def closed_directories() -> dict[pathlib.Path, set[pathlib.Path]]:
 
 
 def open_repository(directory: pathlib.Path) -> pathlib.Path:
-    """Where every user can import nodepool from: the clone, or a copy in `directory` when the clone is in a closed one."""
+    """Where every user can import nodepool from: the clone, or a copy in `directory` when the
+    clone is in a closed one.
+    """
     if all(parent.stat().st_mode & 0o001 for parent in REPOSITORY.parents):
         return REPOSITORY
-    shutil.copytree(REPOSITORY / "nodepool", directory / "nodepool", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "nodepool",
+        directory / "nodepool",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     for path in (directory / "nodepool").rglob("*"):
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
     (directory / "nodepool").chmod(0o755)
@@ -66,7 +73,8 @@ def open_repository(directory: pathlib.Path) -> pathlib.Path:
 def make_home(directory: pathlib.Path) -> pathlib.Path:
     """A home for the user; `directory` must be one that others can reach."""
     (directory / ".passwd").write_text(
-        pathlib.Path("/etc/passwd").read_text() + f"{USER_NAME}:x:{USER_ID}:{USER_ID}::{directory}:/bin/sh\n"
+        pathlib.Path("/etc/passwd").read_text()
+        + f"{USER_NAME}:x:{USER_ID}:{USER_ID}::{directory}:/bin/sh\n"
     )
     (directory / ".passwd").chmod(0o644)
     os.chown(directory, USER_ID, USER_ID)
@@ -98,7 +106,9 @@ def command(home: pathlib.Path, *argv: str) -> list[str]:
 
 
 def processes(user: int = USER_ID) -> list[int]:
-    """Of a user, as the host sees them; those that have ended and wait for their parent do not count."""
+    """Of a user, as the host sees them; those that have ended and wait for their parent do not
+    count.
+    """
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

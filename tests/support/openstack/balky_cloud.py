@@ -22,9 +22,17 @@ class BalkyCloud:
         self.control.mkdir()
 
     def provider(
-        self, images: list[Any] | tuple[Any, ...] = ("fake-image",), cloud: str = "fake", **options: Any
+        self,
+        images: list[Any] | tuple[Any, ...] = ("fake-image",),
+        cloud: str = "fake",
+        **options: Any,
     ) -> dict[str, Any]:
-        return {**BuilderBench.provider(self.name, images, cloud), "driver": "balky", "control": str(self.control), **options}
+        return {
+            **BuilderBench.provider(self.name, images, cloud),
+            "driver": "balky",
+            "control": str(self.control),
+            **options,
+        }
 
     def do(self, command: str, content: object = "") -> None:
         """``upload-fails`` and the like; see the driver."""

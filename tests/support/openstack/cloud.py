@@ -1,4 +1,6 @@
-"""A real OpenStack for tests, each of its services behind a proxy that counts calls and makes faults (tools/openstack)."""
+"""A real OpenStack for tests, each of its services behind a proxy that counts calls and makes
+faults (tools/openstack).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _directories: list[pathlib.Path] = []
 
 
 def clouds() -> dict[str, Any]:
-    """Contents of the clouds.yaml of a running cloud: that of the environment, else one started for this run."""
+    """Contents of the clouds.yaml of a running cloud: that of the environment, else one started
+    for this run.
+    """
     if _clouds:
         return _clouds
     path = _GIVEN or _start()
@@ -105,7 +109,9 @@ class OpenStackCloud:
         self.entry["networks"] = []
         for service in SERVICES:
             url = urllib.parse.urlsplit(
-                self.entry["auth"]["auth_url"] if service == "identity" else self.sdk.session.get_endpoint(service_type=service)
+                self.entry["auth"]["auth_url"]
+                if service == "identity"
+                else self.sdk.session.get_endpoint(service_type=service)
             )
             assert url.hostname
             proxy = self.proxies[service] = FaultProxy((url.hostname, url.port or 80))
@@ -131,13 +137,17 @@ class OpenStackCloud:
     # -- calls
 
     def calls(self, *services: str) -> Counter[str]:
-        """Calls so far, as ``compute GET /servers/{id}``; version documents and tokens are left out."""
+        """Calls so far, as ``compute GET /servers/{id}``; version documents and tokens are left
+        out.
+        """
         found: Counter[str] = Counter()
         for service in services or SERVICES[1:]:
             proxy = self.proxies[service]
             with proxy._lock:
                 requests = list(proxy.requests)
-            found.update(f"{service} {shape(request)}" for request in requests if not _is_discovery(request))
+            found.update(
+                f"{service} {shape(request)}" for request in requests if not _is_discovery(request)
+            )
         return found
 
     def forget_calls(self) -> None:
@@ -171,9 +181,15 @@ class OpenStackCloud:
 
     @contextlib.contextmanager
     def quota(self, **limits: int) -> Iterator[None]:
-        """Other limits of the project: ``instances``, ``cores``, ``ram``, or of volumes: ``volumes``, ``gigabytes``."""
+        """Other limits of the project: ``instances``, ``cores``, ``ram``, or of volumes:
+        ``volumes``, ``gigabytes``.
+        """
         project = self.sdk.session.get_project_id()
-        proxy = self.admin.block_storage if set(limits) & {"volumes", "gigabytes"} else self.admin.compute
+        proxy = (
+            self.admin.block_storage
+            if set(limits) & {"volumes", "gigabytes"}
+            else self.admin.compute
+        )
         url = f"/os-quota-sets/{project}"
         before = proxy.get(url).json()["quota_set"]
         self._set_quota(proxy, url, limits)
@@ -185,7 +201,9 @@ class OpenStackCloud:
     @staticmethod
     def _set_quota(proxy: Any, url: str, limits: dict[str, int]) -> None:
         volumes = bool(set(limits) & {"volumes", "gigabytes"})
-        answer = proxy.put(url, json={"quota_set": {**limits, **({} if volumes else {"force": True})}})
+        answer = proxy.put(
+            url, json={"quota_set": {**limits, **({} if volumes else {"force": True})}}
+        )
         assert answer.status_code == 200, answer.text
 
     @contextlib.contextmanager
@@ -226,8 +244,12 @@ def shape(request: Request) -> str:
     parts = []
     for part in path.split("/"):
         plain = part.replace("-", "")
-        parts.append("{id}" if len(plain) == 32 and all(c in "0123456789abcdef" for c in plain) else part)
-    while len(parts) > 1 and (parts[1] in ("v2", "v2.0", "v2.1", "v3") or (parts[1] == "{id}" and len(parts) > 2)):
+        parts.append(
+            "{id}" if len(plain) == 32 and all(c in "0123456789abcdef" for c in plain) else part
+        )
+    while len(parts) > 1 and (
+        parts[1] in ("v2", "v2.0", "v2.1", "v3") or (parts[1] == "{id}" and len(parts) > 2)
+    ):
         del parts[1]
     return f"{request.method} {'/'.join(parts)}"
 

@@ -11,7 +11,11 @@ from nodepool.driver.fake.objects import Dummy
 from tests.conftest import wait_for
 
 LOG = logging.getLogger("nodepool.test")
-METADATA = {"nodepool_node_id": "1", "nodepool_pool_name": "main", "nodepool_provider_name": "cloud-1"}
+METADATA = {
+    "nodepool_node_id": "1",
+    "nodepool_pool_name": "main",
+    "nodepool_provider_name": "cloud-1",
+}
 ADDRESS = "203.0.113.9"
 
 
@@ -30,7 +34,14 @@ class FloatingCloud(FakeOpenStackCloud):
         return True
 
     def create_floating_ip(self, server: Any, **kwargs: Any) -> Dummy:
-        address = Dummy("Fip", id="fip", floating_ip_address=ADDRESS, fixed_ip_address="fake", status="ACTIVE", port_id="port")
+        address = Dummy(
+            "Fip",
+            id="fip",
+            floating_ip_address=ADDRESS,
+            fixed_ip_address="fake",
+            status="ACTIVE",
+            port_id="port",
+        )
         self._floating_ip_list.append(address)
         return address
 
@@ -39,7 +50,9 @@ def adapter_over(cloud: FakeOpenStackCloud, provider: Any) -> FakeAdapter:
     return type("Adapter", (FakeAdapter,), {"fake_cloud": staticmethod(lambda: cloud)})(provider)  # type: ignore[no-any-return]
 
 
-def create(adapter: FakeAdapter, label: Any, image: Any = "fake-image-id", az: str | None = None) -> Any:
+def create(
+    adapter: FakeAdapter, label: Any, image: Any = "fake-image-id", az: str | None = None
+) -> Any:
     return adapter.getCreateStateMachine("np1", label, image, dict(METADATA), Request(), az, LOG)
 
 

@@ -1,4 +1,6 @@
-"""Helpers of the OpenStack tests: a launcher whose provider is a real OpenStack behind the fault proxies."""
+"""Helpers of the OpenStack tests: a launcher whose provider is a real OpenStack behind the fault
+proxies.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def label(name: str = "small", **options: Any) -> dict[str, Any]:
     return {"name": name, **found}
 
 
-def provider(*labels: dict[str, Any], name: str = PROVIDER, pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+def provider(
+    *labels: dict[str, Any],
+    name: str = PROVIDER,
+    pool: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """``pool`` and ``options`` are laid over an ordinary provider's."""
     return {
         "name": name,
@@ -49,15 +56,25 @@ def provider(*labels: dict[str, Any], name: str = PROVIDER, pool: dict[str, Any]
 
 
 def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:
-    names = dict.fromkeys(item["name"] for entry in providers for pool in entry["pools"] for item in pool["labels"])
+    names = dict.fromkeys(
+        item["name"] for entry in providers for pool in entry["pools"] for item in pool["labels"]
+    )
     return {"labels": [{"name": name} for name in names], "providers": list(providers), **top}
 
 
-def start(bench: LauncherBench, cloud: OpenStackCloud, *providers: dict[str, Any], top: dict[str, Any] | None = None,
-          clouds: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
+def start(
+    bench: LauncherBench,
+    cloud: OpenStackCloud,
+    *providers: dict[str, Any],
+    top: dict[str, Any] | None = None,
+    clouds: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """A launcher; leaks are looked for by hand."""
     bench.write_clouds({"clouds": clouds or {"test": cloud.entry}})
-    return bench.start(config(*(providers or (provider(),)), **(top or {})), **{"cleanup_interval": 600, **options})
+    return bench.start(
+        config(*(providers or (provider(),)), **(top or {})), **{"cleanup_interval": 600, **options}
+    )
 
 
 def one(bench: LauncherBench, name: str = "small", **fields: Any) -> tuple[str, Any]:
@@ -106,7 +123,9 @@ def throttled(status: int = 429, seconds: float | None = 0.5) -> Action:
     """A refusal of too many calls; without Retry-After when ``seconds`` is None."""
 
     def act(_request: Request, _forward: Any) -> Reply:
-        body = json.dumps({"overLimit": {"code": status, "message": "too many requests", "retryAfter": seconds}})
+        body = json.dumps(
+            {"overLimit": {"code": status, "message": "too many requests", "retryAfter": seconds}}
+        )
         wait = [] if seconds is None else [("Retry-After", str(seconds))]
         return Reply(status, body.encode(), [("Content-Type", "application/json"), *wait])
 
@@ -118,7 +137,11 @@ class Zone:
 
     def __init__(self, admin: Any, name: str) -> None:
         self.compute = admin.compute
-        self.id = self._ask("POST", "/os-aggregates", {"aggregate": {"name": "nodepool-test", "availability_zone": name}})["id"]
+        self.id = self._ask(
+            "POST",
+            "/os-aggregates",
+            {"aggregate": {"name": "nodepool-test", "availability_zone": name}},
+        )["id"]
         (self.host,) = {item.host for item in admin.compute.services(binary="nova-compute")}
         self._ask("POST", f"/os-aggregates/{self.id}/action", {"add_host": {"host": self.host}})
 

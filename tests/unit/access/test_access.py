@@ -40,11 +40,17 @@ def test_root_and_the_user_of_the_daemon_are_administrators() -> None:
     assert identify(Sender(uid=os.geteuid()), users={"*": "read"}).role is Role.ADMIN
 
 
-@pytest.mark.parametrize("users, role", [
-    ({}, Role.READ), ({"nobody": "operate"}, Role.OPERATE), ({"*": "borrow"}, Role.BORROW),
-    ({"@" + grp.getgrgid(NOBODY.pw_gid).gr_name: "borrow", "*": "read"}, Role.BORROW),
-    ({"nobody": "read", "@" + grp.getgrgid(NOBODY.pw_gid).gr_name: "admin"}, Role.READ), ({"other": "admin"}, Role.READ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "users, role",
+    [
+        ({}, Role.READ),
+        ({"nobody": "operate"}, Role.OPERATE),
+        ({"*": "borrow"}, Role.BORROW),
+        ({"@" + grp.getgrgid(NOBODY.pw_gid).gr_name: "borrow", "*": "read"}, Role.BORROW),
+        ({"nobody": "read", "@" + grp.getgrgid(NOBODY.pw_gid).gr_name: "admin"}, Role.READ),
+        ({"other": "admin"}, Role.READ),
+    ],
+)
 def test_user_of_the_socket_has_the_configured_role(users: dict[str, str], role: Role) -> None:
     found = identify(Sender(uid=NOBODY.pw_uid), users=users)
     assert (found.owner, found.via, found.role) == ("nobody", f"unix:{NOBODY.pw_uid}", role)
@@ -67,14 +73,23 @@ def test_caller_over_tcp_without_a_token_is_anonymous() -> None:
         assert identify(Sender(address)) == Identity("anonymous", "anonymous", Role.READ)
 
 
-@pytest.mark.parametrize("sender, secure", [
-    (Sender("127.0.0.1"), True), (Sender("::1"), True), (Sender("::ffff:127.0.0.1"), True),
-    (Sender("192.0.2.9"), False), (Sender("192.0.2.9", headers={"x-forwarded-proto": "https"}), False),
-    (Sender("198.51.100.7", headers={"x-forwarded-proto": "https"}), True),
-    (Sender("198.51.100.7", headers={"x-forwarded-proto": "http"}), False), (Sender("198.51.100.7"), False),
-    (Sender("127.0.0.1", headers={"x-forwarded-for": "192.0.2.9"}), False), (Sender("nonsense"), False),
-    (Sender("127.0.0.1", headers={"forwarded": "for=192.0.2.9"}), False), (Sender(), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sender, secure",
+    [
+        (Sender("127.0.0.1"), True),
+        (Sender("::1"), True),
+        (Sender("::ffff:127.0.0.1"), True),
+        (Sender("192.0.2.9"), False),
+        (Sender("192.0.2.9", headers={"x-forwarded-proto": "https"}), False),
+        (Sender("198.51.100.7", headers={"x-forwarded-proto": "https"}), True),
+        (Sender("198.51.100.7", headers={"x-forwarded-proto": "http"}), False),
+        (Sender("198.51.100.7"), False),
+        (Sender("127.0.0.1", headers={"x-forwarded-for": "192.0.2.9"}), False),
+        (Sender("nonsense"), False),
+        (Sender("127.0.0.1", headers={"forwarded": "for=192.0.2.9"}), False),
+        (Sender(), False),
+    ],
+)
 def test_tokens_are_accepted_over_protected_connections_only(sender: Sender, secure: bool) -> None:
     sent = {**sender.headers, "authorization": "Bearer np_00000000_short"}
     found = denied(dataclasses.replace(sender, headers=sent), proxies=["198.51.100.0/28"])
@@ -87,31 +102,70 @@ def test_only_named_proxies_report_the_address_of_the_client() -> None:
     forged = {"x-forwarded-for": "10.0.0.1, 203.0.113.5"}
     assert access.peer(Sender("198.51.100.7", headers=forged)).address == "203.0.113.5"
     assert access.peer(Sender("198.51.100.8", headers=forged)).address == "198.51.100.8"
-    assert access.peer(Sender("198.51.100.7", headers={"x-forwarded-for": "<script>"})).address == "198.51.100.7"
+    assert (
+        access.peer(Sender("198.51.100.7", headers={"x-forwarded-for": "<script>"})).address
+        == "198.51.100.7"
+    )
 
 
-@pytest.mark.parametrize("header", ["Basic YTpi", "np_x", "Bearer", "Bearer é", "Bearer a.b.c", "Bearer np_zzzzzzzz_" + "x" * 43])
+@pytest.mark.parametrize(
+    "header",
+    ["Basic YTpi", "np_x", "Bearer", "Bearer é", "Bearer a.b.c", "Bearer np_zzzzzzzz_" + "x" * 43],
+)
 def test_other_credentials_are_refused(header: str) -> None:
-    assert denied(Sender("127.0.0.1", headers={"authorization": header})) == (http.HTTPStatus.UNAUTHORIZED, "unauthorized")
+    assert denied(Sender("127.0.0.1", headers={"authorization": header})) == (
+        http.HTTPStatus.UNAUTHORIZED,
+        "unauthorized",
+    )
 
 
-@pytest.mark.parametrize("patterns, label, allowed", [
-    ((), "any", True), (("small-*",), "small-1", True), (("small-*",), "big-1", False), (("a", "b*"), "bc", True),
-    (("small",), "Small", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "patterns, label, allowed",
+    [
+        ((), "any", True),
+        (("small-*",), "small-1", True),
+        (("small-*",), "big-1", False),
+        (("a", "b*"), "bc", True),
+        (("small",), "Small", False),
+    ],
+)
 def test_patterns_of_labels(patterns: tuple[str, ...], label: str, allowed: bool) -> None:
     assert Identity("a", "token:1", Role.BORROW, labels=patterns).offers(label) is allowed
 
 
-@pytest.mark.parametrize("section, place", [
-    ({"users": {"alice": "root"}}, ("access", "users", "alice")), ({"proxies": ["pool.example.org"]}, ("access", "proxies", 0)),
-    ({"leases": {"max": 10}}, ("access", "leases", "max")), ({"leases": {"max": True}}, ("access", "leases", "max")),
-    ({"oidc": [{"name": "a"}]}, ("access", "oidc", 0)), ({"unknown": 1}, ("access", "unknown")), ([], ("access",)),
-    ({"oidc": [{"name": "a:b", "issuer": "https://x", "audience": "y", "rules": []}]}, ("access", "oidc", 0, "name")),
-    ({"oidc": [{"name": "a", "issuer": "http://x", "audience": "y", "rules": []}]}, ("access", "oidc", 0, "issuer")),
-    ({"oidc": [{"name": "a", "issuer": "https://x", "audience": "y", "rules": [{"match": {}, "role": "borrow", "owner": "o"}]}]},
-     ("access", "oidc", 0, "rules", 0, "match")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "section, place",
+    [
+        ({"users": {"alice": "root"}}, ("access", "users", "alice")),
+        ({"proxies": ["pool.example.org"]}, ("access", "proxies", 0)),
+        ({"leases": {"max": 10}}, ("access", "leases", "max")),
+        ({"leases": {"max": True}}, ("access", "leases", "max")),
+        ({"oidc": [{"name": "a"}]}, ("access", "oidc", 0)),
+        ({"unknown": 1}, ("access", "unknown")),
+        ([], ("access",)),
+        (
+            {"oidc": [{"name": "a:b", "issuer": "https://x", "audience": "y", "rules": []}]},
+            ("access", "oidc", 0, "name"),
+        ),
+        (
+            {"oidc": [{"name": "a", "issuer": "http://x", "audience": "y", "rules": []}]},
+            ("access", "oidc", 0, "issuer"),
+        ),
+        (
+            {
+                "oidc": [
+                    {
+                        "name": "a",
+                        "issuer": "https://x",
+                        "audience": "y",
+                        "rules": [{"match": {}, "role": "borrow", "owner": "o"}],
+                    }
+                ]
+            },
+            ("access", "oidc", 0, "rules", 0, "match"),
+        ),
+    ],
+)
 def test_invalid_options_are_named(section: Any, place: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         Config().apply({"access": section})

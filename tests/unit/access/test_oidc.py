@@ -30,14 +30,28 @@ from tests.support.job_tokens import Verifiers, patient
 
 #: Claims as the four systems send them (names and types of their documentation).
 GITHUB = {
-    "sub": "repo:acme/site:ref:refs/heads/main", "repository": "acme/site", "repository_id": "74", "repository_owner": "acme",
-    "repository_owner_id": "65", "ref": "refs/heads/main", "ref_type": "branch", "run_id": "5", "environment": "prod",
+    "sub": "repo:acme/site:ref:refs/heads/main",
+    "repository": "acme/site",
+    "repository_id": "74",
+    "repository_owner": "acme",
+    "repository_owner_id": "65",
+    "ref": "refs/heads/main",
+    "ref_type": "branch",
+    "run_id": "5",
+    "environment": "prod",
     "job_workflow_ref": "acme/site/.github/workflows/ci.yml@refs/heads/main",
-}  # fmt: skip
+}
 GITLAB = {
-    "sub": "project_path:acme/site:ref_type:branch:ref:main", "project_id": "22", "project_path": "acme/site", "ref": "main",
-    "ref_type": "branch", "ref_protected": "true", "pipeline_source": "push", "job_id": "302", "namespace_path": "acme",
-}  # fmt: skip
+    "sub": "project_path:acme/site:ref_type:branch:ref:main",
+    "project_id": "22",
+    "project_path": "acme/site",
+    "ref": "main",
+    "ref_type": "branch",
+    "ref_protected": "true",
+    "pipeline_source": "push",
+    "job_id": "302",
+    "namespace_path": "acme",
+}
 FORGEJO = {
     "sub": "repo:acme/site:ref:refs/heads/main",
     "repository": "acme/site",
@@ -77,8 +91,14 @@ class IssuerServer(http.server.ThreadingHTTPServer):
             return {"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.override}
         keys = []
         for kid, key in self.keys.items():
-            algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
-            keys.append({**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"})
+            algorithm = (
+                jwt.algorithms.RSAAlgorithm
+                if isinstance(key, rsa.RSAPrivateKey)
+                else jwt.algorithms.ECAlgorithm
+            )
+            keys.append(
+                {**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"}
+            )
         return {"keys": [*keys, {"kty": "future", "kid": "three"}, {"no": "kid"}]}
 
 
@@ -122,12 +142,28 @@ def server() -> Iterator[IssuerServer]:
 
 def issuer(server: IssuerServer, *rules: dict[str, Any]) -> Issuer:
     given = rules or ({"match": {"sub": "*"}, "role": "borrow", "owner": "{sub}"},)
-    return Issuer({"name": "ci", "issuer": server.url, "audience": "nodepool", "rules": list(given)})
+    return Issuer(
+        {"name": "ci", "issuer": server.url, "audience": "nodepool", "rules": list(given)}
+    )
 
 
-def token(server: IssuerServer, claims: dict[str, Any] | None = None, kid: str = "one", key: Any = None, **more: Any) -> str:
+def token(
+    server: IssuerServer,
+    claims: dict[str, Any] | None = None,
+    kid: str = "one",
+    key: Any = None,
+    **more: Any,
+) -> str:
     now = time.time()
-    content = {"iss": server.url, "aud": "nodepool", "exp": now + 300, "iat": now, "nbf": now, **(claims or GITHUB), **more}
+    content = {
+        "iss": server.url,
+        "aud": "nodepool",
+        "exp": now + 300,
+        "iat": now,
+        "nbf": now,
+        **(claims or GITHUB),
+        **more,
+    }
     key = key or server.keys[kid]
     algorithm = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256"
     return jwt.encode(content, key, algorithm, headers={"kid": kid})
@@ -139,30 +175,64 @@ def refused(verifiers: Verifiers, text: str) -> tuple[int, str]:
     return int(caught.value.status), str(caught.value)
 
 
-@pytest.mark.parametrize("claims, match, owner", [
-    (GITHUB, {"repository_owner_id": "65", "ref": "refs/heads/main"}, "{repository}"),
-    (GITHUB, {"job_workflow_ref": "acme/site/.github/workflows/*@refs/heads/main"}, "{repository}"),
-    (GITLAB, {"project_path": "acme/*", "ref_protected": "true"}, "{project_path}"),
-    (FORGEJO, {"repository": "acme/site"}, "{repository}"),
-])  # fmt: skip
-def test_job_is_identified_by_its_claims(server: IssuerServer, claims: dict[str, Any], match: dict[str, str], owner: str) -> None:
-    rule = {"match": match, "role": "borrow", "owner": owner, "tenant": "acme", "labels": ["small"], "max": 7200}
+@pytest.mark.parametrize(
+    "claims, match, owner",
+    [
+        (GITHUB, {"repository_owner_id": "65", "ref": "refs/heads/main"}, "{repository}"),
+        (
+            GITHUB,
+            {"job_workflow_ref": "acme/site/.github/workflows/*@refs/heads/main"},
+            "{repository}",
+        ),
+        (GITLAB, {"project_path": "acme/*", "ref_protected": "true"}, "{project_path}"),
+        (FORGEJO, {"repository": "acme/site"}, "{repository}"),
+    ],
+)
+def test_job_is_identified_by_its_claims(
+    server: IssuerServer, claims: dict[str, Any], match: dict[str, str], owner: str
+) -> None:
+    rule = {
+        "match": match,
+        "role": "borrow",
+        "owner": owner,
+        "tenant": "acme",
+        "labels": ["small"],
+        "max": 7200,
+    }
     found = Verifiers([issuer(server, rule)]).identify(token(server, claims))
-    assert (found.owner, found.via, found.role, found.tenant) == ("ci:acme/site", "oidc:ci", Role.BORROW, "acme")
+    assert (found.owner, found.via, found.role, found.tenant) == (
+        "ci:acme/site",
+        "oidc:ci",
+        Role.BORROW,
+        "acme",
+    )
     assert (found.labels, found.longest) == (("small",), 7200)
 
 
 def test_claim_with_several_values_matches_any_of_them(server: IssuerServer) -> None:
-    rule = {"match": {"groups": "builders", "email_verified": True}, "role": "operate", "owner": "{preferred_username}"}
+    rule = {
+        "match": {"groups": "builders", "email_verified": True},
+        "role": "operate",
+        "owner": "{preferred_username}",
+    }
     found = Verifiers([issuer(server, rule)]).identify(token(server, KEYCLOAK, "two"))
     assert (found.owner, found.role) == ("ci:service-account-ci", Role.OPERATE)
 
 
-@pytest.mark.parametrize("match", [
-    {"repository": "acme"}, {"repository": "acme/?ite"}, {"repository": "[a]cme/site"}, {"repository": "ACME/site"},
-    {"unknown": "*"}, {"repository": "acme/site", "ref": "refs/heads/other"},
-])  # fmt: skip
-def test_job_without_a_matching_rule_is_refused(server: IssuerServer, match: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"repository": "acme"},
+        {"repository": "acme/?ite"},
+        {"repository": "[a]cme/site"},
+        {"repository": "ACME/site"},
+        {"unknown": "*"},
+        {"repository": "acme/site", "ref": "refs/heads/other"},
+    ],
+)
+def test_job_without_a_matching_rule_is_refused(
+    server: IssuerServer, match: dict[str, str]
+) -> None:
     rule = {"match": match, "role": "borrow", "owner": "x"}
     status, text = refused(Verifiers([issuer(server, rule)]), token(server))
     assert status == 403 and "No rule of issuer ci" in text
@@ -188,10 +258,20 @@ def test_rule_whose_owner_needs_a_missing_claim_does_not_match(server: IssuerSer
     assert refused(Verifiers([issuer(server, rule)]), token(server))[0] == 403
 
 
-@pytest.mark.parametrize("more", [
-    {"aud": "other"}, {"iss": "https://evil.example"}, {"exp": 1}, {"exp": None}, {"nbf": 9999999999}, {"aud": None},
-    {"exp": "soon"}, {"iss": ["a"]}, {"sub": "a\nb"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aud": "other"},
+        {"iss": "https://evil.example"},
+        {"exp": 1},
+        {"exp": None},
+        {"nbf": 9999999999},
+        {"aud": None},
+        {"exp": "soon"},
+        {"iss": ["a"]},
+        {"sub": "a\nb"},
+    ],
+)
 def test_invalid_claims_are_refused(server: IssuerServer, more: dict[str, Any]) -> None:
     content = {name: value for name, value in {**GITHUB, **more}.items() if value is not None}
     now = time.time()
@@ -199,7 +279,9 @@ def test_invalid_claims_are_refused(server: IssuerServer, more: dict[str, Any]) 
     for name, value in more.items():
         if value is None:
             del claims[name]
-    text = jwt.api_jws.encode(json.dumps(claims).encode(), server.keys["one"], "RS256", {"kid": "one"})
+    text = jwt.api_jws.encode(
+        json.dumps(claims).encode(), server.keys["one"], "RS256", {"kid": "one"}
+    )
     assert refused(Verifiers([issuer(server)]), text)[0] == 401
 
 
@@ -214,13 +296,21 @@ def test_other_algorithms_are_refused(server: IssuerServer) -> None:
     verifiers = Verifiers([issuer(server)])
     claims = {"iss": server.url, "aud": "nodepool", "exp": time.time() + 300, **GITHUB}
     assert refused(verifiers, jwt.encode(claims, None, "none", {"kid": "one"}))[0] == 401
-    public = rsa_key().public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    head = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": "JWT", "kid": "one"}).encode()).rstrip(b"=")
+    public = (
+        rsa_key()
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    head = base64.urlsafe_b64encode(
+        json.dumps({"alg": "HS256", "typ": "JWT", "kid": "one"}).encode()
+    ).rstrip(b"=")
     body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=")
     import hashlib
     import hmac
 
-    signature = base64.urlsafe_b64encode(hmac.digest(public, head + b"." + body, hashlib.sha256)).rstrip(b"=")
+    signature = base64.urlsafe_b64encode(
+        hmac.digest(public, head + b"." + body, hashlib.sha256)
+    ).rstrip(b"=")
     assert refused(verifiers, b".".join((head, body, signature)).decode())[0] == 401
 
 
@@ -269,7 +359,10 @@ def test_issuer_that_hangs_holds_up_no_call(server: IssuerServer) -> None:
     for kid in ("one", "invented", "one"):
         with pytest.raises(Denied) as caught:
             verifiers.identify(token(server, kid=kid, key=rsa_key()))
-        assert (caught.value.status, caught.value.code) == (503, "busy") and "are being read; try again" in str(caught.value)
+        assert (caught.value.status, caught.value.code) == (
+            503,
+            "busy",
+        ) and "are being read; try again" in str(caught.value)
     assert len(server.requests) <= 1
     server.hang.set()
     wait_for(lambda: server.requests.count("/keys") == 1, what="the keys")
@@ -279,25 +372,46 @@ def test_issuer_that_hangs_holds_up_no_call(server: IssuerServer) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        {"issuer": "https://evil.example"}, {"jwks_uri": "http://192.0.2.1/keys"}, {"jwks_uri": "file:///etc/passwd"},
-        {"jwks_uri": "https:/keys"}, {"jwks_uri": 5}, {"jwks_uri": None}, {"issuer": None},
+        {"issuer": "https://evil.example"},
+        {"jwks_uri": "http://192.0.2.1/keys"},
+        {"jwks_uri": "file:///etc/passwd"},
+        {"jwks_uri": "https:/keys"},
+        {"jwks_uri": 5},
+        {"jwks_uri": None},
+        {"issuer": None},
     ],
-)  # fmt: skip
-def test_configuration_of_another_issuer_and_unprotected_keys_are_refused(server: IssuerServer, override: dict[str, str]) -> None:
+)
+def test_configuration_of_another_issuer_and_unprotected_keys_are_refused(
+    server: IssuerServer, override: dict[str, str]
+) -> None:
     server.override = override
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
 
 
-@pytest.mark.parametrize("url", [
-    "http://localhost.evil.example/keys", "http://127.0.0.1.evil.example/keys", "http://localhost@evil.example/keys",
-    "http://evil.example/http://localhost", "https:///keys", "file:///keys", "",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost.evil.example/keys",
+        "http://127.0.0.1.evil.example/keys",
+        "http://localhost@evil.example/keys",
+        "http://evil.example/http://localhost",
+        "https:///keys",
+        "file:///keys",
+        "",
+    ],
+)
 def test_names_that_begin_like_this_machine_are_not_this_machine(url: str) -> None:
     assert not protected(url)
 
 
 @pytest.mark.parametrize(
-    "url", ["https://git.example.com", "http://localhost:8080/realms/a", "http://127.0.0.1/", "http://[::1]:1/"]
+    "url",
+    [
+        "https://git.example.com",
+        "http://localhost:8080/realms/a",
+        "http://127.0.0.1/",
+        "http://[::1]:1/",
+    ],
 )
 def test_keys_are_read_by_https_or_from_this_machine(url: str) -> None:
     assert protected(url)
@@ -311,7 +425,9 @@ def test_issuer_that_sends_its_answer_byte_by_byte_is_given_up_at_the_deadline(
     server.pause, server.status = 0.05, status
     began = time.monotonic()
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
-    assert time.monotonic() - began < limit(2.0) and server.requests == ["/.well-known/openid-configuration"]
+    assert time.monotonic() - began < limit(2.0) and server.requests == [
+        "/.well-known/openid-configuration"
+    ]
 
 
 def test_issuer_that_does_not_speak_http_is_refused(server: IssuerServer) -> None:
@@ -319,7 +435,9 @@ def test_issuer_that_does_not_speak_http_is_refused(server: IssuerServer) -> Non
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
 
 
-def test_issuer_that_sends_too_much_is_refused(server: IssuerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_issuer_that_sends_too_much_is_refused(
+    server: IssuerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(oidc, "MOST_BYTES", 20)
     assert refused(Verifiers([issuer(server)]), token(server))[0] == 401
     assert server.requests == ["/.well-known/openid-configuration"]
@@ -354,7 +472,9 @@ def test_certificate_of_an_authority_of_the_system_is_accepted(
     assert Verifiers([issuer(server)]).identify(token(server)).via == "oidc:ci"
 
 
-def test_job_with_a_known_key_is_accepted_while_an_unknown_key_is_looked_up(server: IssuerServer) -> None:
+def test_job_with_a_known_key_is_accepted_while_an_unknown_key_is_looked_up(
+    server: IssuerServer,
+) -> None:
     clock = HandClock()
     verifiers, text = oidc.Verifiers([issuer(server)], clock), token(server)
     patient(verifiers, text)

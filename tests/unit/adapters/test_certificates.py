@@ -44,7 +44,9 @@ def forge(tmp_path: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def _github(url: str, ca_file: str) -> None:
-    Service(Place.read(url), lambda: "ghp_secret", threading.Event(), certificates=ca_file).find("set", 1)
+    Service(Place.read(url), lambda: "ghp_secret", threading.Event(), certificates=ca_file).find(
+        "set", 1
+    )
 
 
 def _gitea(url: str, ca_file: str) -> None:

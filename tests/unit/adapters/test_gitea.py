@@ -1,4 +1,6 @@
-"""The daemon for Gitea and Forgejo: how many runners are needed, what is cleaned up, webhooks, and its configuration."""
+"""The daemon for Gitea and Forgejo: how many runners are needed, what is cleaned up, webhooks,
+and its configuration.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +67,14 @@ class Recorded:
 
 def fleet_of(api: Api, least: int = 0, labels: tuple[str, ...] = ("noble:host",)) -> Runners:
     kind = Kind("main/noble", "noble", most=5, least=least)
-    return Runners(kind, api, labels, "runner daemon", Pools({}, "nodepool-gitea"), threading.Event())
+    return Runners(
+        kind, api, labels, "runner daemon", Pools({}, "nodepool-gitea"), threading.Event()
+    )
 
 
-def with_runners(runners: Runners, monkeypatch: pytest.MonkeyPatch, **states: str) -> dict[str, Runner]:
+def with_runners(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, **states: str
+) -> dict[str, Runner]:
     """Let a fleet have runners in these states."""
     found = {name: Runner(runners.fleet, name) for name in states}
     for name, state in states.items():
@@ -154,10 +160,16 @@ def test_forgejo_runner_without_a_job_is_no_failure() -> None:
     assert fleet_of(api).failure(2) is None
 
 
-@pytest.mark.parametrize(("status", "text"), [
-    (0, None), (1, "runner ended with status 1"), (2, "runner ended with status 2"), (None, "runner was killed"),
-    (127, "runner is not in PATH on the node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, None),
+        (1, "runner ended with status 1"),
+        (2, "runner ended with status 2"),
+        (None, "runner was killed"),
+        (127, "runner is not in PATH on the node"),
+    ],
+)
 def test_end_of_the_program_is_understood(status: int | None, text: str | None) -> None:
     failure = fleet_of(Recorded()).failure(status)
     assert failure is None if text is None else failure is not None and text in failure[0]
@@ -182,8 +194,12 @@ def instance_of(api: Api, runners: Runners, secret: str | None = None) -> Instan
     return Instance("main", api, [runners], 5.0, threading.Event(), secret)
 
 
-@pytest.mark.spec("Gitea 3.4, Forgejo 6: registrations with our prefix and without a lease, seen again: removed")
-def test_registration_without_a_lease_is_removed_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "Gitea 3.4, Forgejo 6: registrations with our prefix and without a lease, seen again: removed"
+)
+def test_registration_without_a_lease_is_removed_later(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = Recorded()
     runners = fleet_of(api)
     with_runners(runners, monkeypatch, **{"np-ours": IDLE})
@@ -225,7 +241,9 @@ def test_registrations_are_kept_while_the_leases_are_unknown(clock: Clock) -> No
 
 
 def test_presence_of_a_runner_is_that_of_the_list_or_of_its_registration(clock: Clock) -> None:
-    """Gitea sorts its runners by the time of their last call: while one page is read, some move to the page before."""
+    """Gitea sorts its runners by the time of their last call: while one page is read, some move
+    to the page before.
+    """
     api = Recorded()
     runners = fleet_of(api)
     instance = instance_of(api, runners)
@@ -256,13 +274,21 @@ def test_labels_that_nobody_serves_are_shown_once(caplog: pytest.LogCaptureFixtu
     api = Recorded()
     runners = fleet_of(api)
     instance = instance_of(api, runners)
-    api.jobs = [Job(1, "a", frozenset({"gpu", "big"})), Job(2, "b", frozenset({"gpu", "big"})), Job(3, "c", frozenset())]
+    api.jobs = [
+        Job(1, "a", frozenset({"gpu", "big"})),
+        Job(2, "b", frozenset({"gpu", "big"})),
+        Job(3, "c", frozenset()),
+    ]
     instance.poll()
     instance.poll()
     assert instance.status()[0]["notes"] == [
-        "0 jobs wait", "not served here: big, gpu (2 jobs)", "not served here: no labels (1 jobs)",
-    ]  # fmt: skip
-    assert caplog.text.count("jobs wait for the labels big, gpu, which no entry of runners has") == 1
+        "0 jobs wait",
+        "not served here: big, gpu (2 jobs)",
+        "not served here: no labels (1 jobs)",
+    ]
+    assert (
+        caplog.text.count("jobs wait for the labels big, gpu, which no entry of runners has") == 1
+    )
 
 
 # -- webhook
@@ -275,21 +301,40 @@ def signed(body: bytes, secret: str = SECRET) -> str:
 BODY = b'{"action": "queued", "workflow_job": {"id": 1}}'
 
 
-@pytest.mark.spec("Gitea 4: the signature is checked; without a secret all are refused; nothing is taken from the body")
-@pytest.mark.parametrize(("secret", "body", "signature", "event", "status", "wakes"), [
-    (SECRET, BODY, signed(BODY), "workflow_job", 204, True),
-    (SECRET, BODY, signed(BODY), "push", 204, False),
-    (SECRET, b'{"action": "completed"}', signed(b'{"action": "completed"}'), "workflow_job", 204, False),
-    (SECRET, b"[]", signed(b"[]"), "workflow_job", 400, False),
-    (SECRET, BODY, signed(BODY, "another"), "workflow_job", 403, False),
-    (SECRET, BODY, signed(BODY).upper(), "workflow_job", 403, False),
-    (SECRET, BODY, "", "workflow_job", 403, False),
-    (SECRET, BODY, "\xe4", "workflow_job", 403, False),
-    (None, BODY, "", "workflow_job", 403, False),
-    (None, BODY, signed(BODY, ""), "workflow_job", 403, False),
-])  # fmt: skip
+@pytest.mark.spec(
+    "Gitea 4: the signature is checked; without a secret all are refused; nothing is taken from "
+    "the body"
+)
+@pytest.mark.parametrize(
+    ("secret", "body", "signature", "event", "status", "wakes"),
+    [
+        (SECRET, BODY, signed(BODY), "workflow_job", 204, True),
+        (SECRET, BODY, signed(BODY), "push", 204, False),
+        (
+            SECRET,
+            b'{"action": "completed"}',
+            signed(b'{"action": "completed"}'),
+            "workflow_job",
+            204,
+            False,
+        ),
+        (SECRET, b"[]", signed(b"[]"), "workflow_job", 400, False),
+        (SECRET, BODY, signed(BODY, "another"), "workflow_job", 403, False),
+        (SECRET, BODY, signed(BODY).upper(), "workflow_job", 403, False),
+        (SECRET, BODY, "", "workflow_job", 403, False),
+        (SECRET, BODY, "\xe4", "workflow_job", 403, False),
+        (None, BODY, "", "workflow_job", 403, False),
+        (None, BODY, signed(BODY, ""), "workflow_job", 403, False),
+    ],
+)
 def test_webhook_wakes_only_with_the_right_signature(
-    secret: str | None, body: bytes, signature: str, event: str, status: int, wakes: bool, monkeypatch: pytest.MonkeyPatch
+    secret: str | None,
+    body: bytes,
+    signature: str,
+    event: str,
+    status: int,
+    wakes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = instance_of(Recorded(), fleet_of(Recorded()), secret)
     woken: list[bool] = []
@@ -307,36 +352,72 @@ def config(tmp_path: pathlib.Path, **changes: Any) -> Mapping[str, Any]:
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    entry = {"name": "main", "url": "https://gitea.example.com", "token-file": str(token), "runners": [{"runs-on": "noble"}]}
+    entry = {
+        "name": "main",
+        "url": "https://gitea.example.com",
+        "token-file": str(token),
+        "runners": [{"runs-on": "noble"}],
+    }
     path = tmp_path / "gitea.yaml"
     path.write_text(yaml.safe_dump({"instances": [{**entry, **changes}]}))
     return read_config(str(path), program.SCHEMA)
 
 
 def service_of(tmp_path: pathlib.Path, **changes: Any) -> program.Gitea:
-    return program.Gitea(config(tmp_path, **changes), Pools({}, "nodepool-gitea"), threading.Event())
+    return program.Gitea(
+        config(tmp_path, **changes), Pools({}, "nodepool-gitea"), threading.Event()
+    )
 
 
 def test_smallest_configuration_has_the_defaults_of_gitea(tmp_path: pathlib.Path) -> None:
     [fleet] = service_of(tmp_path).fleets
-    assert fleet.kind == Kind("main/noble", "noble", most=10, job_time=11400.0, idle=600.0, home="https://gitea.example.com/")
+    assert fleet.kind == Kind(
+        "main/noble",
+        "noble",
+        most=10,
+        job_time=11400.0,
+        idle=600.0,
+        home="https://gitea.example.com/",
+    )
 
 
-@pytest.mark.parametrize(("changes", "text"), [
-    ({"url": "gitea.example.com"}, "a URL such as https://gitea.example.com"),
-    ({"scope": "acme"}, "user, orgs/NAME, or repos/OWNER/NAME"),
-    ({"runners": [{"runs-on": ["a", "b"]}]}, "main: runners: runs-on a, b: label is missing"),
-    ({"runners": [{"runs-on": ["a", "b"], "label": "x"}, {"runs-on": ["b", "a"], "label": "y"}]}, "runs-on b, a is there twice"),
-    ({"runners": [{"runs-on": "noble", "min": 3, "max": 2}]}, r"main/noble: min \(3\) is above max \(2\)"),
-    ({"runners": [{"runs-on": "noble:host"}]}, "a label without ':'"),
-    ({"runners": []}, "length of value must be at least 1"),
-    ({"type": "forgejo", "runners": [{"runs-on": "noble", "min": 1}]}, "min: runners of forgejo are made for a job"),
-    ({"type": "forgejo", "webhook-secret-file": "/dev/null"}, "forgejo sends no messages about jobs"),
-    ({"type": "gogs"}, "value must be one of"),
-    ({"interval": "0.1s"}, "value must be at least 1"),
-    ({"token-file": "/no/such/file"}, "/no/such/file: "),
-])  # fmt: skip
-def test_wrong_configuration_is_refused_with_the_place(tmp_path: pathlib.Path, changes: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"url": "gitea.example.com"}, "a URL such as https://gitea.example.com"),
+        ({"scope": "acme"}, "user, orgs/NAME, or repos/OWNER/NAME"),
+        ({"runners": [{"runs-on": ["a", "b"]}]}, "main: runners: runs-on a, b: label is missing"),
+        (
+            {
+                "runners": [
+                    {"runs-on": ["a", "b"], "label": "x"},
+                    {"runs-on": ["b", "a"], "label": "y"},
+                ]
+            },
+            "runs-on b, a is there twice",
+        ),
+        (
+            {"runners": [{"runs-on": "noble", "min": 3, "max": 2}]},
+            r"main/noble: min \(3\) is above max \(2\)",
+        ),
+        ({"runners": [{"runs-on": "noble:host"}]}, "a label without ':'"),
+        ({"runners": []}, "length of value must be at least 1"),
+        (
+            {"type": "forgejo", "runners": [{"runs-on": "noble", "min": 1}]},
+            "min: runners of forgejo are made for a job",
+        ),
+        (
+            {"type": "forgejo", "webhook-secret-file": "/dev/null"},
+            "forgejo sends no messages about jobs",
+        ),
+        ({"type": "gogs"}, "value must be one of"),
+        ({"interval": "0.1s"}, "value must be at least 1"),
+        ({"token-file": "/no/such/file"}, "/no/such/file: "),
+    ],
+)
+def test_wrong_configuration_is_refused_with_the_place(
+    tmp_path: pathlib.Path, changes: Any, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         service_of(tmp_path, **changes)
 
@@ -350,7 +431,9 @@ def test_example_of_the_manual_is_correct(tmp_path: pathlib.Path) -> None:
     assert [one["label"] for one in instance["runners"]] == ["small-noble", "small-jammy"]
 
 
-def test_check_reports_a_correct_and_a_wrong_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_a_correct_and_a_wrong_file(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config(tmp_path)
     path = tmp_path / "gitea.yaml"
     assert program.main(["--config", str(path), "check"]) == 0
@@ -381,6 +464,7 @@ def test_webhooks_reach_their_instance_only(tmp_path: pathlib.Path) -> None:
     secret.chmod(0o600)
     service = service_of(tmp_path, **{"webhook-secret-file": str(secret)})
     headers = {"x-gitea-event": "workflow_job", "x-gitea-signature": signed(BODY)}
-    assert [service.receive(path, headers, BODY) for path in ("/webhook/main", "/webhook/other", "/main", "/webhook/")] == [
-        204, 404, 404, 404,
-    ]  # fmt: skip
+    assert [
+        service.receive(path, headers, BODY)
+        for path in ("/webhook/main", "/webhook/other", "/main", "/webhook/")
+    ] == [204, 404, 404, 404]

@@ -37,7 +37,9 @@ class Served:
             return content
         if found is None:
             return Reply(404, b'{"message": "not found"}')
-        return Reply(204 if content == "" else 200, b"" if content == "" else json.dumps(content).encode())
+        return Reply(
+            204 if content == "" else 200, b"" if content == "" else json.dumps(content).encode()
+        )
 
     def connection(self, scope: str = "") -> Connection:
         return Connection(self.url, TOKEN, scope)
@@ -65,11 +67,22 @@ def pages(entries: list[dict[str, Any]], key: str, size: int = 50) -> Answer:
 
 
 def waiting(number: int, *labels: str) -> dict[str, Any]:
-    return {"id": number, "name": f"job-{number}", "labels": list(labels), "status": "queued", "runner_id": 0}
+    return {
+        "id": number,
+        "name": f"job-{number}",
+        "labels": list(labels),
+        "status": "queued",
+        "runner_id": 0,
+    }
 
 
 def running(number: int, runner: str) -> dict[str, Any]:
-    return {**waiting(number, "noble"), "status": "in_progress", "runner_id": 7, "runner_name": runner}
+    return {
+        **waiting(number, "noble"),
+        "status": "in_progress",
+        "runner_id": 7,
+        "runner_name": runner,
+    }
 
 
 JOBS, RUNNERS = "GET /api/v1/admin/actions/jobs", "GET /api/v1/admin/actions/runners"
@@ -82,10 +95,13 @@ JOBS, RUNNERS = "GET /api/v1/admin/actions/jobs", "GET /api/v1/admin/actions/run
 def test_queue_of_one_page_takes_one_request(served: Served) -> None:
     served.answers[JOBS] = pages([waiting(1, "noble"), running(2, "np-a")], "jobs")
     assert Gitea(served.connection()).queue() == [
-        Job(1, "job-1", frozenset({"noble"})), Job(2, "job-2", frozenset({"noble"}), "np-a"),
-    ]  # fmt: skip
+        Job(1, "job-1", frozenset({"noble"})),
+        Job(2, "job-2", frozenset({"noble"}), "np-a"),
+    ]
     [request] = served.proxy.requests
-    assert request.path.endswith("/admin/actions/jobs?page=1&limit=50&status=queued&status=in_progress")
+    assert request.path.endswith(
+        "/admin/actions/jobs?page=1&limit=50&status=queued&status=in_progress"
+    )
     assert request.headers["authorization"] == f"token {TOKEN}"
 
 
@@ -110,28 +126,47 @@ def test_job_that_moves_to_the_next_page_is_counted_once(served: Served) -> None
 
 
 @pytest.mark.spec("Gitea 1: scopes of tokens, and the paths of each scope")
-@pytest.mark.parametrize(("scope", "path", "needed"), [
-    ("", "/admin", "read:admin,write:admin"), ("orgs/acme", "/orgs/acme", "write:organization"),
-    ("user", "/user", "write:user"), ("repos/acme/widget", "/repos/acme/widget", "write:repository"),
-])  # fmt: skip
-def test_token_without_rights_is_told_which_it_needs(served: Served, scope: str, path: str, needed: str) -> None:
+@pytest.mark.parametrize(
+    ("scope", "path", "needed"),
+    [
+        ("", "/admin", "read:admin,write:admin"),
+        ("orgs/acme", "/orgs/acme", "write:organization"),
+        ("user", "/user", "write:user"),
+        ("repos/acme/widget", "/repos/acme/widget", "write:repository"),
+    ],
+)
+def test_token_without_rights_is_told_which_it_needs(
+    served: Served, scope: str, path: str, needed: str
+) -> None:
     operation = f"GET /api/v1{path}/actions/jobs"
-    served.answers[operation] = lambda _request: Reply(403, b'{"message": "token does not have the scope"}')
-    with pytest.raises(ForgeError, match=f"403 token does not have the scope.* it needs the scopes {needed}") as error:
+    served.answers[operation] = lambda _request: Reply(
+        403, b'{"message": "token does not have the scope"}'
+    )
+    with pytest.raises(
+        ForgeError, match=f"403 token does not have the scope.* it needs the scopes {needed}"
+    ) as error:
         Gitea(served.connection(scope)).queue()
     assert TOKEN not in str(error.value)
 
 
-@pytest.mark.parametrize(("reply", "text"), [
-    (Reply(401, b'{"message": "invalid"}'), "the token is not valid"),
-    (Reply(502, b"<html>gateway</html>"), "502 <html>gateway"),
-    (Reply(200, b"<html>log in</html>"), "the answer is not JSON"),
-    (Reply(200, b'{"jobs": 7, "total_count": 1}'), "not a list"),
-    (Reply(200, b'[]'), "not an object"),
-    (Reply(200, b'{"jobs": [{"id": "x"}], "total_count": 1}'), "not a number"),
-    (Reply(302, b"", [("Location", "https://new.example.com/")]), "redirects to https://new.example.com/"),
-])  # fmt: skip
-def test_bad_answer_is_an_error_and_never_an_empty_queue(served: Served, reply: Reply, text: str) -> None:
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (Reply(401, b'{"message": "invalid"}'), "the token is not valid"),
+        (Reply(502, b"<html>gateway</html>"), "502 <html>gateway"),
+        (Reply(200, b"<html>log in</html>"), "the answer is not JSON"),
+        (Reply(200, b'{"jobs": 7, "total_count": 1}'), "not a list"),
+        (Reply(200, b"[]"), "not an object"),
+        (Reply(200, b'{"jobs": [{"id": "x"}], "total_count": 1}'), "not a number"),
+        (
+            Reply(302, b"", [("Location", "https://new.example.com/")]),
+            "redirects to https://new.example.com/",
+        ),
+    ],
+)
+def test_bad_answer_is_an_error_and_never_an_empty_queue(
+    served: Served, reply: Reply, text: str
+) -> None:
     served.answers[JOBS] = lambda _request: reply
     with pytest.raises(ForgeError, match=text):
         Gitea(served.connection()).queue()
@@ -164,18 +199,29 @@ def registers(served: Served, **runner: Any) -> None:
 @pytest.mark.spec("Gitea 3.1, 3.2: the registration token does not reach the node")
 def test_secret_of_a_runner_is_its_file_without_the_registration_token(served: Served) -> None:
     registers(served)
-    number, secret = Gitea(served.connection()).register("np-a", ["noble:host", "gpu:docker://image"], None)
+    number, secret = Gitea(served.connection()).register(
+        "np-a", ["noble:host", "gpu:docker://image"], None
+    )
     assert number == 12
     found = json.loads(secret)
     assert found.pop("WARNING")
     assert found == {
-        "id": 12, "uuid": "u-u", "name": "np-a", "token": "runner-token", "address": served.url,
-        "labels": ["noble:host", "gpu:docker://image"], "ephemeral": True,
-    }  # fmt: skip
+        "id": 12,
+        "uuid": "u-u",
+        "name": "np-a",
+        "token": "runner-token",
+        "address": served.url,
+        "labels": ["noble:host", "gpu:docker://image"],
+        "ephemeral": True,
+    }
     request = served.proxy.requests[-1]
     assert json.loads(request.body) == {
-        "token": "registration-token", "name": "np-a", "version": "nodepool", "labels": ["noble", "gpu"], "ephemeral": True,
-    }  # fmt: skip
+        "token": "registration-token",
+        "name": "np-a",
+        "version": "nodepool",
+        "labels": ["noble", "gpu"],
+        "ephemeral": True,
+    }
     assert "authorization" not in request.headers and b"registration-token" not in secret
 
 
@@ -202,7 +248,10 @@ def test_runner_with_a_job_is_disabled_but_not_removed(served: Served) -> None:
 
 
 def test_runner_that_counts_as_busy_is_not_removed(served: Served) -> None:
-    served.answers["PATCH /api/v1/admin/actions/runners/7"] = lambda _request: {"id": 7, "busy": True}
+    served.answers["PATCH /api/v1/admin/actions/runners/7"] = lambda _request: {
+        "id": 7,
+        "busy": True,
+    }
     served.answers["DELETE /api/v1/admin/actions/runners/7"] = lambda _request: ""
     served.answers[JOBS] = pages([], "jobs")
     assert not Gitea(served.connection()).remove(7)
@@ -228,10 +277,18 @@ QUEUED, MADE = "GET /api/v1/admin/actions/runners/jobs", "POST /api/v1/admin/act
 
 
 def forgejo_job(number: int, status: str = "waiting", handle: str = "") -> dict[str, Any]:
-    return {"id": number, "name": f"job-{number}", "runs_on": ["noble"], "status": status, "handle": handle or f"h-{number}"}
+    return {
+        "id": number,
+        "name": f"job-{number}",
+        "runs_on": ["noble"],
+        "status": status,
+        "handle": handle or f"h-{number}",
+    }
 
 
-@pytest.mark.spec("Forgejo 6: null for an empty queue; running jobs are listed too; no filter by the server")
+@pytest.mark.spec(
+    "Forgejo 6: null for an empty queue; running jobs are listed too; no filter by the server"
+)
 @pytest.mark.parametrize("answer", [None, [], [forgejo_job(1, "running")]])
 def test_forgejo_queue_without_waiting_jobs_is_empty(served: Served, answer: Any) -> None:
     served.answers[QUEUED] = lambda _request: Reply(200, json.dumps(answer).encode())
@@ -241,39 +298,74 @@ def test_forgejo_queue_without_waiting_jobs_is_empty(served: Served, answer: Any
 
 @pytest.mark.spec("Forgejo 6: made ephemeral by the API; token, uuid and handle go in the secret")
 def test_forgejo_runner_is_made_for_one_job(served: Served) -> None:
-    served.answers[MADE] = lambda _request: Reply(201, json.dumps({"id": 3, "uuid": "u-u", "token": "t-t"}).encode())
+    served.answers[MADE] = lambda _request: Reply(
+        201, json.dumps({"id": 3, "uuid": "u-u", "token": "t-t"}).encode()
+    )
     job = Job(1, "check", frozenset({"noble"}), handle="h-1")
-    assert Forgejo(served.connection()).register("np-a", ["noble:host"], job) == (3, b"t-t\nu-u\nh-1\n")
-    assert json.loads(served.proxy.requests[0].body) == {"name": "np-a", "description": "nodepool: check", "ephemeral": True}
+    assert Forgejo(served.connection()).register("np-a", ["noble:host"], job) == (
+        3,
+        b"t-t\nu-u\nh-1\n",
+    )
+    assert json.loads(served.proxy.requests[0].body) == {
+        "name": "np-a",
+        "description": "nodepool: check",
+        "ephemeral": True,
+    }
 
 
-@pytest.mark.parametrize(("answer", "handle"), [({"id": 3, "uuid": "u-u"}, "h"), ({"id": 3, "uuid": "u", "token": "t"}, "h\nx")])
-def test_forgejo_runner_without_a_token_or_with_odd_texts_is_refused(served: Served, answer: Any, handle: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "handle"),
+    [({"id": 3, "uuid": "u-u"}, "h"), ({"id": 3, "uuid": "u", "token": "t"}, "h\nx")],
+)
+def test_forgejo_runner_without_a_token_or_with_odd_texts_is_refused(
+    served: Served, answer: Any, handle: str
+) -> None:
     served.answers[MADE] = lambda _request: answer
     with pytest.raises(ForgeError, match="the new runner has no token"):
-        Forgejo(served.connection()).register("np-a", ["noble:host"], Job(1, "check", frozenset(), handle=handle))
+        Forgejo(served.connection()).register(
+            "np-a", ["noble:host"], Job(1, "check", frozenset(), handle=handle)
+        )
 
 
 @pytest.mark.spec("Forgejo 6: the token by file, never on the command line; no --wait")
 @pytest.mark.parametrize(("handle", "words"), [("h-1", ["--handle", "h-1"]), ("", [])])
-def test_forgejo_program_gets_its_token_by_a_file(tmp_path: pathlib.Path, handle: str, words: list[str]) -> None:
+def test_forgejo_program_gets_its_token_by_a_file(
+    tmp_path: pathlib.Path, handle: str, words: list[str]
+) -> None:
     show = tmp_path / "show"
     show.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > words\n')
     show.chmod(0o755)
     (tmp_path / "secret").write_text(f"t-t\nu-u\n{handle}\n")
-    script = Forgejo(Connection("https://forge.example.com", TOKEN)).script(f"{show} one-job", ["noble:host", "a b:host"])
+    script = Forgejo(Connection("https://forge.example.com", TOKEN)).script(
+        f"{show} one-job", ["noble:host", "a b:host"]
+    )
     subprocess.run(["sh", "-c", f"umask 077; {script}"], cwd=tmp_path, check=True, timeout=10)
     assert (tmp_path / "words").read_text().splitlines() == [
-        "one-job", "--url", "https://forge.example.com", "--uuid", "u-u", "--token-url", f"file:{tmp_path}/token",
-        "--label", "noble:host", "--label", "a b:host", *words,
-    ]  # fmt: skip
-    assert (tmp_path / "token").read_text() == "t-t" and (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+        "one-job",
+        "--url",
+        "https://forge.example.com",
+        "--uuid",
+        "u-u",
+        "--token-url",
+        f"file:{tmp_path}/token",
+        "--label",
+        "noble:host",
+        "--label",
+        "a b:host",
+        *words,
+    ]
+    assert (tmp_path / "token").read_text() == "t-t" and (
+        tmp_path / "token"
+    ).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.spec("Forgejo 6: status offline, idle, active")
 def test_forgejo_runner_with_a_job_is_not_removed(served: Served) -> None:
     served.answers["GET /api/v1/admin/actions/runners"] = lambda request: (
-        [{"id": 3, "name": "np-a", "status": "active"}, {"id": 4, "name": "np-b", "status": "offline"}]
+        [
+            {"id": 3, "name": "np-a", "status": "active"},
+            {"id": 4, "name": "np-b", "status": "offline"},
+        ]
     )
     served.answers["DELETE /api/v1/admin/actions/runners/4"] = lambda _request: ""
     forge = Forgejo(served.connection())
@@ -287,12 +379,21 @@ def slowly(pieces: int) -> Iterator[bytes]:
         yield b" "
 
 
-@pytest.mark.parametrize(("reply", "text"), [
-    (lambda: Reply(200, gzip.compress(b"{}"), [("Content-Encoding", "gzip")]), r"compressed \(gzip\) although"),
-    (lambda: Reply(200, b" " * 5001), "more than 5000 bytes"),
-    (lambda: Reply(200, b"", stream=slowly(4000)), "took longer than 0.3 s"),
-    (lambda: Reply(302, b"", [("Location", "/elsewhere")], stream=slowly(4000)), "took longer than 0.3 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (
+            lambda: Reply(200, gzip.compress(b"{}"), [("Content-Encoding", "gzip")]),
+            r"compressed \(gzip\) although",
+        ),
+        (lambda: Reply(200, b" " * 5001), "more than 5000 bytes"),
+        (lambda: Reply(200, b"", stream=slowly(4000)), "took longer than 0.3 s"),
+        (
+            lambda: Reply(302, b"", [("Location", "/elsewhere")], stream=slowly(4000)),
+            "took longer than 0.3 s",
+        ),
+    ],
+)
 def test_answer_that_is_compressed_too_long_or_too_slow_is_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch, reply: Callable[[], Reply], text: str
 ) -> None:

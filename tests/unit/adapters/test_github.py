@@ -35,8 +35,16 @@ class Answers:
         self.proxy = FaultProxy(("127.0.0.1", 1), self._answer)
         self.url = self.proxy.url
         self.made: dict[tuple[str, str], Callable[[Request], Reply]] = {}
-        self.give("POST", "/api/v3/orgs/acme/actions/runners/registration-token", {"token": "registration"})
-        self.give("POST", "/api/v3/actions/runner-registration", {"url": f"{self.url}/service/", "token": "admin"})
+        self.give(
+            "POST",
+            "/api/v3/orgs/acme/actions/runners/registration-token",
+            {"token": "registration"},
+        )
+        self.give(
+            "POST",
+            "/api/v3/actions/runner-registration",
+            {"url": f"{self.url}/service/", "token": "admin"},
+        )
 
     def give(self, method: str, path: str, body: object, status: int = 200, **headers: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -52,7 +60,11 @@ class Answers:
         return Reply(599, b"{}") if made is None else made(request)
 
     def requests(self, method: str, path: str) -> list[Request]:
-        return [each for each in self.proxy.requests if (each.method, each.path.partition("?")[0]) == (method, path)]
+        return [
+            each
+            for each in self.proxy.requests
+            if (each.method, each.path.partition("?")[0]) == (method, path)
+        ]
 
 
 @pytest.fixture
@@ -76,44 +88,71 @@ def calls(answers: Answers, stopping: threading.Event, monkeypatch: pytest.Monke
 SETS = "/service/_apis/runtime/runnerscalesets"
 AGENTS = "/service/_apis/distributedtask/pools/0/agents"
 SESSION = {
-    "sessionId": "7b3c4a3e-0000-4000-8000-000000000001", "messageQueueAccessToken": "queue-token",
+    "sessionId": "7b3c4a3e-0000-4000-8000-000000000001",
+    "messageQueueAccessToken": "queue-token",
     "statistics": {"totalAssignedJobs": 2},
-}  # fmt: skip
+}
 
 
 @pytest.mark.spec("GitHub 2: configuration URL and REST base")
-@pytest.mark.parametrize(("url", "rest", "path"), [
-    ("https://github.com/acme/", "https://api.github.com", "/orgs/acme"),
-    ("https://www.github.com/acme/widget", "https://api.github.com", "/repos/acme/widget"),
-    ("https://github.com/Enterprises/big", "https://api.github.com", "/enterprises/big"),
-    ("https://acme.ghe.com/acme", "https://api.acme.ghe.com", "/orgs/acme"),
-    ("https://ghes.example.org:8443/acme", "https://ghes.example.org:8443/api/v3", "/orgs/acme"),
-    ("http://127.0.0.1:4100/acme", "http://127.0.0.1:4100/api/v3", "/orgs/acme"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "rest", "path"),
+    [
+        ("https://github.com/acme/", "https://api.github.com", "/orgs/acme"),
+        ("https://www.github.com/acme/widget", "https://api.github.com", "/repos/acme/widget"),
+        ("https://github.com/Enterprises/big", "https://api.github.com", "/enterprises/big"),
+        ("https://acme.ghe.com/acme", "https://api.acme.ghe.com", "/orgs/acme"),
+        (
+            "https://ghes.example.org:8443/acme",
+            "https://ghes.example.org:8443/api/v3",
+            "/orgs/acme",
+        ),
+        ("http://127.0.0.1:4100/acme", "http://127.0.0.1:4100/api/v3", "/orgs/acme"),
+    ],
+)
 def test_place_of_a_configuration_url(url: str, rest: str, path: str) -> None:
     found = Place.read(url)
     assert (found.rest, found.path) == (rest, path)
 
 
 @pytest.mark.parametrize(
-    "url", ["github.com/acme", "https://github.com", "https://github.com/a/b/c", "http://github.com/acme", ""]
+    "url",
+    [
+        "github.com/acme",
+        "https://github.com",
+        "https://github.com/a/b/c",
+        "http://github.com/acme",
+        "",
+    ],
 )
 def test_url_that_names_nothing_or_is_not_safe_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="github: url: "):
         Place.read(url)
 
 
-@pytest.mark.spec("GitHub 2: byte-order mark, tokens in the right headers, api-version on every call")
+@pytest.mark.spec(
+    "GitHub 2: byte-order mark, tokens in the right headers, api-version on every call"
+)
 def test_chain_of_tokens(answers: Answers, calls: Service) -> None:
-    answers.give("POST", "/api/v3/actions/runner-registration",
-                 BOM + json.dumps({"url": f"{answers.url}/service/", "token": "admin"}).encode())  # fmt: skip
+    answers.give(
+        "POST",
+        "/api/v3/actions/runner-registration",
+        BOM + json.dumps({"url": f"{answers.url}/service/", "token": "admin"}).encode(),
+    )
     answers.give("GET", SETS, {"count": 1, "value": [{"id": 7, "name": "set"}]})
     assert calls.find("set", 1) == {"id": 7, "name": "set"}
     [first] = answers.requests("POST", "/api/v3/orgs/acme/actions/runners/registration-token")
     [second] = answers.requests("POST", "/api/v3/actions/runner-registration")
     [third] = answers.requests("GET", SETS)
-    lowered = [{name.lower(): value for name, value in each.headers.items()} for each in (first, second, third)]
-    assert [each["authorization"] for each in lowered] == ["Bearer ghp_secret", "RemoteAuth registration", "Bearer admin"]
+    lowered = [
+        {name.lower(): value for name, value in each.headers.items()}
+        for each in (first, second, third)
+    ]
+    assert [each["authorization"] for each in lowered] == [
+        "Bearer ghp_secret",
+        "RemoteAuth registration",
+        "Bearer admin",
+    ]
     assert json.loads(second.body) == {"url": f"{answers.url}/acme", "runner_event": "register"}
     assert "api-version=6.0-preview" in third.path and "name=set" in third.path
     assert json.loads(lowered[2]["user-agent"])["kind"] == "scaleset"
@@ -125,17 +164,29 @@ def test_fresh_registration_token_may_need_a_moment(answers: Answers, calls: Ser
     answers.row("POST", "/api/v3/actions/runner-registration", Reply(401, b"{}"), good)
     answers.give("GET", SETS, {"count": 0, "value": []})
     assert calls.find("set", 1) is None
-    answers.give("POST", "/api/v3/orgs/acme/actions/runners/registration-token", {"message": "Bad credentials"}, 401)
+    answers.give(
+        "POST",
+        "/api/v3/orgs/acme/actions/runners/registration-token",
+        {"message": "Bad credentials"},
+        401,
+    )
     other = Service(calls.place, lambda: "ghp_revoked", threading.Event())
     with pytest.raises(ServiceError, match="status 401: Bad credentials"):
         other.find("set", 1)
 
 
-@pytest.mark.parametrize(("body", "text"), [
-    ({"url": "http://elsewhere.example.org/x", "token": "admin"}, "not https"), ({"url": "", "token": "admin"}, "no url"),
-    ([], "not an object"), (b"<html>", "not JSON"),
-])  # fmt: skip
-def test_admin_connection_that_cannot_be_used_is_refused(answers: Answers, calls: Service, body: object, text: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"url": "http://elsewhere.example.org/x", "token": "admin"}, "not https"),
+        ({"url": "", "token": "admin"}, "no url"),
+        ([], "not an object"),
+        (b"<html>", "not JSON"),
+    ],
+)
+def test_admin_connection_that_cannot_be_used_is_refused(
+    answers: Answers, calls: Service, body: object, text: str
+) -> None:
     answers.give("POST", "/api/v3/actions/runner-registration", body)
     with pytest.raises(ServiceError, match=text):
         calls.find("set", 1)
@@ -148,14 +199,25 @@ def test_redirect_is_not_followed_so_that_tokens_stay(answers: Answers, calls: S
 
 
 def opened(answers: Answers, calls: Service, **more: object) -> service.Session:
-    answers.give("POST", f"{SETS}/7/sessions", {**SESSION, "messageQueueUrl": f"{answers.url}/queue?sessionId=x", **more})
+    answers.give(
+        "POST",
+        f"{SETS}/7/sessions",
+        {**SESSION, "messageQueueUrl": f"{answers.url}/queue?sessionId=x", **more},
+    )
     return calls.open(7, "host")
 
 
-@pytest.mark.spec("GitHub 4: an empty queue URL is a failed open; an open is not repeated when it may have arrived")
+@pytest.mark.spec(
+    "GitHub 4: an empty queue URL is a failed open; an open is not repeated when it may have "
+    "arrived"
+)
 def test_open_session(answers: Answers, calls: Service) -> None:
     assert opened(answers, calls).statistics == {"totalAssignedJobs": 2}
-    for wrong in ({"messageQueueUrl": ""}, {"sessionId": "x"}, {"messageQueueUrl": "http://elsewhere.example.org/"}):
+    for wrong in (
+        {"messageQueueUrl": ""},
+        {"sessionId": "x"},
+        {"messageQueueUrl": "http://elsewhere.example.org/"},
+    ):
         with pytest.raises((ServiceError, ValueError)):
             opened(answers, calls, **wrong)
     before = len(answers.requests("POST", f"{SETS}/7/sessions"))
@@ -173,44 +235,78 @@ def test_polls(answers: Answers, calls: Service) -> None:
     answers.give("GET", "/queue", b"", 200)
     assert calls.poll(session, 3, 5) is None
     first, second = answers.requests("GET", "/queue")
-    assert first.path == "/queue?sessionId=x" and second.path == "/queue?sessionId=x&lastMessageId=3"
+    assert (
+        first.path == "/queue?sessionId=x" and second.path == "/queue?sessionId=x&lastMessageId=3"
+    )
     headers = {name.lower(): value for name, value in second.headers.items()}
-    assert headers["x-scalesetmaxcapacity"] == "5" and headers["authorization"] == "Bearer queue-token"
+    assert (
+        headers["x-scalesetmaxcapacity"] == "5" and headers["authorization"] == "Bearer queue-token"
+    )
     answers.give("GET", "/queue", {"messageId": 1, "messageType": "Other"})
     with pytest.raises(ServiceError, match="unknown type Other"):
         calls.poll(session, 0, 5)
 
 
 @pytest.mark.spec("GitHub 5: rate limits are waited for as told")
-@pytest.mark.parametrize(("status", "headers"), [
-    (429, {"Retry-After": "1"}), (403, {"Retry-After": "1"}),
-    (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()))}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (429, {"Retry-After": "1"}),
+        (403, {"Retry-After": "1"}),
+        (403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()))}),
+    ],
+)
 def test_rate_limit(answers: Answers, calls: Service, status: int, headers: dict[str, str]) -> None:
-    answers.row("GET", SETS, Reply(status, b"{}", list(headers.items())), Reply(200, b'{"count": 0, "value": []}'))
+    answers.row(
+        "GET",
+        SETS,
+        Reply(status, b"{}", list(headers.items())),
+        Reply(200, b'{"count": 0, "value": []}'),
+    )
     assert calls.find("set", 1) is None
     assert len(answers.requests("GET", SETS)) == 2
 
 
-def test_service_that_asks_for_no_pause_is_called_after_a_second(answers: Answers, calls: Service) -> None:
-    answers.row("GET", SETS, Reply(429, b"{}", [("Retry-After", "0")]), Reply(200, b'{"count": 0, "value": []}'))
+def test_service_that_asks_for_no_pause_is_called_after_a_second(
+    answers: Answers, calls: Service
+) -> None:
+    answers.row(
+        "GET",
+        SETS,
+        Reply(429, b"{}", [("Retry-After", "0")]),
+        Reply(200, b'{"count": 0, "value": []}'),
+    )
     began = time.monotonic()
     assert calls.find("set", 1) is None
     assert time.monotonic() - began >= 1.0 and len(answers.requests("GET", SETS)) == 2
 
 
 def test_call_that_is_repeated_is_reported_at_its_first_failure(
-    answers: Answers, calls: Service, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answers: Answers,
+    calls: Service,
+    stopping: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    answers.row("GET", SETS, Reply(503, b"away"), Reply(503, b"away"), Reply(200, b'{"count": 0, "value": []}'))
+    answers.row(
+        "GET",
+        SETS,
+        Reply(503, b"away"),
+        Reply(503, b"away"),
+        Reply(200, b'{"count": 0, "value": []}'),
+    )
     settings: Any = SimpleNamespace(kind=Kind("set", "small", 1), folder="/runner")
     listener = ScaleSet(settings, calls, cast(Any, None), stopping)
     seen: list[object] = []
-    monkeypatch.setattr(stopping, "wait", lambda _seconds: seen.append(listener.status()["trouble"]))
+    monkeypatch.setattr(
+        stopping, "wait", lambda _seconds: seen.append(listener.status()["trouble"])
+    )
     assert calls.find("set", 1) is None
     assert len(seen) == 2 and all("503" in str(text) for text in seen)
     assert listener.status()["trouble"] == "not connected yet"
-    (logged,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (logged,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert "503" in logged and logged.endswith("; the call is repeated for up to 3 s")
 
 
@@ -222,17 +318,22 @@ def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: S
 
 
 @pytest.mark.spec("GitHub 6: ids of the service are in the text of an error")
-def test_answer_that_is_too_long_is_refused(answers: Answers, calls: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_is_too_long_is_refused(
+    answers: Answers, calls: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.answers.MOST", 5000)
     answers.give("POST", f"{SETS}/3/sessions", b" " * 5001)
     with pytest.raises(ServiceError, match="more than 5000 bytes"):
         calls.open(3, "host")
 
 
-def test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects(answers: Answers, calls: Service) -> None:
+def test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects(
+    answers: Answers, calls: Service
+) -> None:
     for method, path, call in (
-        ("POST", SETS, lambda: calls.create("set", 1, [])), ("POST", f"{SETS}/3/sessions", lambda: calls.open(3, "host")),
-    ):  # fmt: skip
+        ("POST", SETS, lambda: calls.create("set", 1, [])),
+        ("POST", f"{SETS}/3/sessions", lambda: calls.open(3, "host")),
+    ):
         answers.give(method, path, b"", **{"Content-Encoding": "br"})  # the answer cannot be read
         with pytest.raises(ServiceError, match="does not answer"):
             call()
@@ -241,8 +342,17 @@ def test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects
 
 def test_error_has_the_ids_that_support_asks_for(answers: Answers, calls: Service) -> None:
     body = {"typeName": "GitHub.Runner.AgentExistsException, x", "message": "name is taken"}
-    answers.give("POST", f"{SETS}/7/generatejitconfig", body, 409, ActivityId="act-1", **{"X-GitHub-Request-Id": "req-1"})
-    with pytest.raises(ServiceError, match="name is taken ActivityId act-1 X-GitHub-Request-Id req-1") as found:
+    answers.give(
+        "POST",
+        f"{SETS}/7/generatejitconfig",
+        body,
+        409,
+        ActivityId="act-1",
+        **{"X-GitHub-Request-Id": "req-1"},
+    )
+    with pytest.raises(
+        ServiceError, match="name is taken ActivityId act-1 X-GitHub-Request-Id req-1"
+    ) as found:
         calls.register(7, "np-1")
     assert found.value.status == 409 and "AgentExists" in found.value.kind
 
@@ -250,21 +360,34 @@ def test_error_has_the_ids_that_support_asks_for(answers: Answers, calls: Servic
 @pytest.fixture
 def one(calls: Service, stopping: threading.Event) -> ScaleSet:
     made = ScaleSet(
-        Settings(Kind("set", "small", most=3, least=1)), calls, Pools({"url": "http://127.0.0.1:1"}, "test"), stopping
+        Settings(Kind("set", "small", most=3, least=1)),
+        calls,
+        Pools({"url": "http://127.0.0.1:1"}, "test"),
+        stopping,
     )
     made.number = 7
     return made
 
 
-@pytest.mark.spec("GitHub 6: AgentExists: ours from before is removed and made again; JobStillRunning is left alone")
+@pytest.mark.spec(
+    "GitHub 6: AgentExists: ours from before is removed and made again; JobStillRunning is left "
+    "alone"
+)
 def test_name_of_a_former_runner_is_freed(answers: Answers, one: ScaleSet) -> None:
     taken = Reply(409, b'{"typeName": "x.AgentExistsException", "message": "taken"}')
-    answers.row("POST", f"{SETS}/7/generatejitconfig", taken, Reply(200, b'{"encodedJITConfig": "c2VjcmV0"}'))
+    answers.row(
+        "POST",
+        f"{SETS}/7/generatejitconfig",
+        taken,
+        Reply(200, b'{"encodedJITConfig": "c2VjcmV0"}'),
+    )
     answers.give("GET", AGENTS, {"count": 1, "value": [{"id": 31, "name": "np-1"}]})
     answers.give("DELETE", f"{AGENTS}/31", b"", 204)
     assert one.register("np-1") == b"c2VjcmV0\n"
     answers.row("POST", f"{SETS}/7/generatejitconfig", taken)
-    answers.give("DELETE", f"{AGENTS}/31", {"typeName": "x.JobStillRunningException", "message": "busy"}, 400)
+    answers.give(
+        "DELETE", f"{AGENTS}/31", {"typeName": "x.JobStillRunningException", "message": "busy"}, 400
+    )
     assert one.remove("np-1") is False
     with pytest.raises(listener.ForgeError, match="np-1 runs a job"):
         one.register("np-1")
@@ -272,35 +395,84 @@ def test_name_of_a_former_runner_is_freed(answers: Answers, one: ScaleSet) -> No
     assert one.remove("np-1") is True
 
 
-def handle(one: ScaleSet, answers: Answers, calls: Service, ident: int, statistics: object, *events: dict[str, Any]) -> None:
+def handle(
+    one: ScaleSet,
+    answers: Answers,
+    calls: Service,
+    ident: int,
+    statistics: object,
+    *events: dict[str, Any],
+) -> None:
     session = opened(answers, calls)
     answers.give("DELETE", f"/queue/{ident}", b"", 204)
     answers.give("POST", f"{SETS}/7/acquirejobs", {"value": []})
-    one.handle(7, session, {"messageId": ident, "statistics": statistics, "body": json.dumps(events)})
+    one.handle(
+        7, session, {"messageId": ident, "statistics": statistics, "body": json.dumps(events)}
+    )
 
 
 @pytest.mark.spec("GitHub 1.3, 8.1: the number comes from the statistics, not from the events")
-def test_wanted_number_is_that_of_the_statistics(answers: Answers, calls: Service, one: ScaleSet) -> None:
-    assigned = {"messageType": "JobAssigned", "runnerRequestId": 0, "jobId": "j-1", "ownerName": "acme", "repositoryName": "w",
-                "jobDisplayName": "build", "workflowRunId": 9, "queueTime": "2026-11-27T09:00:00Z"}  # fmt: skip
-    handle(one, answers, calls, 1, {"totalAssignedJobs": 1}, assigned, assigned, {"messageType": "New"}, assigned)
+def test_wanted_number_is_that_of_the_statistics(
+    answers: Answers, calls: Service, one: ScaleSet
+) -> None:
+    assigned = {
+        "messageType": "JobAssigned",
+        "runnerRequestId": 0,
+        "jobId": "j-1",
+        "ownerName": "acme",
+        "repositoryName": "w",
+        "jobDisplayName": "build",
+        "workflowRunId": 9,
+        "queueTime": "2026-11-27T09:00:00Z",
+    }
+    handle(
+        one,
+        answers,
+        calls,
+        1,
+        {"totalAssignedJobs": 1},
+        assigned,
+        assigned,
+        {"messageType": "New"},
+        assigned,
+    )
     assert one.fleet.wanted == 2
     assert one.status()["notes"] == ["acme/w: build (run 9) waits for a runner since 09:00:00 UTC"]
-    handle(one, answers, calls, 2, {"totalAssignedJobs": 50}, {**assigned, "messageType": "JobStarted", "runnerName": "other"})
+    handle(
+        one,
+        answers,
+        calls,
+        2,
+        {"totalAssignedJobs": 50},
+        {**assigned, "messageType": "JobStarted", "runnerName": "other"},
+    )
     assert one.fleet.wanted == 3 and one.status()["notes"] == []
-    handle(one, answers, calls, 3, {}, {"messageType": "JobCompleted", "jobId": "j-1", "finishTime": "0001-01-01T00:00:00Z"})
+    handle(
+        one,
+        answers,
+        calls,
+        3,
+        {},
+        {"messageType": "JobCompleted", "jobId": "j-1", "finishTime": "0001-01-01T00:00:00Z"},
+    )
     handle(one, answers, calls, 4, {"totalAssignedJobs": None})
     assert one.fleet.wanted == 1
     assert len(answers.requests("DELETE", "/queue/4")) == 1
 
 
-@pytest.mark.spec("GitHub 5: at most max - totalAssignedJobs are acquired; the others when there is room")
+@pytest.mark.spec(
+    "GitHub 5: at most max - totalAssignedJobs are acquired; the others when there is room"
+)
 def test_offers_wait_until_there_is_room(answers: Answers, calls: Service, one: ScaleSet) -> None:
-    offers = [{"messageType": "JobAvailable", "runnerRequestId": number} for number in (11, 12, 13, 14)]
+    offers = [
+        {"messageType": "JobAvailable", "runnerRequestId": number} for number in (11, 12, 13, 14)
+    ]
     handle(one, answers, calls, 1, {"totalAssignedJobs": 1}, *offers)
     [request] = answers.requests("POST", f"{SETS}/7/acquirejobs")
     assert json.loads(request.body) == [11, 12]
-    assert {name.lower(): value for name, value in request.headers.items()}["authorization"] == "Bearer queue-token"
+    assert {name.lower(): value for name, value in request.headers.items()}[
+        "authorization"
+    ] == "Bearer queue-token"
     assert answers.requests("DELETE", "/queue/1") == []
     handle(one, answers, calls, 2, {"totalAssignedJobs": 3})
     assert len(answers.requests("POST", f"{SETS}/7/acquirejobs")) == 1
@@ -312,7 +484,12 @@ def test_offers_are_acquired_when_capacity_returns_without_another_message(
     answers: Answers, one: ScaleSet, stopping: threading.Event
 ) -> None:
     offer = json.dumps([{"messageType": "JobAvailable", "runnerRequestId": 11}])
-    message = {"messageId": 1, "messageType": "RunnerScaleSetJobMessages", "statistics": {"totalAssignedJobs": 0}, "body": offer}
+    message = {
+        "messageId": 1,
+        "messageType": "RunnerScaleSetJobMessages",
+        "statistics": {"totalAssignedJobs": 0},
+        "body": offer,
+    }
     sent: list[Reply] = [Reply(200, json.dumps(message).encode())]
 
     def poll(_request: Request) -> Reply:
@@ -320,7 +497,11 @@ def test_offers_are_acquired_when_capacity_returns_without_another_message(
         return sent.pop() if sent else Reply(202)
 
     answers.give("GET", SETS, {"value": [{"id": 7}]})
-    answers.give("POST", f"{SETS}/7/sessions", {**SESSION, "messageQueueUrl": f"{answers.url}/queue", "statistics": {}})
+    answers.give(
+        "POST",
+        f"{SETS}/7/sessions",
+        {**SESSION, "messageQueueUrl": f"{answers.url}/queue", "statistics": {}},
+    )
     answers.give("DELETE", f"{SETS}/7/sessions/{SESSION['sessionId']}", b"", 204)
     answers.give("POST", f"{SETS}/7/acquirejobs", {"value": []})
     answers.give("DELETE", "/queue/1", b"", 204)
@@ -331,7 +512,11 @@ def test_offers_are_acquired_when_capacity_returns_without_another_message(
         wait_for(lambda: len(answers.requests("GET", "/queue")) > 1, 30, "a poll after the offer")
         assert answers.requests("POST", f"{SETS}/7/acquirejobs") == []
         one.fleet.broken.clear()
-        wait_for(lambda: answers.requests("DELETE", "/queue/1") != [], 30, "the offer acquired and acknowledged")
+        wait_for(
+            lambda: answers.requests("DELETE", "/queue/1") != [],
+            30,
+            "the offer acquired and acknowledged",
+        )
     finally:
         stopping.set()
         one.fleet.stop()
@@ -344,9 +529,20 @@ def test_completed_job_and_offline_runner_are_reported_to_the_runner(
 ) -> None:
     runner = Runner(one.fleet, "np-1")
     monkeypatch.setattr(one.fleet, "find", lambda name: runner if name == "np-1" else None)
-    handle(one, answers, calls, 1, {}, {"messageType": "JobCompleted", "jobId": "j", "runnerName": "np-1", "result": "canceled"})
+    handle(
+        one,
+        answers,
+        calls,
+        1,
+        {},
+        {"messageType": "JobCompleted", "jobId": "j", "runnerName": "np-1", "result": "canceled"},
+    )
     assert runner.finished
-    for agents, presence in (([], None), ([{"id": 1, "status": "offline"}], False), ([{"id": 1, "status": "online"}], True)):
+    for agents, presence in (
+        ([], None),
+        ([{"id": 1, "status": "offline"}], False),
+        ([{"id": 1, "status": "online"}], True),
+    ):
         answers.give("GET", AGENTS, {"value": agents})
         assert one.presence("np-1") is presence
     answers.give("GET", AGENTS, {"value": [{"id": 1}]})
@@ -356,8 +552,14 @@ def test_completed_job_and_offline_runner_are_reported_to_the_runner(
 @pytest.mark.spec("GitHub 7: what each status of the runner means")
 def test_status_of_the_runner(one: ScaleSet) -> None:
     assert one.failure(0) is None
-    for status, text in ((1, "status 1"), (2, "status 2"), (5, "another runner"), (7, "rebuild the image of small"),
-                         (127, "no runner in /opt/actions-runner"), (None, "killed")):  # fmt: skip
+    for status, text in (
+        (1, "status 1"),
+        (2, "status 2"),
+        (5, "another runner"),
+        (7, "rebuild the image of small"),
+        (127, "no runner in /opt/actions-runner"),
+        (None, "killed"),
+    ):
         found = one.failure(status)
         assert found is not None and text in found[0]
     outdated = one.failure(7)
@@ -388,29 +590,40 @@ def test_pause_grows_from_the_third_and_ends_with_success() -> None:
 
 
 def config(**more: Any) -> dict[str, Any]:
-    return {"github": {"url": "https://github.com/acme", "token-file": "/x"}, "scale-sets": [{"name": "set"}], **more}
+    return {
+        "github": {"url": "https://github.com/acme", "token-file": "/x"},
+        "scale-sets": [{"name": "set"}],
+        **more,
+    }
 
 
 def test_settings_have_the_documented_defaults() -> None:
     [found] = settings_of(SCHEMA(config()))
-    assert (found.kind.label, found.kind.most, found.kind.least, found.kind.idle, found.kind.job_time) == (
-        "set",
-        10,
-        0,
-        900,
-        21600,
-    )
+    assert (
+        found.kind.label,
+        found.kind.most,
+        found.kind.least,
+        found.kind.idle,
+        found.kind.job_time,
+    ) == ("set", 10, 0, 900, 21600)
     assert (found.group, found.labels, found.folder) == ("default", (), "/opt/actions-runner")
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"scale-sets": []}, "scale-sets"), ({"scale-sets": [{"name": "a b"}]}, "letters, digits"),
-    ({"scale-sets": [{"name": "a", "max": -1}]}, "max"), ({"scale-sets": [{"name": "a", "idle": "soon"}]}, "not a duration"),
-    ({"scale-sets": [{"name": "a", "folder": "relative"}]}, "an absolute path"), ({"other": 1}, "extra keys"),
-    ({"scale-sets": [{"name": "a"}, {"name": "a"}]}, "a is there twice"),
-    ({"scale-sets": [{"name": "a", "min": 5, "max": 2}]}, r"min \(5\) is above max \(2\)"),
-    ({"github": {"url": "https://github.com/acme"}}, "either token-file or app"), ({"listen": "8010"}, "is not an address"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"scale-sets": []}, "scale-sets"),
+        ({"scale-sets": [{"name": "a b"}]}, "letters, digits"),
+        ({"scale-sets": [{"name": "a", "max": -1}]}, "max"),
+        ({"scale-sets": [{"name": "a", "idle": "soon"}]}, "not a duration"),
+        ({"scale-sets": [{"name": "a", "folder": "relative"}]}, "an absolute path"),
+        ({"other": 1}, "extra keys"),
+        ({"scale-sets": [{"name": "a"}, {"name": "a"}]}, "a is there twice"),
+        ({"scale-sets": [{"name": "a", "min": 5, "max": 2}]}, r"min \(5\) is above max \(2\)"),
+        ({"github": {"url": "https://github.com/acme"}}, "either token-file or app"),
+        ({"listen": "8010"}, "is not an address"),
+    ],
+)
 def test_wrong_configuration_is_refused_with_the_place(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], text: str
 ) -> None:
@@ -434,7 +647,9 @@ def test_wrong_configuration_is_refused_with_the_place(
     assert capsys.readouterr().out == f"{path}: correct\n"
 
 
-def test_secret_that_others_may_read_is_refused(tmp_path: pathlib.Path, stopping: threading.Event) -> None:
+def test_secret_that_others_may_read_is_refused(
+    tmp_path: pathlib.Path, stopping: threading.Event
+) -> None:
     token = tmp_path / "token"
     token.write_text("ghp_x")
     token.chmod(0o644)
@@ -452,14 +667,19 @@ def test_secret_that_others_may_read_is_refused(tmp_path: pathlib.Path, stopping
         service_of({"url": "https://github.com/acme", "app": app}, stopping)
 
 
-def test_directory_of_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_somebody_else_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
     (tmp_path / "run").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="belongs to somebody else"):
         Pools({"url": "http://127.0.0.1:1"}, "test").open()
     (tmp_path / "run").unlink()
     (tmp_path / "run" / "999999999").mkdir(parents=True)
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="belongs to somebody else"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ConfigError, match="belongs to somebody else"),
+    ):
         patch.setattr("os.getuid", lambda: 4000000)
         Pools({"url": "http://127.0.0.1:1"}, "test").open()
     pools = Pools({"url": "http://127.0.0.1:1"}, "test")
@@ -471,9 +691,27 @@ def test_directory_of_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypat
 
 
 def test_status_as_text() -> None:
-    runner = {"name": "np-1", "state": "busy", "seconds": 3, "job": "acme/w: build (run 9)", "lease": "200-1", "why": "on node 1"}
-    fleet = {"name": "set", "label": "small", "wanted": None, "most": 3, "runners": [runner], "trouble": "old", "notes": ["n"]}
+    runner = {
+        "name": "np-1",
+        "state": "busy",
+        "seconds": 3,
+        "job": "acme/w: build (run 9)",
+        "lease": "200-1",
+        "why": "on node 1",
+    }
+    fleet = {
+        "name": "set",
+        "label": "small",
+        "wanted": None,
+        "most": 3,
+        "runners": [runner],
+        "trouble": "old",
+        "notes": ["n"],
+    }
     assert program.show_status({"trouble": ["t"], "fleets": [fleet]}).splitlines() == [
-        "! t", "set (label small): wanted 0 of 3; 1 busy", "  ! old", "  n",
+        "! t",
+        "set (label small): wanted 0 of 3; 1 busy",
+        "  ! old",
+        "  n",
         "  np-1  busy for 3 s  lease 200-1  acme/w: build (run 9); on node 1",
-    ]  # fmt: skip
+    ]

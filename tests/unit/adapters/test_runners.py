@@ -45,7 +45,12 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fleet that runs, in which no runner starts."""
     monkeypatch.setattr(Runner, "start", lambda _self: None)
     stopping = threading.Event()
-    found = Fleet(Kind("main/noble", "noble", most=5), NoForge(), lambda _name: NoLeases("http://127.0.0.1:9"), stopping)
+    found = Fleet(
+        Kind("main/noble", "noble", most=5),
+        NoForge(),
+        lambda _name: NoLeases("http://127.0.0.1:9"),
+        stopping,
+    )
     found.start()
     yield found
     stopping.set()
@@ -112,7 +117,11 @@ class Held:
         answer = self.answers.pop(0) if self.answers else ""
         if isinstance(answer, Exception):
             raise answer
-        return Done(answer, b"", b"broken") if isinstance(answer, int) else Done(0, answer.encode(), b"")
+        return (
+            Done(answer, b"", b"broken")
+            if isinstance(answer, int)
+            else Done(0, answer.encode(), b"")
+        )
 
     def _checked(self, **_options: Any) -> None:
         if self.error is not None:
@@ -146,7 +155,9 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a runner live from its lease to the end of its program; return it and its forge."""
     monkeypatch.setattr(runners, "RETRY", 0.01)
 
-    def run(lease: Any, adopted: bool = True, job: str = "", finished: bool = False) -> tuple[Runner, Forge]:
+    def run(
+        lease: Any, adopted: bool = True, job: str = "", finished: bool = False
+    ) -> tuple[Runner, Forge]:
         forge, stopping = Forge(), threading.Event()
         lease.stopping = stopping
         pool = NoLeases("http://127.0.0.1:9")
@@ -169,7 +180,9 @@ def test_adopted_runner_is_kept_although_its_node_does_not_answer_at_first(live:
     assert (runner.fleet.done, runner.fleet.failures) == (1, 0)
 
 
-def test_launcher_that_is_away_for_long_says_nothing_about_the_node(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_that_is_away_for_long_says_nothing_about_the_node(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
     lease = Held("busy", AWAY, AWAY, AWAY, "ended 0\n")
@@ -186,10 +199,15 @@ def test_launcher_that_is_away_for_long_says_nothing_about_the_node(live: Any, m
 
     lease = Held("busy", BROKEN, BROKEN, "ended 0\n")
     lease.refresh = there
-    assert "nothing heard of the node for 600 s; at last: connection lost" in live(lease)[0].fleet.broken.text
+    assert (
+        "nothing heard of the node for 600 s; at last: connection lost"
+        in live(lease)[0].fleet.broken.text
+    )
 
 
-def test_busy_launcher_says_nothing_about_the_node(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_launcher_says_nothing_about_the_node(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
     busy = NodepoolError("busy", "too many programs run here")
@@ -234,14 +252,22 @@ def test_adopted_lease_without_a_program_gets_one_unless_it_is_too_many(live: An
 
 def test_only_leases_of_the_own_place_are_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "start", lambda _self: None)
-    kinds = [Kind("set", "noble", most=5, home=f"https://github.com/{name}") for name in ("acme", "other")]
+    kinds = [
+        Kind("set", "noble", most=5, home=f"https://github.com/{name}")
+        for name in ("acme", "other")
+    ]
     found = []
     for number, kind in enumerate(kinds):
         found.append(Held())
-        found[-1].id, found[-1].notes = f"200-{number}", {"fleet": kind.mark, "runner": f"np-{number}"}
+        found[-1].id, found[-1].notes = (
+            f"200-{number}",
+            {"fleet": kind.mark, "runner": f"np-{number}"},
+        )
     pool = NoLeases("http://127.0.0.1:9")
     monkeypatch.setattr(pool, "leases", lambda owner: found)
-    monkeypatch.setattr(pool, "get", lambda lease_id: next(each for each in found if each.id == lease_id))
+    monkeypatch.setattr(
+        pool, "get", lambda lease_id: next(each for each in found if each.id == lease_id)
+    )
     stopping = threading.Event()
     made = Fleet(kinds[0], NoForge(), lambda _name: pool, stopping)
     made.start()
@@ -251,7 +277,9 @@ def test_only_leases_of_the_own_place_are_adopted(monkeypatch: pytest.MonkeyPatc
     made.want(0)
 
 
-def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_does_not_wait_for_a_launcher_that_is_away(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = threading.Event()
     monkeypatch.setattr("nodepool.adapters.runners.fleet.STOP", 0.1)
     monkeypatch.setattr(Runner, "withdraw", lambda _self: blocked.wait(5))
@@ -264,24 +292,43 @@ def test_stop_does_not_wait_for_a_launcher_that_is_away(fleet: Fleet, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("github", "jwt"), ("gitea", "requests"), ("github", "urllib3"), ("gitea", "urllib3")]
+    ("name", "module"),
+    [("github", "jwt"), ("gitea", "requests"), ("github", "urllib3"), ("gitea", "urllib3")],
 )
 def test_missing_package_is_named_with_its_extra(name: str, module: str) -> None:
-    script = f"import sys; sys.modules[{module!r}] = None; import nodepool.adapters.{name}.program as p; p.main(['check'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1 and f"{module} is not installed" in done.stderr and f"clone[{name}]" in done.stderr
+    script = (
+        f"import sys; sys.modules[{module!r}] = None; import nodepool.adapters.{name}.program "
+        "as p; p.main(['check'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (
+        done.returncode == 1
+        and f"{module} is not installed" in done.stderr
+        and f"clone[{name}]" in done.stderr
+    )
 
 
-@pytest.mark.parametrize(("presence", "word", "finished", "text", "failures"), [
-    (False, "idle", False, "has not seen it online for 3", 1),
-    (None, "idle", False, "stopped: the forge no longer knows it", 0),
-    (None, "busy", False, "stopped: the forge no longer knows it", 0),
-    (True, "busy", True, "stopped: its job has ended", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("presence", "word", "finished", "text", "failures"),
+    [
+        (False, "idle", False, "has not seen it online for 3", 1),
+        (None, "idle", False, "stopped: the forge no longer knows it", 0),
+        (None, "busy", False, "stopped: the forge no longer knows it", 0),
+        (True, "busy", True, "stopped: its job has ended", 0),
+    ],
+)
 def test_program_without_a_purpose_is_stopped_and_its_node_returned(
-    live: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    presence: bool | None, word: str, finished: bool, text: str, failures: int,
-) -> None:  # fmt: skip
+    live: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    presence: bool | None,
+    word: str,
+    finished: bool,
+    text: str,
+    failures: int,
+) -> None:
     caplog.set_level("INFO")
     clock = [0.0]
     monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
@@ -289,10 +336,15 @@ def test_program_without_a_purpose_is_stopped_and_its_node_returned(
     monkeypatch.setattr(Forge, "presence", lambda _self, _name: presence)
     runner, forge = live(lease, finished=finished)
     assert text in caplog.text and runner.fleet.failures == failures
-    assert "pkill -KILL" in lease.scripts[-2] and lease.returned.is_set() and forge.calls == ["remove"]
+    assert (
+        "pkill -KILL" in lease.scripts[-2] and lease.returned.is_set() and forge.calls == ["remove"]
+    )
 
 
-@pytest.mark.parametrize(("presence", "word"), [(True, "idle"), (True, "busy"), (False, "busy"), (ForgeError("away"), "idle")])
+@pytest.mark.parametrize(
+    ("presence", "word"),
+    [(True, "idle"), (True, "busy"), (False, "busy"), (ForgeError("away"), "idle")],
+)
 def test_program_that_the_forge_may_need_is_kept(
     live: Any, monkeypatch: pytest.MonkeyPatch, presence: bool | Exception, word: str
 ) -> None:
@@ -309,10 +361,14 @@ def test_program_that_the_forge_may_need_is_kept(
     assert (runner.fleet.done, runner.fleet.failures, forge.calls) == (1, 0, [])
 
 
-def test_runner_that_has_just_got_a_job_is_not_stopped_as_idle(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_that_has_just_got_a_job_is_not_stopped_as_idle(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(Forge, "remove", lambda self, _name: bool(self.calls.append("remove")))  # False: it has a job
+    monkeypatch.setattr(
+        Forge, "remove", lambda self, _name: bool(self.calls.append("remove"))
+    )  # False: it has a job
     lease = watched(clock, "idle", 24)
     runner, forge = live(lease)
     assert forge.calls == ["remove"] and not any("pkill" in script for script in lease.scripts)
@@ -330,23 +386,37 @@ def test_job_continues_while_the_daemon_is_restarted(live: Any) -> None:
 
     vars(lease)["run"] = run
     _runner, forge = live(lease)
-    assert forge.calls == [] and not lease.returned.is_set() and not any("rm -rf" in script for script in lease.scripts)
+    assert (
+        forge.calls == []
+        and not lease.returned.is_set()
+        and not any("rm -rf" in script for script in lease.scripts)
+    )
 
 
-def test_secret_of_a_runner_is_for_its_user_only(live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_secret_of_a_runner_is_for_its_user_only(
+    live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     lease = Held()
 
     def run(script: str, input: bytes = b"", **_options: Any) -> Done:
         environment = {**os.environ, "HOME": str(tmp_path)}
         done = subprocess.run(
-            ["sh", "-c", f"umask 022; {script}"], input=input, env=environment, capture_output=True, check=False, timeout=60
+            ["sh", "-c", f"umask 022; {script}"],
+            input=input,
+            env=environment,
+            capture_output=True,
+            check=False,
+            timeout=60,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
     vars(lease)["run"] = run
     monkeypatch.setattr(Forge, "script", "stat -c %a secret . > ../modes")
     runner, _forge = live(lease, adopted=False)
-    assert (runner.fleet.done, (tmp_path / ".nodepool-runner/modes").read_text().split()) == (1, ["600", "700"])
+    assert (runner.fleet.done, (tmp_path / ".nodepool-runner/modes").read_text().split()) == (
+        1,
+        ["600", "700"],
+    )
 
 
 @pytest.mark.parametrize("failed, started", [(True, 0), (False, 1)])
@@ -363,7 +433,10 @@ def test_runners_that_fail_are_started_after_a_pause_and_one_at_a_time(
     assert searched.wait(20)
     fleet.stopping.set()
     fleet.need(3)
-    wait_for(lambda: not any(thread.name == "fleet-main/noble" for thread in threading.enumerate()), what="the end of the fleet")
+    wait_for(
+        lambda: not any(thread.name == "fleet-main/noble" for thread in threading.enumerate()),
+        what="the end of the fleet",
+    )
     assert len(fleet.runners()) == started
 
 

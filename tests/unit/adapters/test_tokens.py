@@ -19,15 +19,23 @@ def test_client_sends_no_token_to_other_machines_without_encryption() -> None:
         with pytest.raises(NodepoolError, match="a token is sent by https only") as found:
             call()
         assert found.value.code == "insecure" and "secret" not in str(found.value)
-    lease = Lease(Pool(OTHER), {"id": "200-1", "token": "npl_secret", "nodes": [{"id": "1"}], "state": "held"})
+    lease = Lease(
+        Pool(OTHER), {"id": "200-1", "token": "npl_secret", "nodes": [{"id": "1"}], "state": "held"}
+    )
     with pytest.raises(NodepoolError, match="a token is sent by https only"):
         lease.run("true")
 
 
-@pytest.mark.parametrize(("url", "good"), [
-    ("http://gitea.example.org", False), ("http://127.0.0.1.example.org", False), ("http://127.0.0.1:3000", True),
-    ("http://[::1]:3000", True), ("https://gitea.example.org", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "good"),
+    [
+        ("http://gitea.example.org", False),
+        ("http://127.0.0.1.example.org", False),
+        ("http://127.0.0.1:3000", True),
+        ("http://[::1]:3000", True),
+        ("https://gitea.example.org", True),
+    ],
+)
 def test_token_of_gitea_is_sent_by_https_or_to_this_machine(url: str, good: bool) -> None:
     entry = {"name": "main", "url": url, "token-file": "/f", "runners": [{"runs-on": "noble"}]}
     if good:
@@ -44,7 +52,12 @@ def test_file_with_a_token_that_everybody_may_read_is_refused(
     path = tmp_path / "token"
     path.write_text("np_secret")
     path.chmod(0o604)
-    assert gitlab.main(["--url", "http://127.0.0.1:9", "--token-file", str(path), "run", "script", "stage"]) == 73
+    assert (
+        gitlab.main(
+            ["--url", "http://127.0.0.1:9", "--token-file", str(path), "run", "script", "stage"]
+        )
+        == 73
+    )
     assert f"chmod o= {path}" in capsys.readouterr().out
     path.chmod(0o640)
     assert read_secret(str(path)) == "np_secret"

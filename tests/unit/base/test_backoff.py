@@ -19,7 +19,11 @@ def test_pauses_grow_to_their_limit() -> None:
 
 def test_jitter_shortens_the_pause() -> None:
     backoff = Backoff(2.0, 8.0, jitter=0.5)
-    assert [backoff.pause(9, chance) for chance in (lambda: 0.0, lambda: 0.5, lambda: 1.0)] == [4, 6, 8]
+    assert [backoff.pause(9, chance) for chance in (lambda: 0.0, lambda: 0.5, lambda: 1.0)] == [
+        4,
+        6,
+        8,
+    ]
     assert 1 <= backoff.pause(1) <= 2
 
 

@@ -41,7 +41,9 @@ def test_file_that_grows_ends_the_wait(events: FileEvents, tmp_path: pathlib.Pat
     assert_ends(thread)
 
 
-def test_replaced_file_in_a_directory_ends_the_wait(events: FileEvents, tmp_path: pathlib.Path) -> None:
+def test_replaced_file_in_a_directory_ends_the_wait(
+    events: FileEvents, tmp_path: pathlib.Path
+) -> None:
     events.watch([str(tmp_path)])
     thread = waits(events)
     (tmp_path / "new").write_text("content")
@@ -57,7 +59,9 @@ def test_wake_ends_the_present_or_the_next_wait(events: FileEvents) -> None:
     assert_ends(thread)
 
 
-def test_files_are_checked_without_inotify(events: FileEvents, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_files_are_checked_without_inotify(
+    events: FileEvents, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     def refuse(**_options: object) -> None:
         raise OSError(24, "Too many open files")
 

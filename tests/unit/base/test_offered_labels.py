@@ -22,7 +22,11 @@ def pools(*labels: str) -> list[Any]:
         (["hsot"], ["host big"], "no pool offers hsot; did you mean host?"),
         (["x", "y"], ["host"], "no pool offers x and y"),
         (["x"], [], "no pool offers x"),
-        (["b", "a", "a"], ["a", "b"], "no pool offers a and b together; nodes of one request come from one pool"),
+        (
+            ["b", "a", "a"],
+            ["a", "b"],
+            "no pool offers a and b together; nodes of one request come from one pool",
+        ),
     ],
 )
 def test_why_not_offered(asked: list[str], offered: list[str], words: str | None) -> None:
@@ -30,4 +34,9 @@ def test_why_not_offered(asked: list[str], offered: list[str], words: str | None
 
 
 def test_names_are_joined_in_words() -> None:
-    assert [joined(w) for w in ([], ["a"], ["b", "a"], ["c", "b", "a"])] == ["", "a", "a and b", "a, b and c"]
+    assert [joined(w) for w in ([], ["a"], ["b", "a"], ["c", "b", "a"])] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]

@@ -9,7 +9,20 @@ import pytest
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, Section, a_list, changed, entries, inherited, load, option, rows, schema, whole
+from nodepool.base.option import (
+    REQUIRED,
+    Each,
+    Section,
+    a_list,
+    changed,
+    entries,
+    inherited,
+    load,
+    option,
+    rows,
+    schema,
+    whole,
+)
 from nodepool.config.model import ConfigPool
 from nodepool.exceptions import ConfigError
 
@@ -23,7 +36,9 @@ class Disk(ConfigValue):
     kind: str = option(str, "ssd", "type", name="type")
     labels: list[str] = option([str], [], "labels")
     encrypted: bool = option(bool, False, "encrypt it")
-    keys: dict[str, str] | None = option(v.Any(str, {"id": option(str, REQUIRED, "id")}), None, "keys")
+    keys: dict[str, str] | None = option(
+        v.Any(str, {"id": option(str, REQUIRED, "id")}), None, "keys"
+    )
     zone: str = option(str, inherited("pool"), "zone")
     old: object = option(str, None, "not stored", stored=False)
 
@@ -48,16 +63,41 @@ class Pool(ConfigValue):
 
 def test_options_that_are_given_are_stored() -> None:
     disk = Disk(Pool(zone="a"))
-    load(disk, {"size": 5, "type": "hdd", "labels": ["x"], "encrypted": 1, "keys": {"id": "k"}, "zone": "b", "old": "x"})
-    assert vars(disk) == {"pool": disk.pool, "size": 5, "kind": "hdd", "labels": ["x"], "encrypted": True,
-                          "keys": {"id": "k"}, "zone": "b"}  # fmt: skip
+    load(
+        disk,
+        {
+            "size": 5,
+            "type": "hdd",
+            "labels": ["x"],
+            "encrypted": 1,
+            "keys": {"id": "k"},
+            "zone": "b",
+            "old": "x",
+        },
+    )
+    assert vars(disk) == {
+        "pool": disk.pool,
+        "size": 5,
+        "kind": "hdd",
+        "labels": ["x"],
+        "encrypted": True,
+        "keys": {"id": "k"},
+        "zone": "b",
+    }
 
 
 def test_options_that_are_omitted_have_their_defaults() -> None:
     one, two = Disk(Pool(zone="a")), Large(Pool(zone="a"))
     load(one, {"labels": None})
     load(two, {})
-    assert (one.size, one.kind, one.labels, one.encrypted, one.keys, one.zone) == (10, "ssd", [], False, None, "a")
+    assert (one.size, one.kind, one.labels, one.encrypted, one.keys, one.zone) == (
+        10,
+        "ssd",
+        [],
+        False,
+        None,
+        "a",
+    )
     assert (two.size, two.kind) == (100, "ssd")
     one.labels.append("x")
     assert two.labels == []
@@ -68,8 +108,12 @@ def test_objects_that_are_not_loaded_have_defaults() -> None:
     assert Pool.__new__(Pool).zone is None
 
 
-@pytest.mark.parametrize(("cls", "options", "where"), [(Pool, {}, ()), (Disk, {"keys": {}}, ("keys",))])
-def test_a_missing_option_is_an_error_with_its_place(cls: type[Any], options: dict[str, Any], where: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("cls", "options", "where"), [(Pool, {}, ()), (Disk, {"keys": {}}, ("keys",))]
+)
+def test_a_missing_option_is_an_error_with_its_place(
+    cls: type[Any], options: dict[str, Any], where: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError, match=r"required key '(zone|id)' is missing") as error:
         load(cls.__new__(cls) if cls is Pool else Disk(Pool(zone="a")), options)
     assert error.value.where == where
@@ -77,7 +121,15 @@ def test_a_missing_option_is_an_error_with_its_place(cls: type[Any], options: di
 
 def test_the_schema_has_the_checks_of_bases_and_of_parts() -> None:
     own = schema(Disk)
-    assert own == {"size": int, "type": str, "labels": [str], "encrypted": bool, "keys": own["keys"], "zone": str, "old": str}
+    assert own == {
+        "size": int,
+        "type": str,
+        "labels": [str],
+        "encrypted": bool,
+        "keys": own["keys"],
+        "zone": str,
+        "old": str,
+    }
     assert [str(key) for key in own if isinstance(key, v.Required)] == ["size"]
     assert own["keys"].validators == (str, {"id": str})
     assert schema(Pool, Pool)["disks"][0].keys() == own.keys()
@@ -89,13 +141,20 @@ def test_the_schema_has_the_checks_of_bases_and_of_parts() -> None:
 
 def test_the_reference_has_every_option_with_its_path() -> None:
     found = {".".join(path): each.doc for path, each in rows(Pool, Pool)}
-    assert found.keys() == {"zone", "disks", *(f"disks.{name}" for name in schema(Disk)), "disks.keys.id"}
+    assert found.keys() == {
+        "zone",
+        "disks",
+        *(f"disks.{name}" for name in schema(Disk)),
+        "disks.keys.id",
+    }
     assert found["disks.size"] == "GiB"
 
 
 def test_flat_options_are_those_of_the_object_and_kept_by_name() -> None:
     class Container(ConfigValue):
-        options: dict[str, Any] = option({"image": option(str, "x", "image"), "env": option([str], [], "env")}, {}, "", flat=True)
+        options: dict[str, Any] = option(
+            {"image": option(str, "x", "image"), "env": option([str], [], "env")}, {}, "", flat=True
+        )
 
     found = Container()
     load(found, {"env": ["a"]})
@@ -133,18 +192,25 @@ def test_a_section_is_an_object_with_its_own_options() -> None:
     assert (found.port.number, found.port.speed) == (5, 1.5)
     assert found != Host()
     assert schema(Host)["port"] == {"number": int, "speed": float}
-    assert [path for path, _ in rows(Host)][:3] == [("port",), ("port", "number"), ("port", "speed")]
+    assert [path for path, _ in rows(Host)][:3] == [
+        ("port",),
+        ("port", "number"),
+        ("port", "speed"),
+    ]
 
 
-@pytest.mark.parametrize(("options", "where", "text"), [
-    ({"port": 5}, ("port",), "port: expected a dictionary"),
-    ({"port": {"number": "x"}}, ("port", "number"), "number: expected a whole number, not 'x'"),
-    ({"port": {"number": [5]}}, ("port", "number"), "number: expected a whole number, not [5]"),
-    ({"port": {"speed": "x"}}, ("port", "speed"), "speed: expected a number, not 'x'"),
-    ({"port": {"speed": []}}, ("port", "speed"), "speed: expected a number, not []"),
-    ({"tags": "a"}, ("tags",), "tags: expected a list, not 'a'"),
-    ({"meta": "a"}, ("meta",), "meta: expected a dictionary"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "where", "text"),
+    [
+        ({"port": 5}, ("port",), "port: expected a dictionary"),
+        ({"port": {"number": "x"}}, ("port", "number"), "number: expected a whole number, not 'x'"),
+        ({"port": {"number": [5]}}, ("port", "number"), "number: expected a whole number, not [5]"),
+        ({"port": {"speed": "x"}}, ("port", "speed"), "speed: expected a number, not 'x'"),
+        ({"port": {"speed": []}}, ("port", "speed"), "speed: expected a number, not []"),
+        ({"tags": "a"}, ("tags",), "tags: expected a list, not 'a'"),
+        ({"meta": "a"}, ("meta",), "meta: expected a dictionary"),
+    ],
+)
 def test_values_that_cannot_be_converted_are_errors_with_their_place(
     options: dict[str, Any], where: tuple[str, ...], text: str
 ) -> None:
@@ -158,7 +224,11 @@ def test_digits_in_quotes_are_accepted_with_a_warning(caplog: pytest.LogCaptureF
     assert "number: '8005' is taken as the number 8005; remove the quotes" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.DEBUG):
-        assert (Port({"number": 5}).number, Port({"number": 5.5}).number, Disk().encrypted) == (5, 5.5, False)
+        assert (Port({"number": 5}).number, Port({"number": 5.5}).number, Disk().encrypted) == (
+            5,
+            5.5,
+            False,
+        )
         disk = Disk(Pool(zone="a"))
         load(disk, {"encrypted": "yes"})
     assert caplog.text == ""
@@ -177,12 +247,17 @@ def test_entries_of_a_list_have_positions_and_names() -> None:
     assert list(entries([{"name": "a"}], "labels")) == [(("labels", 0), {"name": "a"})]
 
 
-@pytest.mark.parametrize(("value", "where", "text"), [
-    ("x", ("labels",), "labels: expected a list"),
-    ([{"name": "a"}, 1], ("labels", 1), "labels: entry 2 must be a dictionary of options"),
-    ([{"name": ""}], ("labels", 0), "required key 'name' is missing in labels"),
-])  # fmt: skip
-def test_wrong_entries_of_a_list_are_errors_with_their_place(value: object, where: tuple[object, ...], text: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "where", "text"),
+    [
+        ("x", ("labels",), "labels: expected a list"),
+        ([{"name": "a"}, 1], ("labels", 1), "labels: entry 2 must be a dictionary of options"),
+        ([{"name": ""}], ("labels", 0), "required key 'name' is missing in labels"),
+    ],
+)
+def test_wrong_entries_of_a_list_are_errors_with_their_place(
+    value: object, where: tuple[object, ...], text: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         list(entries(value, "labels"))
     assert (error.value.where, str(error.value)) == (where, text)

@@ -26,10 +26,20 @@ def test_traceback_is_logged_only_of_what_may_be_a_bug(
     log_failure(logging.getLogger("test"), error, "Cannot delete node %s", "0000000012")
     (record,) = caplog.records
     assert bool(record.exc_info) is traceback
-    assert record.getMessage().startswith("Cannot delete node 0000000012: ") and "\n" not in record.getMessage()
+    assert (
+        record.getMessage().startswith("Cannot delete node 0000000012: ")
+        and "\n" not in record.getMessage()
+    )
 
 
 def test_traceback_of_a_refusal_is_logged_when_debugging(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    log_failure(logging.getLogger("test"), CapacityException("no host"), "Cannot launch node %s", "0000000012")
-    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [("ERROR", True)]
+    log_failure(
+        logging.getLogger("test"),
+        CapacityException("no host"),
+        "Cannot launch node %s",
+        "0000000012",
+    )
+    assert [(record.levelname, bool(record.exc_info)) for record in caplog.records] == [
+        ("ERROR", True)
+    ]

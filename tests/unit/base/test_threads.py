@@ -22,13 +22,18 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Threads:
 
 
 def running() -> int:
-    return sum(thread.name.startswith(("Thread-test-shared-", "Thread-test-lane")) for thread in threading.enumerate())
+    return sum(
+        thread.name.startswith(("Thread-test-shared-", "Thread-test-lane"))
+        for thread in threading.enumerate()
+    )
 
 
 def test_results_errors_and_names_are_of_the_job(pool: Threads) -> None:
     lane = pool.lane("Thread-test-lane", 2)
     assert lane.submit(lambda a, b: (a, b), 1, b=2).result(DEADLINE) == (1, 2)
-    assert lane.submit(lambda: threading.current_thread().name).result(DEADLINE) == "Thread-test-lane"
+    assert (
+        lane.submit(lambda: threading.current_thread().name).result(DEADLINE) == "Thread-test-lane"
+    )
     with pytest.raises(ZeroDivisionError):
         lane.submit(lambda: 1 / 0).result(DEADLINE)
     with pytest.raises(SystemExit):
@@ -64,7 +69,9 @@ def test_lanes_whose_jobs_hang_delay_no_other_lane(pool: Threads) -> None:
     assert all(future.result(DEADLINE) for future in futures)
 
 
-def test_quick_jobs_of_many_lanes_need_few_threads(pool: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_jobs_of_many_lanes_need_few_threads(
+    pool: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threads, "PATIENCE", 1.0)
     futures = [pool.lane(f"Thread-test-lane-{number}", 8).submit(int) for number in range(500)]
     assert {future.result(DEADLINE) for future in futures} == {0}
@@ -74,7 +81,9 @@ def test_quick_jobs_of_many_lanes_need_few_threads(pool: Threads, monkeypatch: p
 def test_consecutive_jobs_need_one_thread(pool: Threads) -> None:
     idents = set()
     for number in range(20):
-        idents.add(pool.lane(f"Thread-test-lane-{number}", 8).submit(threading.get_ident).result(DEADLINE))
+        idents.add(
+            pool.lane(f"Thread-test-lane-{number}", 8).submit(threading.get_ident).result(DEADLINE)
+        )
         wait_for(lambda: pool.waiting == 1)
     assert len(idents) == 1
 
@@ -127,7 +136,9 @@ def test_canceled_job_does_not_run_and_frees_its_place(pool: Threads) -> None:
     assert lane.active == 0
 
 
-def test_jobs_wait_for_other_threads_when_no_more_can_be_started(pool: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_wait_for_other_threads_when_no_more_can_be_started(
+    pool: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane, proceed = pool.lane("Thread-test-lane", 8), threading.Event()
     first = lane.submit(proceed.wait, DEADLINE)
 

@@ -41,7 +41,9 @@ def test_functions_run_in_the_order_of_their_time_and_errors_stop_nothing(timers
     assert seen == ["soon", "later"]
 
 
-def test_providers_share_a_thread_and_stop_only_their_own_timers(process: Threads, timers: Timers) -> None:
+def test_providers_share_a_thread_and_stop_only_their_own_timers(
+    process: Threads, timers: Timers
+) -> None:
     seen: list[str] = []
     other = process.timers("other")
     other.after(0.05, lambda: seen.append("other"))
@@ -75,7 +77,9 @@ def test_provider_stops_its_timers_in_one_of_them(process: Threads, timers: Time
     assert stopped.wait(5)
 
 
-def test_timers_run_after_a_thread_could_not_be_started(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_run_after_a_thread_could_not_be_started(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = threading.Event()
 
     def refused(_thread: threading.Thread) -> None:

@@ -31,7 +31,10 @@ def test_socket_of_a_process_that_has_ended_is_replaced(path: str) -> None:
 
 
 def test_socket_that_another_process_serves_is_kept(path: str) -> None:
-    with unix_socket.listen(path, "launcher"), pytest.raises(OSError, match=f"another launcher answers at {path}; stop it"):
+    with (
+        unix_socket.listen(path, "launcher"),
+        pytest.raises(OSError, match=f"another launcher answers at {path}; stop it"),
+    ):
         unix_socket.listen(path, "launcher")
 
 

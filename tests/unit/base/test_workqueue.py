@@ -170,7 +170,9 @@ def test_several_threads_share_keys_but_never_one_key() -> None:
             active.remove(key)
             seen.append(key)
 
-    worker: Reconciler[int] = Reconciler("Thread-reconciler", reconcile, logging.getLogger("test"), threads=4)
+    worker: Reconciler[int] = Reconciler(
+        "Thread-reconciler", reconcile, logging.getLogger("test"), threads=4
+    )
     for key in range(50):
         worker.queue.add(key % 10)
     worker.start()

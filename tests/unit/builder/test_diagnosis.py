@@ -6,8 +6,14 @@ import pytest
 
 from nodepool.builder.building.diagnosis import Diagnosis
 
-SET_TRAP = "2026-11-21 20:20:59.194 | + diskimage_builder/lib/common-functions:mk_build_dir:46     :   trap trap_cleanup EXIT"
-CALL = "2026-11-21 20:21:38.971 | + diskimage_builder/lib/common-functions:run_d:1     :   trap_cleanup"
+SET_TRAP = (
+    "2026-11-21 20:20:59.194 | + diskimage_builder/lib/common-functions:mk_build_dir:46     "
+    ":   trap trap_cleanup EXIT"
+)
+CALL = (
+    "2026-11-21 20:21:38.971 | + diskimage_builder/lib/common-functions:run_d:1     :   "
+    "trap_cleanup"
+)
 TRACE = "+ diskimage_builder/lib/img-functions:trap_cleanup:37       :   exit 100"
 
 
@@ -26,11 +32,21 @@ TRACE = "+ diskimage_builder/lib/img-functions:trap_cleanup:37       :   exit 10
             "E: Could not get lock /var/cache/apt/archives/lock.",
         ),
         (
-            ["Expanded element dependencies to: base", SET_TRAP, "E: Release file is expired", CALL, "E: of the clearing up"],
+            [
+                "Expanded element dependencies to: base",
+                SET_TRAP,
+                "E: Release file is expired",
+                CALL,
+                "E: of the clearing up",
+            ],
             "E: Release file is expired",
         ),
         (
-            ["I: Retrieving libgpg-error0 1.46-1", "Element 'nonsense' not found in /elements", "the end"],
+            [
+                "I: Retrieving libgpg-error0 1.46-1",
+                "Element 'nonsense' not found in /elements",
+                "the end",
+            ],
             "Element 'nonsense' not found in /elements",
         ),
         (["error " + "x" * 1000], ("error " + "x" * 1000)[:300]),

@@ -25,7 +25,9 @@ log = logging.getLogger("test")
 
 TOOL = os.path.join(os.path.dirname(sys.executable), "disk-image-create")
 pytestmark = [
-    pytest.mark.skipif(not os.path.exists(TOOL), reason="diskimage-builder is not installed beside Python"),
+    pytest.mark.skipif(
+        not os.path.exists(TOOL), reason="diskimage-builder is not installed beside Python"
+    ),
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root"),
 ]
 
@@ -60,15 +62,26 @@ class Build:
         self.images_dir.mkdir()
         self.tmp_base.mkdir()
         image = DiskImage("hang")
-        variables = {"DIB_INIT_SYSTEM": "systemd", **({"TMPDIR": str(self.tmp_base)} if own_tmpdir else {})}
+        variables = {
+            "DIB_INIT_SYSTEM": "systemd",
+            **({"TMPDIR": str(self.tmp_base)} if own_tmpdir else {}),
+        }
         image.setFromConfig({"formats": ["raw"], "elements": ["hanging"], "env-vars": variables})
-        self.entry = begin(str(self.images_dir), "hang", "0f", str(self.tmp_base), private=not own_tmpdir)
-        environment = build_environment(image, f"{self.images_dir}/hang-0f", str(elements), os.environ, self.entry.private_tmp)
+        self.entry = begin(
+            str(self.images_dir), "hang", "0f", str(self.tmp_base), private=not own_tmpdir
+        )
+        environment = build_environment(
+            image, f"{self.images_dir}/hang-0f", str(elements), os.environ, self.entry.private_tmp
+        )
         self.log_path = str(tmp_path / "build.log")
         self.log_file = image_files.open_log(self.log_path)
         self.tracker = PhaseTracker()
-        self.process = BuildProcess(build_command(image, str(self.images_dir), "hang-0f"), environment | self.entry.environment,
-                                    self.log_file, self.line)  # fmt: skip
+        self.process = BuildProcess(
+            build_command(image, str(self.images_dir), "hang-0f"),
+            environment | self.entry.environment,
+            self.log_file,
+            self.line,
+        )
         self.endings: list[ProcessResult] = []
         self.thread = threading.Thread(target=self.run)
 
@@ -86,7 +99,11 @@ class Build:
         assert self.process.pid is not None
         self.entry.started(self.process.pid)
         self.thread.start()
-        wait_for(lambda: self.tracker.last_line.endswith("now it waits") or self.endings, 60, "the element to hang")
+        wait_for(
+            lambda: self.tracker.last_line.endswith("now it waits") or self.endings,
+            60,
+            "the element to hang",
+        )
         assert not self.endings, pathlib.Path(self.log_path).read_text()[-3000:]
 
     def finish(self) -> ProcessResult:
@@ -100,12 +117,18 @@ class Build:
         assert mounts.loop_devices(lambda path: path.startswith(str(self.tmp_base))) == []
         # With a TMPDIR of the image, nothing tells whose this directory with two small files is.
         shared = self.entry.private_tmp is None
-        assert [name for name in os.listdir(self.tmp_base) if not (shared and name.startswith("profiledir."))] == []
+        assert [
+            name
+            for name in os.listdir(self.tmp_base)
+            if not (shared and name.startswith("profiledir."))
+        ] == []
         assert os.listdir(os.path.join(self.images_dir, build_journal.JOURNAL)) == []
 
 
 @pytest.fixture(params=[False, True], ids=["private TMPDIR", "TMPDIR in env-vars"])
-def build(request: pytest.FixtureRequest, tmp_path: pathlib.Path, elements: pathlib.Path) -> Iterator[Build]:
+def build(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path, elements: pathlib.Path
+) -> Iterator[Build]:
     """A build that has come to its hanging hook."""
     value = Build(tmp_path, elements, request.param)
     try:
@@ -124,7 +147,9 @@ def test_terminated_build_leaves_nothing(build: Build) -> None:
     assert build.finish().terminated == "the test wants it"
     assert build.entry.end() == []
     build.assert_nothing_left()
-    assert pathlib.Path(build.log_path).read_text().endswith("Build terminated: the test wants it\n")
+    assert (
+        pathlib.Path(build.log_path).read_text().endswith("Build terminated: the test wants it\n")
+    )
 
 
 def test_killed_tool_leaves_nothing(build: Build) -> None:

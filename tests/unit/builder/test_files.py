@@ -52,14 +52,27 @@ def immutable(path: pathlib.Path) -> Iterator[None]:
         subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
-@pytest.mark.spec("BLD: looking up id myid1234 with myid1234.qcow2 finds one file, with also .raw two")
+@pytest.mark.spec(
+    "BLD: looking up id myid1234 with myid1234.qcow2 finds one file, with also .raw two"
+)
 def test_image_files_of_an_id(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "myid1234.qcow2")
     (found,) = DibImageFile.from_image_id(str(tmp_path), "myid1234")
     assert (found.image_id, found.extension) == ("myid1234", "qcow2")
-    touch(tmp_path, "myid1234.raw", "myid1234.raw.md5", "myid1234.raw.sha256", "myid1234.qcow2-new", "other.raw", "myid12345.raw")
+    touch(
+        tmp_path,
+        "myid1234.raw",
+        "myid1234.raw.md5",
+        "myid1234.raw.sha256",
+        "myid1234.qcow2-new",
+        "other.raw",
+        "myid12345.raw",
+    )
     (tmp_path / "myid1234.d").mkdir()
-    assert [file.extension for file in DibImageFile.from_image_id(str(tmp_path), "myid1234")] == ["qcow2", "raw"]
+    assert [file.extension for file in DibImageFile.from_image_id(str(tmp_path), "myid1234")] == [
+        "qcow2",
+        "raw",
+    ]
     assert DibImageFile.from_image_id(str(tmp_path / "missing"), "myid1234") == []
 
 
@@ -67,19 +80,30 @@ def test_image_files_of_an_id(tmp_path: pathlib.Path) -> None:
 def test_image_path_ignores_a_trailing_slash(tmp_path: pathlib.Path) -> None:
     image_file = DibImageFile("myid1234", ".qcow2")
     assert image_file.extension == "qcow2"
-    assert image_file.to_path(str(tmp_path)) == image_file.to_path(f"{tmp_path}/") == f"{tmp_path}/myid1234.qcow2"
+    assert (
+        image_file.to_path(str(tmp_path))
+        == image_file.to_path(f"{tmp_path}/")
+        == f"{tmp_path}/myid1234.qcow2"
+    )
     assert image_file.to_path("/imagedir/", with_extension=False) == "/imagedir/myid1234"
     with pytest.raises(ValueError, match="myid1234 has no format"):
         DibImageFile("myid1234").to_path(str(tmp_path))
 
 
-@pytest.mark.spec("BLD: only the first 32 / 64 characters of the checksum files count; either may be missing")
+@pytest.mark.spec(
+    "BLD: only the first 32 / 64 characters of the checksum files count; either may be missing"
+)
 def test_checksum_files_are_read_if_they_exist(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "i-1.raw"
     path.write_bytes(b"image")
     image_file = DibImageFile("i-1", "raw")
     image_file.to_path(str(tmp_path))
-    assert (image_file.md5, image_file.md5_file, image_file.sha256, image_file.sha256_file) == (None, None, None, None)
+    assert (image_file.md5, image_file.md5_file, image_file.sha256, image_file.sha256_file) == (
+        None,
+        None,
+        None,
+        None,
+    )
     for tool in ("md5sum", "sha256sum"):
         output = subprocess.run([tool, str(path)], capture_output=True, check=True).stdout
         (tmp_path / f"i-1.raw.{tool.removesuffix('sum')}").write_bytes(output)
@@ -93,10 +117,23 @@ def test_checksum_files_are_read_if_they_exist(tmp_path: pathlib.Path) -> None:
     assert image_file.sha256
 
 
-@pytest.mark.spec("BLD: deleting local files: images, checksums, then the manifest directory in every case; idempotent")
+@pytest.mark.spec(
+    "BLD: deleting local files: images, checksums, then the manifest directory in every case; "
+    "idempotent"
+)
 def test_delete_local_build(tmp_path: pathlib.Path) -> None:
-    mine = [f"i-{HEX}.{rest}" for rest in
-            ("raw", "raw.md5", "raw.sha256", "qcow2-new", "vhd-intermediate", "vhd-intermediate.bak", "squash")]  # fmt: skip
+    mine = [
+        f"i-{HEX}.{rest}"
+        for rest in (
+            "raw",
+            "raw.md5",
+            "raw.sha256",
+            "qcow2-new",
+            "vhd-intermediate",
+            "vhd-intermediate.bak",
+            "squash",
+        )
+    ]
     others = [f"i-{HEX}0.raw", f"my-i-{HEX}.raw", "i-1.raw", "builder_id.txt", f"i-{HEX}.x-12.raw"]
     touch(tmp_path, *mine, *others, f"i-{HEX}-boot.iso")
     manifest = tmp_path / f"i-{HEX}.d"
@@ -111,7 +148,9 @@ def test_delete_local_build(tmp_path: pathlib.Path) -> None:
     assert image_files.delete_local_build(str(tmp_path / "missing"), "i", HEX, log)
 
 
-def test_what_cannot_be_deleted_is_named_and_the_rest_goes(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_deleted_is_named_and_the_rest_goes(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     touch(tmp_path, "i-1.raw", "i-1.qcow2")
     with immutable(tmp_path / "i-1.raw"):
         assert not image_files.delete_local_build(str(tmp_path), "i", "1", log)
@@ -120,7 +159,9 @@ def test_what_cannot_be_deleted_is_named_and_the_rest_goes(tmp_path: pathlib.Pat
     assert image_files.delete_local_build(str(tmp_path), "i", "1", log)
 
 
-@pytest.mark.spec("BLD-12: delete every other image file with its checksums; the manifest directory stays")
+@pytest.mark.spec(
+    "BLD-12: delete every other image file with its checksums; the manifest directory stays"
+)
 def test_delete_format_keeps_other_formats_and_the_manifest(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "i-1.raw", "i-1.raw.md5", "i-1.raw.sha256", "i-1.qcow2", "i-1.qcow2.md5")
     (tmp_path / "i-1.d").mkdir()
@@ -151,13 +192,21 @@ def test_make_private_revokes_access_of_others(tmp_path: pathlib.Path) -> None:
     image_files.make_private(str(tmp_path), "i", "1")
     assert mode(tmp_path / "i-1.raw") == 0o660
     assert mode(inner / "dib_environment") == 0o660
-    assert mode(tmp_path / "i-1.raw.md5") & 0o007 == mode(tmp_path / "i-1.d") & 0o007 == mode(inner) & 0o007 == 0
+    assert (
+        mode(tmp_path / "i-1.raw.md5") & 0o007
+        == mode(tmp_path / "i-1.d") & 0o007
+        == mode(inner) & 0o007
+        == 0
+    )
     assert mode(tmp_path / "i-2.raw") == 0o666
     assert mode("/etc/passwd") == before
     image_files.make_private(str(tmp_path / "missing"), "i", "1")
 
 
-@pytest.mark.spec("issue 10, F11: a default access control list of the operator is kept but for its right of others")
+@pytest.mark.spec(
+    "issue 10, F11: a default access control list of the operator is kept but for its right of "
+    "others"
+)
 def test_close_to_others(tmp_path: pathlib.Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -169,11 +218,24 @@ def test_close_to_others(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "given"
     directory.mkdir()
     # user::rw, user:1234:r, group::-, mask::r, other::r
-    entries = [(0x01, 6, 2**32 - 1), (0x02, 4, 1234), (0x04, 0, 2**32 - 1), (0x10, 4, 2**32 - 1), (0x20, 4, 2**32 - 1)]
+    entries = [
+        (0x01, 6, 2**32 - 1),
+        (0x02, 4, 1234),
+        (0x04, 0, 2**32 - 1),
+        (0x10, 4, 2**32 - 1),
+        (0x20, 4, 2**32 - 1),
+    ]
     name = "system.posix_acl_default"
-    os.setxattr(directory, name, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
+    os.setxattr(
+        directory,
+        name,
+        struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries),
+    )
     image_files.close_to_others(str(directory))
-    assert list(struct.iter_unpack("<HHI", os.getxattr(directory, name)[4:])) == [*entries[:-1], (0x20, 0, 2**32 - 1)]
+    assert list(struct.iter_unpack("<HHI", os.getxattr(directory, name)[4:])) == [
+        *entries[:-1],
+        (0x20, 0, 2**32 - 1),
+    ]
     with pytest.raises(OSError, match="not supported"):
         image_files.close_to_others("/proc/self")
 
@@ -187,8 +249,13 @@ def aged_logs(directory: pathlib.Path, *logs: str) -> None:
         os.utime(directory / name, (10**9 - age, 10**9 - age))
 
 
-@pytest.mark.spec("BLD-8: pruning selects exactly <image>-<id>.log; keep the newest max(retention, 1); negative: none")
-def test_prune_logs_keeps_the_newest_logs_of_this_image(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.spec(
+    "BLD-8: pruning selects exactly <image>-<id>.log; keep the newest max(retention, 1); negative: "
+    "none"
+)
+def test_prune_logs_keeps_the_newest_logs_of_this_image(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     others = ["ubuntu-jammy-0000000001.log", "ubuntu-01.log.gz", "ubuntu.log", "my-ubuntu-01.log"]
     touch(tmp_path, *others)
     for retention, kept in ((-1, 3), (2, 2), (1, 1), (0, 1)):
@@ -228,7 +295,10 @@ def test_open_log_creates_the_directory(tmp_path: pathlib.Path) -> None:
 # Builder id
 
 
-@pytest.mark.spec("BLD: builder_id.txt holds a canonical version-4 UUID, no newline; existing content is used, stripped")
+@pytest.mark.spec(
+    "BLD: builder_id.txt holds a canonical version-4 UUID, no newline; existing content is used, "
+    "stripped"
+)
 def test_builder_id_is_created_once(tmp_path: pathlib.Path) -> None:
     first = image_files.builder_id(str(tmp_path))
     path = tmp_path / "builder_id.txt"
@@ -244,7 +314,9 @@ def test_builder_id_is_created_once(tmp_path: pathlib.Path) -> None:
 def test_builder_id_that_is_none(tmp_path: pathlib.Path) -> None:
     for content in (b"", b"not an id", b"\xff\xfe"):
         (tmp_path / "builder_id.txt").write_bytes(content)
-        with pytest.raises(ConfigurationError, match=r"builder_id.txt holds .* instead of a UUID; restore it"):
+        with pytest.raises(
+            ConfigurationError, match=r"builder_id.txt holds .* instead of a UUID; restore it"
+        ):
             image_files.builder_id(str(tmp_path))
 
 
@@ -258,7 +330,9 @@ def test_images_dir_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
         image_files.builder_id("/proc")
 
 
-def test_write_test_leaves_nothing_when_the_builder_is_killed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_test_leaves_nothing_when_the_builder_is_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     create = tempfile.TemporaryFile
 
@@ -272,7 +346,9 @@ def test_write_test_leaves_nothing_when_the_builder_is_killed(tmp_path: pathlib.
     assert seen == [set()]
 
 
-def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock_says(tmp_path: pathlib.Path) -> None:
+def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock_says(
+    tmp_path: pathlib.Path,
+) -> None:
     unfinished = tmp_path / upload_journal.DIRECTORY / f"{NEW}note"
     unfinished.parent.mkdir()
     touch(unfinished.parent, unfinished.name)
@@ -286,7 +362,13 @@ def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock_says
 
 def test_expected_bytes_is_the_largest_earlier_build(tmp_path: pathlib.Path) -> None:
     assert image_files.expected_bytes(str(tmp_path), "i") == 0
-    for name, blocks in (("i-01.raw", 2), ("i-02.raw", 1), ("i-02.qcow2", 3), ("i-x-03.raw", 9), ("i-02.qcow2.md5", 1)):
+    for name, blocks in (
+        ("i-01.raw", 2),
+        ("i-02.raw", 1),
+        ("i-02.qcow2", 3),
+        ("i-x-03.raw", 9),
+        ("i-02.qcow2.md5", 1),
+    ):
         (tmp_path / name).write_bytes(b"x" * 4096 * blocks)
     assert image_files.expected_bytes(str(tmp_path), "i") == 5 * 4096
     assert image_files.expected_bytes(str(tmp_path / "missing"), "i") == 0
@@ -296,7 +378,11 @@ def test_expected_bytes_is_the_largest_earlier_build(tmp_path: pathlib.Path) -> 
 def test_check_space_reports_missing_disk_space(tmp_path: pathlib.Path) -> None:
     assert image_files.check_space(str(tmp_path), "/tmp", 1) is None
     state = os.statvfs(tmp_path)
-    assert 0 <= image_files.free_bytes(str(tmp_path / "not" / "there")) <= state.f_blocks * state.f_frsize
+    assert (
+        0
+        <= image_files.free_bytes(str(tmp_path / "not" / "there"))
+        <= state.f_blocks * state.f_frsize
+    )
     sentence = image_files.check_space(str(tmp_path), str(tmp_path / "tmp"), 1 << 60)
     assert sentence is not None
     assert sentence.startswith(f"images-dir {tmp_path} has ")
@@ -306,13 +392,19 @@ def test_check_space_reports_missing_disk_space(tmp_path: pathlib.Path) -> None:
 def test_check_space_of_another_file_system(tmp_path: pathlib.Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)],
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
         pytest.skip("mounting needs root")
     try:
         sentence = image_files.check_space(str(tmp_path), str(small), 2 << 20)
         assert sentence is not None
-        assert sentence.startswith(f"temporary directory {small} has 1 MiB free, the build needs about 2 MiB")
+        assert sentence.startswith(
+            f"temporary directory {small} has 1 MiB free, the build needs about 2 MiB"
+        )
         assert "TMPDIR" in sentence
         assert image_files.check_space(str(tmp_path), str(small), 1 << 19) is None
     finally:

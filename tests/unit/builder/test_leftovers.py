@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nodepool.builder.machine import build_journal, image_files, mounts, processes
-from nodepool.builder.machine.build_journal import BuildEntry, acquire_images_dir, begin, clean, clean_all, entries
+from nodepool.builder.machine.build_journal import (
+    BuildEntry,
+    acquire_images_dir,
+    begin,
+    clean,
+    clean_all,
+    entries,
+)
 from nodepool.exceptions import BuilderError, ConfigurationError
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -67,9 +74,12 @@ def start() -> Iterator[Start]:
 
     def call(script: str, **environment: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            ["bash", "-c", script], env={"PATH": os.environ["PATH"], **environment}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["bash", "-c", script],
+            env={"PATH": os.environ["PATH"], **environment},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         started.append(process)
         return process
 
@@ -128,7 +138,9 @@ def test_journal_of_a_build(journal: pathlib.Path, tmp_base: pathlib.Path, start
     assert os.listdir(journal) == []
 
 
-def test_only_trees_of_the_tool_are_noted(journal: pathlib.Path, tmp_base: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_only_trees_of_the_tool_are_noted(
+    journal: pathlib.Path, tmp_base: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     """The output of a build is no proof: these directories are going to be removed."""
     (tmp_base / "dib_build.before").mkdir()
     elsewhere = tmp_path / "dib_build.elsewhere"
@@ -136,26 +148,49 @@ def test_only_trees_of_the_tool_are_noted(journal: pathlib.Path, tmp_base: pathl
     (tmp_base / "dib_build.link").symlink_to(elsewhere)
     for private in (True, False):
         entry = begin(str(journal.parent), "i", f"0{int(private)}", str(tmp_base), private=private)
-        for path in ("/", "/home", str(tmp_base), str(tmp_base / "data"), str(elsewhere), str(tmp_base / "dib_build.before"),
-                     str(tmp_base / "dib_build.link"), str(tmp_base / "dib_build.a" / ".." / "..")):  # fmt: skip
+        for path in (
+            "/",
+            "/home",
+            str(tmp_base),
+            str(tmp_base / "data"),
+            str(elsewhere),
+            str(tmp_base / "dib_build.before"),
+            str(tmp_base / "dib_build.link"),
+            str(tmp_base / "dib_build.a" / ".." / ".."),
+        ):
             assert not entry.note_dir(path), path
         entry.end()
     assert elsewhere.exists()
     assert (tmp_base / "dib_build.before").exists()
 
 
-def test_temporary_directory_that_cannot_be_used(journal: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(BuilderError, match=r"diskimage i: cannot create a temporary directory in .*missing: .*set TMPDIR"):
+def test_temporary_directory_that_cannot_be_used(
+    journal: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(
+        BuilderError,
+        match=r"diskimage i: cannot create a temporary directory in .*missing: .*set TMPDIR",
+    ):
         begin(str(journal.parent), "i", "01", str(tmp_path / "missing"))
     assert entries(str(journal.parent)) == []
 
 
-def test_broken_files_are_moved_aside(journal: pathlib.Path, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_files_are_moved_aside(
+    journal: pathlib.Path, tmp_base: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     entry = begin(str(journal.parent), "good", "01", str(tmp_base))
     directory = journal
     content = json.loads((directory / "good-01.json").read_text())
-    for number, text in enumerate(("", "[]", "{}", json.dumps({**content, "private_tmp": "/home"}),
-                                   json.dumps({**content, "build_dirs": ["/home"]}), json.dumps(content))):  # fmt: skip
+    for number, text in enumerate(
+        (
+            "",
+            "[]",
+            "{}",
+            json.dumps({**content, "private_tmp": "/home"}),
+            json.dumps({**content, "build_dirs": ["/home"]}),
+            json.dumps(content),
+        )
+    ):
         (directory / f"bad-{number}.json").write_text(text)
     assert clean_all(str(journal.parent), log) == [("good", "01")]
     assert sorted(os.listdir(directory)) == [f"bad-{number}.json.broken" for number in range(6)]
@@ -166,7 +201,9 @@ def test_broken_files_are_moved_aside(journal: pathlib.Path, tmp_base: pathlib.P
 # Processes
 
 
-def test_belongs_finds_all_kinds(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+def test_belongs_finds_all_kinds(
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start
+) -> None:
     entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     assert entry.private_tmp
     bystander = start("sleep 1000")
@@ -179,7 +216,9 @@ def test_belongs_finds_all_kinds(journal: pathlib.Path, tmp_base: pathlib.Path, 
     # The marker of a member proves the session even when its leader is gone.
     os.kill(leader.pid, signal.SIGKILL)
     leader.wait()
-    assert len(belongs(entry)) == 2  # the one with the marker and the one inside; nothing proves the third
+    assert (
+        len(belongs(entry)) == 2
+    )  # the one with the marker and the one inside; nothing proves the third
     assert clean(entry, deadline()) == []
     assert bystander.poll() is None
     assert belongs(entry) == []
@@ -194,7 +233,9 @@ def test_environment_in_the_middle_of_execve(start: Start, monkeypatch: pytest.M
     assert all(b"MARK=seen" in processes.environment(again.pid) for _ in range(2000))
 
 
-def test_session_without_leader(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+def test_session_without_leader(
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start
+) -> None:
     """One member with the marker is enough for those which have lost it, as under sudo."""
     entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     leader = start("env -i sleep 1001 & sleep 1002 & wait", **entry.environment)
@@ -206,7 +247,9 @@ def test_session_without_leader(journal: pathlib.Path, tmp_base: pathlib.Path, s
     assert entry.end() == []
 
 
-def test_number_used_again_is_no_proof(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+def test_number_used_again_is_no_proof(
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start
+) -> None:
     entry = begin(str(journal.parent), "i", "01", str(tmp_base))
     stranger = start("sleep 1000 & exec sleep 1000")
     entry.started(stranger.pid)
@@ -226,9 +269,13 @@ def test_own_process_and_its_parents_are_spared() -> None:
     assert processes.find(processes.Origin("nobody", directories=("/", "/tmp"))) == []
 
 
-def test_those_that_ignore_term_are_killed(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
+def test_those_that_ignore_term_are_killed(
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start
+) -> None:
     entry = begin(str(journal.parent), "i", "01", str(tmp_base))
-    process = start("trap '' TERM; while :; do setsid sleep 100 & sleep 0.05; done", **entry.environment)
+    process = start(
+        "trap '' TERM; while :; do setsid sleep 100 & sleep 0.05; done", **entry.environment
+    )
     entry.started(process.pid)
     wait_for(lambda: len(belongs(entry)) > 2, what="children")
     started = time.monotonic()
@@ -244,7 +291,9 @@ def test_those_that_ignore_term_are_killed(journal: pathlib.Path, tmp_base: path
 def loop_device(path: pathlib.Path) -> str:
     with open(path, "wb") as file:
         file.truncate(4 << 20)
-    done = subprocess.run(["losetup", "--show", "-f", str(path)], capture_output=True, check=False, text=True)
+    done = subprocess.run(
+        ["losetup", "--show", "-f", str(path)], capture_output=True, check=False, text=True
+    )
     if done.returncode:
         pytest.skip(f"no loop device: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -256,9 +305,15 @@ def mount(*arguments: object) -> None:
 
 @needs_root
 def test_mounts_and_loop_devices_go(
-    journal: pathlib.Path, tmp_base: pathlib.Path, images_dir: pathlib.Path, tmp_path: pathlib.Path, start: Start
+    journal: pathlib.Path,
+    tmp_base: pathlib.Path,
+    images_dir: pathlib.Path,
+    tmp_path: pathlib.Path,
+    start: Start,
 ) -> None:
-    """As diskimage-builder leaves them: image mounted from a loop device, on it /proc, /dev and a bind mount."""
+    """As diskimage-builder leaves them: image mounted from a loop device, on it /proc, /dev and
+    a bind mount.
+    """
     home = tmp_path / "home"
     home.mkdir()
     (home / "precious").write_text("data")
@@ -324,7 +379,9 @@ def test_links_are_not_followed(tmp_base: pathlib.Path, tmp_path: pathlib.Path) 
     (home / "precious").touch()
     link = tmp_base / "dib_build.link"
     link.symlink_to(home)
-    assert mounts.remove_tree(str(link), deadline()) == f"{link} is not deleted: it is not a directory"
+    assert (
+        mounts.remove_tree(str(link), deadline()) == f"{link} is not deleted: it is not a directory"
+    )
     tree = tmp_base / "dib_build.tree"
     tree.mkdir()
     (tree / "link").symlink_to(home)
@@ -344,7 +401,10 @@ def test_what_cannot_be_removed_stays_written_down(
         pytest.skip("the file system has no immutable files")
     try:
         assert clean_all(str(journal.parent), log) == [("i", "01")]
-        assert f"Leftovers of build 01 of i remain: {entry.private_tmp} cannot be removed: rm: cannot remove" in caplog.text
+        assert (
+            f"Leftovers of build 01 of i remain: {entry.private_tmp} cannot be removed: rm: cannot "
+            "remove" in caplog.text
+        )
         assert [found.build_id for found in entries(str(journal.parent))] == ["01"]
     finally:
         subprocess.run(["chattr", "-i", str(stuck)], check=True)
@@ -356,18 +416,30 @@ def test_what_cannot_be_removed_stays_written_down(
 # A TMPDIR of the configuration's
 
 
-def test_trees_in_a_shared_directory(journal: pathlib.Path, tmp_base: pathlib.Path, start: Start) -> None:
-    """Only what certainly belongs to the build goes: another diskimage-builder may use the directory, too."""
+def test_trees_in_a_shared_directory(
+    journal: pathlib.Path, tmp_base: pathlib.Path, start: Start
+) -> None:
+    """Only what certainly belongs to the build goes: another diskimage-builder may use the
+    directory, too.
+    """
     (tmp_base / "dib_build.before").mkdir()
     entry = begin(str(journal.parent), "i", "01", str(tmp_base), private=False)
     assert entry.private_tmp is None
-    for name in ("dib_build.noted", "dib_image.params", "dib_image.harvest", "dib_build.other", "data"):
+    for name in (
+        "dib_build.noted",
+        "dib_image.params",
+        "dib_image.harvest",
+        "dib_build.other",
+        "data",
+    ):
         (tmp_base / name).mkdir()
     parameters = tmp_base / "dib_build.noted" / "block-device"
     parameters.mkdir()
     (parameters / "params.yaml").write_text(f"config: x\nimage-dir: {tmp_base}/dib_image.params\n")
     assert entry.note_dir(str(tmp_base / "dib_build.noted"))
-    process = start("sleep 1000", TMP_IMAGE_DIR=str(tmp_base / "dib_image.harvest"), **entry.environment)
+    process = start(
+        "sleep 1000", TMP_IMAGE_DIR=str(tmp_base / "dib_image.harvest"), **entry.environment
+    )
     wait_for(lambda: processes.find(entry.origin()), what="the process")
     assert clean(entry, deadline()) == []
     assert process.wait(5) == -signal.SIGTERM
@@ -389,8 +461,10 @@ def test_lock_names_the_other_process(images_dir: pathlib.Path) -> None:
             print(error)
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == (f"images-dir {images_dir} is in use by builder process {os.getpid()}; "
-                           "every builder needs a separate directory\n")  # fmt: skip
+    assert done.stdout == (
+        f"images-dir {images_dir} is in use by builder process {os.getpid()}; "
+        "every builder needs a separate directory\n"
+    )
     lock.close()
     lock.close()
     again = acquire_images_dir(str(images_dir))
@@ -418,18 +492,29 @@ process.wait(time.monotonic() + 1000)
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: pathlib.Path) -> None:
-    """kill -9 of the builder: the command lives on as an orphan; the next start ends it and removes its trees."""
+def test_killed_builder_leaks_nothing(
+    images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: pathlib.Path
+) -> None:
+    """kill -9 of the builder: the command lives on as an orphan; the next start ends it and
+    removes its trees.
+    """
     token = f"31{os.getpid()}{when.encode().hex()}"
     script = (
-        f": {when}; trap '' TERM PIPE; mkdir \"$(mktemp -d -t dib_build.XXXXXXXX)\"/mnt; setsid bash -c 'sleep 100; : {token}' & "
+        f": {when}; trap '' TERM PIPE; mkdir \"$(mktemp -d -t dib_build.XXXXXXXX)\"/mnt; setsid "
+        f"bash -c 'sleep 100; : {token}' & "
         f'touch "$TMPDIR"/ready; while :; do sleep 100; done; : {token}'
     )
-    builder = subprocess.Popen([sys.executable, "-c", BUILDER, str(images_dir), str(tmp_base), script], stdout=subprocess.DEVNULL)
+    builder = subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(images_dir), str(tmp_base), script],
+        stdout=subprocess.DEVNULL,
+    )
     try:
         wait_for(lambda: list(tmp_base.glob("nodepool-build.*/ready")), what="the command to run")
         if when == "late":
-            wait_for(lambda: all(entry.pid for entry in entries(str(journal.parent))), what="the pid to be written down")
+            wait_for(
+                lambda: all(entry.pid for entry in entries(str(journal.parent))),
+                what="the pid to be written down",
+            )
         with pytest.raises(ConfigurationError, match="is in use by builder process"):
             acquire_images_dir(str(images_dir))
     finally:
@@ -456,14 +541,19 @@ def test_builds_of_one_image_share_nothing(journal: pathlib.Path, tmp_base: path
     second.end()
 
 
-def test_without_rights_the_tool_s_sudo_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rights_the_tool_s_sudo_is_used(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sudo = tmp_path / "sudo"
     sudo.write_text(f"""#!/bin/sh\nprintf '%s ' "$@" >> {tmp_path}/calls\nshift\nexec "$@"\n""")
     sudo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert processes.run_privileged(["true"]) is None
-    assert processes.run_privileged(["rmdir", "/no/such"]) == "rmdir: failed to remove '/no/such': No such file or directory"
+    assert (
+        processes.run_privileged(["rmdir", "/no/such"])
+        == "rmdir: failed to remove '/no/such': No such file or directory"
+    )
     assert processes.run_privileged(["false"]) == "false ended with status 1"
     assert (tmp_path / "calls").read_text() == "-n true -n rmdir /no/such -n false "
 

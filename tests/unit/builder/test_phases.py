@@ -19,8 +19,18 @@ def follow(name: str) -> tuple[PhaseTracker, list[str]]:
     return tracker, [tracker.phase, *(tracker.phase for line in lines if tracker.feed(line))]
 
 
-COMMON = ["starting", "root", "extra-data", "pre-install", "install", "post-install", "block-device", "finalise", "cleanup",
-          "converting"]  # fmt: skip
+COMMON = [
+    "starting",
+    "root",
+    "extra-data",
+    "pre-install",
+    "install",
+    "post-install",
+    "block-device",
+    "finalise",
+    "cleanup",
+    "converting",
+]
 
 
 @pytest.mark.spec("BLD-20: progress: current phase")

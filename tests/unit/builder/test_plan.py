@@ -23,7 +23,13 @@ def image(name: str, formats: tuple[str, ...] = ("raw",), **options: Any) -> Dis
     return result
 
 
-def build(name: str, build_id: str, age: float = 0, state: str = READY, formats: tuple[str, ...] = ("raw",)) -> ImageBuild:
+def build(
+    name: str,
+    build_id: str,
+    age: float = 0,
+    state: str = READY,
+    formats: tuple[str, ...] = ("raw",),
+) -> ImageBuild:
     result = ImageBuild(name, build_id)
     result.state = state
     result.state_time = NOW - age
@@ -31,7 +37,12 @@ def build(name: str, build_id: str, age: float = 0, state: str = READY, formats:
     return result
 
 
-def decide(images: list[DiskImage], data: ImageData, busy: tuple[str, ...] = (), waits: dict[str, float] | None = None) -> Plan:
+def decide(
+    images: list[DiskImage],
+    data: ImageData,
+    busy: tuple[str, ...] = (),
+    waits: dict[str, float] | None = None,
+) -> Plan:
     config = SimpleNamespace(diskimages={i.name: i for i in images})
     return plan(config, data, busy, lambda name, _subject: (waits or {}).get(name, 0.0), NOW)
 
@@ -55,7 +66,9 @@ def test_image_is_built_at_its_rebuild_age() -> None:
     assert young.build is None and young.wait == pytest.approx(1)
 
 
-@pytest.mark.spec("BLD-6: build when the newest ready build's formats do not include every format wanted now")
+@pytest.mark.spec(
+    "BLD-6: build when the newest ready build's formats do not include every format wanted now"
+)
 def test_image_is_built_for_a_missing_format() -> None:
     data = ImageData(builds=[build("a", "1", formats=("raw", "tar"))])
     assert built([image("a", ("raw",))], data) is None
@@ -64,7 +77,9 @@ def test_image_is_built_for_a_missing_format() -> None:
 
 @pytest.mark.spec("BLD-6: paused images and images without a format are not considered at all")
 def test_paused_images_and_images_without_format_are_not_built() -> None:
-    data = ImageData(paused={"flag"}, request_marks=dict.fromkeys(("flag", "pause", "none"), (1, 0)))
+    data = ImageData(
+        paused={"flag"}, request_marks=dict.fromkeys(("flag", "pause", "none"), (1, 0))
+    )
     assert built([image("flag"), image("pause", pause=True), image("none", ())], data) is None
 
 
@@ -79,7 +94,12 @@ def test_manual_first_then_file_order() -> None:
 
 
 def test_locked_by_another_builder() -> None:
-    assert built([image("a"), image("b")], ImageData(build_locks={"a": (1.0, True), "b": (1.0, False)})) == "b"
+    assert (
+        built(
+            [image("a"), image("b")], ImageData(build_locks={"a": (1.0, True), "b": (1.0, False)})
+        )
+        == "b"
+    )
 
 
 def test_waits_for_the_earliest() -> None:
@@ -96,6 +116,12 @@ def test_another_request_or_configuration_is_another_subject() -> None:
         assert wanted is not None
         return wanted.subject
 
-    subjects = [subject(None), subject((1, 0)), subject((1, 1)), subject((2, 0)), subject(None, elements="x")]
+    subjects = [
+        subject(None),
+        subject((1, 0)),
+        subject((1, 1)),
+        subject((2, 0)),
+        subject(None, elements="x"),
+    ]
     assert len(set(subjects)) == len(subjects)
     assert subject(None) == subject(None)

@@ -18,7 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.builder.building.process import BuildProcess, LineSplitter, ProcessResult, Redactor, run_hook
+from nodepool.builder.building.process import (
+    BuildProcess,
+    LineSplitter,
+    ProcessResult,
+    Redactor,
+    run_hook,
+)
 from nodepool.builder.machine import image_files, processes
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -37,11 +43,20 @@ class Bench:
         self.process: BuildProcess | None = None
 
     def make(self, script: str, log_file: BinaryIO | None = None, **options: Any) -> BuildProcess:
-        environment = {"PATH": os.environ["PATH"], processes.MARKER_VARIABLE: self.marker, "D": str(self.directory)}
+        environment = {
+            "PATH": os.environ["PATH"],
+            processes.MARKER_VARIABLE: self.marker,
+            "D": str(self.directory),
+        }
         args = ["bash", "-c", script]
         self.log_file = log_file or image_files.open_log(str(self.log_path))
-        process = BuildProcess(args, {**environment, **options.pop("environment", {})}, self.log_file,
-                               options.pop("on_line", self.lines.append), **options)  # fmt: skip
+        process = BuildProcess(
+            args,
+            {**environment, **options.pop("environment", {})},
+            self.log_file,
+            options.pop("on_line", self.lines.append),
+            **options,
+        )
         process.grace = 0.5
         return process
 
@@ -77,7 +92,10 @@ def no_descriptor_survives() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-@pytest.mark.spec("BLD-7.4, BLD-7.5: output and error together into the log, in binary; then the line Exit code: N")
+@pytest.mark.spec(
+    "BLD-7.4, BLD-7.5: output and error together into the log, in binary; then the line Exit code: "
+    "N"
+)
 def test_output_and_status(bench: Bench) -> None:
     ending = bench.run(r"printf 'one\xff\n'; echo two >&2; printf three; exit 7")
     assert (ending.returncode, ending.timed_out, ending.terminated) == (7, False, None)
@@ -88,8 +106,10 @@ def test_output_and_status(bench: Bench) -> None:
 
 @pytest.mark.spec("BLD-7.4: output is flushed as it comes; standard input is the null device")
 def test_output_is_there_while_it_runs(bench: Bench) -> None:
-    process = bench.make("cat; umask; readlink /proc/$$/fd/0; ps -o sid= -p $$ | tr -d ' '; printf waiting; "
-                         "while ! test -e $D/go; do sleep 0.01; done")  # fmt: skip
+    process = bench.make(
+        "cat; umask; readlink /proc/$$/fd/0; ps -o sid= -p $$ | tr -d ' '; printf waiting; "
+        "while ! test -e $D/go; do sleep 0.01; done"
+    )
     process.start()
     results: list[ProcessResult] = []
     thread = threading.Thread(target=lambda: results.append(process.wait(time.monotonic() + 20)))
@@ -102,7 +122,9 @@ def test_output_is_there_while_it_runs(bench: Bench) -> None:
     assert bench.lines[:3] == ["0022", "/dev/null", str(process.pid)]
 
 
-@pytest.mark.spec("BLD-7.6: exact timer, whole process group, a last log line saying so; no line Exit code")
+@pytest.mark.spec(
+    "BLD-7.6: exact timer, whole process group, a last log line saying so; no line Exit code"
+)
 def test_timeout_ends_the_whole_process_group(bench: Bench) -> None:
     started = time.monotonic()
     ending = bench.run("echo begun; sleep 1000 & wait", timeout=1.0)
@@ -124,7 +146,15 @@ def test_timeout_ends_the_whole_process_group(bench: Bench) -> None:
         "while :; do setsid sleep 1000 & sleep 0.05; done",
         "kill -STOP $$",
     ],
-    ids=["prints for ever", "ignores TERM", "both", "child in a session of its own", "double fork", "forks on and on", "stopped"],
+    ids=[
+        "prints for ever",
+        "ignores TERM",
+        "both",
+        "child in a session of its own",
+        "double fork",
+        "forks on and on",
+        "stopped",
+    ],
 )
 @pytest.mark.spec("BLD-7.6: nothing of a command survives its time-out")
 def test_hostile_commands_end(bench: Bench, script: str) -> None:
@@ -135,10 +165,14 @@ def test_hostile_commands_end(bench: Bench, script: str) -> None:
     assert ending.returncode in (-signal.SIGTERM, -signal.SIGKILL, 137, 143)
     assert time.monotonic() - started < limit(10)
     assert bench.alive() == []
-    assert bench.log.endswith(b"\nBuild timeout of 1 seconds exceeded\n") or bench.log.startswith(b"Build timeout")
+    assert bench.log.endswith(b"\nBuild timeout of 1 seconds exceeded\n") or bench.log.startswith(
+        b"Build timeout"
+    )
 
 
-@pytest.mark.spec("BLD-7.7: exit of the command ends the build, though a background child keeps the pipe open")
+@pytest.mark.spec(
+    "BLD-7.7: exit of the command ends the build, though a background child keeps the pipe open"
+)
 def test_build_ends_although_a_child_keeps_the_pipe_open(bench: Bench) -> None:
     process = bench.make("sleep 1000 & setsid sleep 1000 & echo done; exit 3")
     process.drain = 0.3
@@ -157,9 +191,13 @@ def test_filter_may_write_after_the_end(bench: Bench) -> None:
     assert bench.log == b"last words\nExit code: 0\n"
 
 
-@pytest.mark.spec("BLD-2: terminate the child's whole process group (TERM, then KILL after a grace period)")
+@pytest.mark.spec(
+    "BLD-2: terminate the child's whole process group (TERM, then KILL after a grace period)"
+)
 def test_terminate_sends_term_to_the_process_group(bench: Bench) -> None:
-    process = bench.make("trap 'echo cleaning; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
+    process = bench.make(
+        "trap 'echo cleaning; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     process.start()
     results: list[ProcessResult] = []
     thread = threading.Thread(target=lambda: results.append(process.wait(time.monotonic() + 60)))
@@ -176,7 +214,9 @@ def test_terminate_sends_term_to_the_process_group(bench: Bench) -> None:
 
 
 def test_group_that_may_not_be_signalled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with processes of another user: each is signalled by its own number, positive and checked."""
+    """As with processes of another user: each is signalled by its own number, positive and
+    checked.
+    """
 
     def refuse(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -215,7 +255,9 @@ def test_program_is_found_in_the_path_of_the_command(bench: Bench) -> None:
     program.write_text("#!/bin/sh\necho mine\n")
     program.chmod(0o755)
     with image_files.open_log(str(bench.log_path)) as log_file:
-        process = BuildProcess(["my-dib"], {"PATH": f"{bench.directory}:/bin"}, log_file, bench.lines.append)
+        process = BuildProcess(
+            ["my-dib"], {"PATH": f"{bench.directory}:/bin"}, log_file, bench.lines.append
+        )
         process.start()
         assert process.wait(time.monotonic() + 20).returncode == 0
     assert bench.lines == ["mine"]
@@ -265,7 +307,8 @@ def test_long_lines_are_cut_for_the_listener_only(bench: Bench) -> None:
 def test_secrets_are_not_shown(bench: Bench) -> None:
     values = ["hunter22", 'it\'s "my" $ecret', "line one\nline two", "no", "", "true"]
     script = (
-        'printf hun; sleep 0.2; echo ter22; echo "$SECRET"; set -x; : "$SECRET"; set +x; declare -p SECRET; '
+        'printf hun; sleep 0.2; echo ter22; echo "$SECRET"; set -x; : "$SECRET"; set +x; declare '
+        "-p SECRET; "
         'echo "$LINES2"; echo no true; printf hunter2'
     )
     bench.run(script, secrets=values, environment={"SECRET": values[1], "LINES2": values[2]})
@@ -275,8 +318,14 @@ def test_secrets_are_not_shown(bench: Bench) -> None:
     assert b"no true\nhunter2\nExit code: 0\n" in bench.log
 
 
-@given(st.binary(max_size=60), st.lists(st.text("abc", min_size=4, max_size=8), max_size=3), st.randoms())
-def test_redactor_does_not_depend_on_chunks(data: bytes, secrets: list[str], chooser: random.Random) -> None:
+@given(
+    st.binary(max_size=60),
+    st.lists(st.text("abc", min_size=4, max_size=8), max_size=3),
+    st.randoms(),
+)
+def test_redactor_does_not_depend_on_chunks(
+    data: bytes, secrets: list[str], chooser: random.Random
+) -> None:
     text = b"".join(secret.encode() + data[:5] for secret in secrets) + data
 
     def shown(pieces: list[bytes]) -> bytes:
@@ -308,11 +357,18 @@ def test_lines_do_not_depend_on_chunks(data: bytes, size: int) -> None:
 # The hook
 
 
-@pytest.mark.spec("BLD-9: post-upload hook: arguments, no shell, inherited environment, output captured")
-def test_hook_runs_without_shell_and_its_output_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "BLD-9: post-upload hook: arguments, no shell, inherited environment, output captured"
+)
+def test_hook_runs_without_shell_and_its_output_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("INHERITED", "yes")
     code = 'printf "%s|" "$@" $INHERITED; echo; echo problem >&2; exit 5'
-    assert run_hook(["bash", "-c", code, "hook", "provider one", "id;x"], 20) == (5, "provider one|id;x|yes|\nproblem")
+    assert run_hook(["bash", "-c", code, "hook", "provider one", "id;x"], 20) == (
+        5,
+        "provider one|id;x|yes|\nproblem",
+    )
     with pytest.raises(FileNotFoundError):
         run_hook(["/no/such/hook"], 20)
 
@@ -324,7 +380,10 @@ def test_hook_output_is_bounded() -> None:
     assert output == "\n".join(["1"] * 198 + ["x" * 500, "end"])
 
 
-@pytest.mark.parametrize("script", ["trap '' TERM; yes", "setsid sleep 1000 & sleep 1000", "yes >&2", "trap 'exit 0' TERM; yes"])
+@pytest.mark.parametrize(
+    "script",
+    ["trap '' TERM; yes", "setsid sleep 1000 & sleep 1000", "yes >&2", "trap 'exit 0' TERM; yes"],
+)
 def test_hook_ends_in_time(bench: Bench, script: str) -> None:
     started = time.monotonic()
     status, output = run_hook(["bash", "-c", f"echo $$ > {bench.directory}/pid; {script}"], 0.5)

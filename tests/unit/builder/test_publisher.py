@@ -39,7 +39,9 @@ def test_only_the_latest_state_of_a_record_is_written_once_the_session_is_usable
     assert written == ["a2", "b"]
 
 
-def test_failed_write_is_repeated_and_delays_no_other(publisher: Publisher, usable: threading.Event) -> None:
+def test_failed_write_is_repeated_and_delays_no_other(
+    publisher: Publisher, usable: threading.Event
+) -> None:
     usable.set()
     written: list[str] = []
 

@@ -1,4 +1,6 @@
-"""Remembered answers of the cloud: one question at a time, older answers while it is asked again."""
+"""Remembered answers of the cloud: one question at a time, older answers while it is asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def waiting(memo: AnswerCache, future: Future[Any], count: int) -> bool:
 def test_many_threads_ask_once(threads: ThreadPoolExecutor, fails: bool) -> None:
     memo, cloud = AnswerCache(), Cloud()
     answers = [threads.submit(memo.get, "flavors", None, cloud.ask) for _ in range(8)]
-    wait_for(lambda: cloud.questions and waiting(memo, memo._asked["flavors", None], 7), what="seven wait for the eighth")
+    wait_for(
+        lambda: cloud.questions and waiting(memo, memo._asked["flavors", None], 7),
+        what="seven wait for the eighth",
+    )
     if fails:
         cloud.questions[0].set_exception(RuntimeError("nova"))
         assert [str(answer.exception(20)) for answer in answers] == ["nova"] * 8
@@ -64,7 +69,9 @@ def test_many_threads_ask_once(threads: ThreadPoolExecutor, fails: bool) -> None
     assert len(cloud.questions) == 1
 
 
-def test_the_wait_for_another_thread_ends(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_another_thread_ends(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answer_cache, "SHARED_DEADLINE", 0.01)
     memo, cloud = AnswerCache(), Cloud()
     first = threads.submit(memo.get, "flavors", None, cloud.ask)
@@ -80,7 +87,10 @@ def test_older_answers_serve_while_they_are_renewed(threads: ThreadPoolExecutor)
     memo.get("zones", None, lambda: ["old"])
     memo._fetches["zones", None] = cloud.ask
     renewals = [threads.submit(memo.renew, None, (), 10.0) for _ in range(2)]
-    wait_for(lambda: cloud.questions and waiting(memo, memo._asked["zones", None], 1), what="one waits for the other")
+    wait_for(
+        lambda: cloud.questions and waiting(memo, memo._asked["zones", None], 1),
+        what="one waits for the other",
+    )
     assert memo.get("zones", None, cloud.ask) == ["old"]
     assert not any(renewal.done() for renewal in renewals)
     cloud.questions[0].set_result(["new"])
@@ -151,15 +161,18 @@ def test_only_what_was_not_found_is_forgotten() -> None:
     assert asked.is_set()
 
 
-@pytest.mark.parametrize(("message", "kinds"), [
-    ("Invalid key_name provided.", set()),
-    ("Security group nowhere not found for project", set()),
-    ("The requested availability zone is not available", {"zones"}),
-    ("Network 5 could not be found.", {"networks", "network"}),
-    ("Flavor's disk is too small for requested image.", {"flavors", "image"}),
-    ("Block Device Mapping is Invalid: failed to get image", {"image"}),
-    ("made up", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "kinds"),
+    [
+        ("Invalid key_name provided.", set()),
+        ("Security group nowhere not found for project", set()),
+        ("The requested availability zone is not available", {"zones"}),
+        ("Network 5 could not be found.", {"networks", "network"}),
+        ("Flavor's disk is too small for requested image.", {"flavors", "image"}),
+        ("Block Device Mapping is Invalid: failed to get image", {"image"}),
+        ("made up", None),
+    ],
+)
 def test_what_a_refusal_may_be_about(message: str, kinds: set[str] | None) -> None:
     assert suspected_lookups(message) == kinds
 

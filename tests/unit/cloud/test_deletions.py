@@ -104,7 +104,9 @@ def test_a_hanging_kind_holds_no_other() -> None:
 def test_a_partial_answer_is_understood() -> None:
     cloud = Cloud()
     answers: list[Any] = [{"b": CloudError(ErrorKind.OTHER)}, None]
-    cloud.deletes.add_kind("host", lambda ids: (cloud.calls.append(list(ids)), answers.pop(0))[1], batch=10)
+    cloud.deletes.add_kind(
+        "host", lambda ids: (cloud.calls.append(list(ids)), answers.pop(0))[1], batch=10
+    )
     futures = {key: cloud.deletes.delete("host", key) for key in "ab"}
     cloud.timers.pass_time(0.5)
     assert futures["a"].done()
@@ -125,10 +127,15 @@ def test_stop_tells_those_who_wait() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([*ErrorKind, None, None, None])), max_size=8),
+    st.lists(
+        st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([*ErrorKind, None, None, None])),
+        max_size=8,
+    ),
     st.integers(1, 5),
 )
-def test_every_good_id_is_deleted_and_every_future_ends(plan: list[tuple[str, ErrorKind | None]], batch: int) -> None:
+def test_every_good_id_is_deleted_and_every_future_ends(
+    plan: list[tuple[str, ErrorKind | None]], batch: int
+) -> None:
     cloud = Cloud(batch=batch)
     cloud.bad = {key: kind for key, kind in plan if kind is not None}
     futures = {key: cloud.deletes.delete("instance", key, deadline=60) for key, _ in plan}

@@ -20,7 +20,9 @@ class Cloud:
         self.questions: list[tuple[float, list[str]]] = []
         self.broken = False
         self.refused: set[str] = set()
-        self.watched: Poller[str] = Poller("things", self.fetch, self.executor, self.timers, batch=batch)
+        self.watched: Poller[str] = Poller(
+            "things", self.fetch, self.executor, self.timers, batch=batch
+        )
 
     def fetch(self, ids: Sequence[str]) -> dict[str, str | Exception]:
         self.questions.append((self.clock.now, list(ids)))
@@ -29,7 +31,9 @@ class Cloud:
         refused: dict[str, str | Exception] = {
             key: CloudError(ErrorKind.TRANSIENT, "this one") for key in ids if key in self.refused
         }
-        return refused | {key: self.things[key] for key in ids if key in self.things and key not in refused}
+        return refused | {
+            key: self.things[key] for key in ids if key in self.things and key not in refused
+        }
 
 
 def test_only_watched_ids_are_asked_for_and_absence_is_told() -> None:
@@ -100,7 +104,9 @@ def test_an_object_that_cannot_be_looked_at_harms_no_other() -> None:
     assert bad.look is None
     cloud.timers.pass_time(20)
     later = [ids for _, ids in cloud.questions[1:]]
-    assert ["a"] in later and ["bad"] in later and ["a", "bad"] not in later, "it is asked for by itself"
+    assert ["a"] in later and ["bad"] in later and ["a", "bad"] not in later, (
+        "it is asked for by itself"
+    )
     assert bad.look is None, "nobody takes it for absent"
     assert later.count(["bad"]) < later.count(["a"])
     cloud.refused = set()
@@ -203,8 +209,13 @@ def test_a_watch_that_nobody_reads_is_dropped() -> None:
     assert cloud.questions == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 30), st.booleans()), max_size=30), st.integers(1, 4))
-def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(events: list[tuple[int, float, bool]], batch: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 30), st.booleans()), max_size=30),
+    st.integers(1, 4),
+)
+def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
+    events: list[tuple[int, float, bool]], batch: int
+) -> None:
     cloud = Cloud(batch=batch)
     watches = {}
     for number, seconds, broken in events:
@@ -230,7 +241,9 @@ def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(events: list
 
 
 def changes(cloud: Cloud, after: float, count: int = 30) -> tuple[float, float]:
-    """Things that change ``after`` so many seconds, one by one: looks at each of the last 20, and how late it was seen."""
+    """Things that change ``after`` so many seconds, one by one: looks at each of the last 20,
+    and how late it was seen.
+    """
     looks: list[int] = []
     late: list[float] = []
     for number in range(count):

@@ -122,7 +122,9 @@ def test_recovery_wakes_those_who_wait_at_the_slow_pace() -> None:
 
 
 @given(st.floats(0.05, 100), st.lists(st.booleans(), max_size=60))
-def test_pace_stays_between_floor_and_configured_rate(configured: float, events: list[bool]) -> None:
+def test_pace_stays_between_floor_and_configured_rate(
+    configured: float, events: list[bool]
+) -> None:
     rate, clock = make(configured)
     for good in events:
         before = rate.pace or 0

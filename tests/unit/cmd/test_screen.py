@@ -59,16 +59,33 @@ def keyboard() -> Iterator[Keyboard]:
     os.close(found.write)
 
 
-UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = b"\x1b[A", b"\x1b[B", b"\x1b[5~", b"\x1b[6~", b"\x1b[H", b"\x1b[F"
+UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = (
+    b"\x1b[A",
+    b"\x1b[B",
+    b"\x1b[5~",
+    b"\x1b[6~",
+    b"\x1b[H",
+    b"\x1b[F",
+)
 
 
 @pytest.mark.parametrize(
     ("keys", "first"),
     [
-        ([DOWN], 2), ([DOWN, DOWN, UP], 2), ([UP], 1), ([PAGE_DOWN], 10), ([b" "], 10), ([PAGE_DOWN, PAGE_UP], 1),
-        ([END], 21), ([END, DOWN], 21), ([END, HOME], 1), ([b"j", b"j", b"k"], 2), ([b"x", b"\x1b[1;5Z"], 1), ([b"\x1bOB"], 2),
+        ([DOWN], 2),
+        ([DOWN, DOWN, UP], 2),
+        ([UP], 1),
+        ([PAGE_DOWN], 10),
+        ([b" "], 10),
+        ([PAGE_DOWN, PAGE_UP], 1),
+        ([END], 21),
+        ([END, DOWN], 21),
+        ([END, HOME], 1),
+        ([b"j", b"j", b"k"], 2),
+        ([b"x", b"\x1b[1;5Z"], 1),
+        ([b"\x1bOB"], 2),
     ],
-)  # fmt: skip
+)
 def test_keys_scroll_within_the_text(keyboard: Keyboard, keys: list[bytes], first: int) -> None:
     assert keyboard.type(*keys) == f"line {first}"
 
@@ -76,7 +93,9 @@ def test_keys_scroll_within_the_text(keyboard: Keyboard, keys: list[bytes], firs
 def test_last_line_names_the_shown_lines_and_the_keys(keyboard: Keyboard) -> None:
     keyboard.type(DOWN)
     assert len(keyboard.picture.lines) == 11
-    assert keyboard.picture.lines[-1].endswith("  lines 2-11 of 30  (arrows, Page Up/Down: scroll; q: quit)")
+    assert keyboard.picture.lines[-1].endswith(
+        "  lines 2-11 of 30  (arrows, Page Up/Down: scroll; q: quit)"
+    )
     keyboard.screen.show(lambda: print("short"))
     assert keyboard.picture.lines[0] == "short" and " of " not in keyboard.picture.lines[-1]
 
@@ -119,9 +138,13 @@ def test_change_ends_the_wait_but_not_before_the_minimum(keyboard: Keyboard) -> 
     os.close(changed.fileno())
 
 
-def test_change_in_another_thread_ends_the_wait_without_polling(keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_in_another_thread_ends_the_wait_without_polling(
+    keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed, waits, wait = Changes(), [], select.select
-    monkeypatch.setattr(select, "select", lambda *arguments: (waits.append(arguments[3]), wait(*arguments))[1])
+    monkeypatch.setattr(
+        select, "select", lambda *arguments: (waits.append(arguments[3]), wait(*arguments))[1]
+    )
     timer = threading.Timer(0.3, changed.set)
     timer.start()
     begin = time.monotonic()
@@ -148,11 +171,17 @@ def styles(text: str) -> dict[str, str]:
 
 def test_states_and_problems_are_colored() -> None:
     assert styles("Nodes: 3\n a | failed | not ready | building | ready | unready") == {
-        "Nodes:": "bold", "failed": "bold red", "not ready": "bold red", "building": "yellow", "ready": "green",
-    }  # fmt: skip
+        "Nodes:": "bold",
+        "failed": "bold red",
+        "not ready": "bold red",
+        "building": "yellow",
+        "ready": "green",
+    }
 
 
-@pytest.mark.parametrize(("text", "style"), [("No problems", "green"), ("Degraded", "yellow"), ("Failing", "bold red")])
+@pytest.mark.parametrize(
+    ("text", "style"), [("No problems", "green"), ("Degraded", "yellow"), ("Failing", "bold red")]
+)
 def test_health_is_colored(text: str, style: str) -> None:
     assert styles(f"Health: {text}") == {"Health:": "bold", text: style}
 
@@ -177,7 +206,10 @@ class Terminal(io.StringIO):
     ],
 )
 def test_colors_need_a_terminal_and_no_NO_COLOR(
-    monkeypatch: pytest.MonkeyPatch, output: type[io.StringIO], variables: dict[str, str], has_colors: bool
+    monkeypatch: pytest.MonkeyPatch,
+    output: type[io.StringIO],
+    variables: dict[str, str],
+    has_colors: bool,
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in variables.items():

@@ -10,10 +10,14 @@ import pytest
 from nodepool.cmd.commands.observe import waiting_lines
 
 ROW: dict[str, Any] = {
-    "cause": "quota of provider east: 20 of 20 instances in use", "count": 5, "since": "6 min 3 s",
-    "suggestion": "raise `max-servers` of pool main", "label_counts": Counter(small=3, large=2), "tenants": Counter(acme=4),
+    "cause": "quota of provider east: 20 of 20 instances in use",
+    "count": 5,
+    "since": "6 min 3 s",
+    "suggestion": "raise `max-servers` of pool main",
+    "label_counts": Counter(small=3, large=2),
+    "tenants": Counter(acme=4),
     "ids": [f"100-{number:010}" for number in range(5)],
-}  # fmt: skip
+}
 
 
 def test_waiting_requests_show_cause_suggestion_labels_tenants_and_first_ids() -> None:
@@ -29,7 +33,10 @@ def test_waiting_requests_show_cause_suggestion_labels_tenants_and_first_ids() -
 def test_what_is_unknown_is_omitted() -> None:
     row = {**ROW, "count": 1, "suggestion": "", "tenants": Counter(), "ids": ["100-0000000000"]}
     assert next(iter(waiting_lines(row, None))).startswith("  1 request waiting up to ")
-    assert list(waiting_lines(row, None))[1:] == ["    labels: small 3, large 2", "    ids: 100-0000000000"]
+    assert list(waiting_lines(row, None))[1:] == [
+        "    labels: small 3, large 2",
+        "    ids: 100-0000000000",
+    ]
 
 
 @pytest.mark.parametrize("width", [30, 60])
@@ -40,4 +47,8 @@ def test_narrow_terminal_wraps_without_losing_words(width: int) -> None:
 
 
 def test_values_cannot_break_the_terminal() -> None:
-    assert not [line for line in waiting_lines({**ROW, "cause": "a\x1b[2J\nb"}, None) if not line.isprintable()]
+    assert not [
+        line
+        for line in waiting_lines({**ROW, "cause": "a\x1b[2J\nb"}, None)
+        if not line.isprintable()
+    ]

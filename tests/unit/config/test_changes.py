@@ -34,8 +34,14 @@ def load(tmp_path: pathlib.Path, text: str) -> Config:
 def test_users_11_what_has_changed(tmp_path: pathlib.Path) -> None:
     old, new = load(tmp_path, BEFORE), load(tmp_path, AFTER)
     assert changes(old, new) == (
-        "labels: new c, removed b, changed a; providers: new three, removed two, changed one; max-hold-age"
+        "labels: new c, removed b, changed a; providers: new three, removed two, changed one; "
+        "max-hold-age"
     )
     assert changes(old, load(tmp_path, BEFORE)) == ""
-    assert taken_over(None, new, "f") == "The configuration f is in force: 2 labels, 0 diskimages, 2 providers"
-    assert "nothing that matters" in taken_over(old, load(tmp_path, BEFORE + "\n# a comment\n"), "f")
+    assert (
+        taken_over(None, new, "f")
+        == "The configuration f is in force: 2 labels, 0 diskimages, 2 providers"
+    )
+    assert "nothing that matters" in taken_over(
+        old, load(tmp_path, BEFORE + "\n# a comment\n"), "f"
+    )

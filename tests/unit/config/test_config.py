@@ -49,11 +49,15 @@ def complete():
 
 
 class TestReading:
-    @pytest.mark.spec("CFG-2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay")
+    @pytest.mark.spec(
+        "CFG-2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay"
+    )
     def test_each_known_variable_is_replaced_once(self):
         env = {"NODEPOOL_A": "1", "NODEPOOL_B": "%(NODEPOOL_A)", "OTHER": "x"}
         text = "%(NODEPOOL_A) '%(NODEPOOL_B)' %(OTHER) %(NODEPOOL_C) %(NODEPOOL_A)s"
-        assert npconfig.substitute_env_vars(text, env) == "1 '%(NODEPOOL_A)' %(OTHER) %(NODEPOOL_C) 1s"
+        assert (
+            npconfig.substitute_env_vars(text, env) == "1 '%(NODEPOOL_A)' %(OTHER) %(NODEPOOL_C) 1s"
+        )
 
     @pytest.mark.spec("CFG-2.1: the YAML type is decided after substitution")
     def test_type_after_substitution(self, write):
@@ -99,31 +103,52 @@ class TestReading:
         assert npconfig.as_list([1]) == [1]
         assert npconfig.as_list("a") == ["a"]
 
-    @given(st.dictionaries(st.sampled_from(["NODEPOOL_A", "NODEPOOL_B", "OTHER"]), st.text(max_size=20)),
-           st.lists(st.sampled_from(["%(NODEPOOL_A)", "%(NODEPOOL_B)", "%(OTHER)", "%(", ")", "x"])))  # fmt: skip
+    @given(
+        st.dictionaries(
+            st.sampled_from(["NODEPOOL_A", "NODEPOOL_B", "OTHER"]), st.text(max_size=20)
+        ),
+        st.lists(st.sampled_from(["%(NODEPOOL_A)", "%(NODEPOOL_B)", "%(OTHER)", "%(", ")", "x"])),
+    )
     def test_substitution_is_one_pass(self, env, parts):
-        expected = [env.get(part[2:-1], part) if part.startswith("%(NODEPOOL_") else part for part in parts]
+        expected = [
+            env.get(part[2:-1], part) if part.startswith("%(NODEPOOL_") else part for part in parts
+        ]
         # Separated, so that the parts cannot form a reference together.
         assert npconfig.substitute_env_vars("|".join(parts), env) == "|".join(expected)
 
 
 class TestTopLevel:
-    @pytest.mark.spec("CFG-17: webapp section with port 8080 and address 127.0.0.1 is read back as such")
+    @pytest.mark.spec(
+        "CFG-17: webapp section with port 8080 and address 127.0.0.1 is read back as such"
+    )
     def test_webapp_section_is_read(self, write):
         config = load(write, "webapp: {port: 8080, listen_address: 127.0.0.1}")
         assert config.webapp == {"port": 8080, "listen_address": "127.0.0.1"}
         assert npconfig.Config().webapp == {"port": 8005, "listen_address": "0.0.0.0"}
 
     @pytest.mark.spec("CFG-4.9: max-hold-age absent, 0 or negative means unlimited")
-    @pytest.mark.parametrize(("text", "age"), [("{}", math.inf), ("max-hold-age: 0", math.inf),
-                                               ("max-hold-age: -1", math.inf), ("max-hold-age: 5", 5)])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("text", "age"),
+        [
+            ("{}", math.inf),
+            ("max-hold-age: 0", math.inf),
+            ("max-hold-age: -1", math.inf),
+            ("max-hold-age: 5", 5),
+        ],
+    )
     def test_max_hold_age(self, write, text, age):
         assert load(write, text).max_hold_age == age
 
     @pytest.mark.spec("CFG-7: stored names of tenant limits")
     def test_missing_tenant_limits_are_infinite(self):
         assert complete().tenant_resource_limits == {
-            "tenant-1": {"instances": math.inf, "cores": 10, "ram": math.inf, "volumes": 5, "L-NOT-A-REAL-CODE": 7}
+            "tenant-1": {
+                "instances": math.inf,
+                "cores": 10,
+                "ram": math.inf,
+                "volumes": 5,
+                "L-NOT-A-REAL-CODE": 7,
+            }
         }
 
     def test_tenant_limit_that_is_null_is_unlimited(self, write):
@@ -141,7 +166,10 @@ class TestTopLevel:
         assert config.webapp["port"] == 8005
         assert config.zookeeper_timeout == 20.0
         assert isinstance(config.zookeeper_timeout, float)
-        assert (config.zookeeper_tls_cert, config.zookeeper_tls_ca) == ("/etc/cert.pem", "/etc/ca.pem")
+        assert (config.zookeeper_tls_cert, config.zookeeper_tls_ca) == (
+            "/etc/cert.pem",
+            "/etc/ca.pem",
+        )
         assert config.build_log_retention == 3
         assert config.labels["fake-label"].min_ready == 2
         assert config.labels["fake-label"].max_ready_age == 300
@@ -154,13 +182,19 @@ class TestTopLevel:
         with pytest.raises(ConfigurationError, match="expected a whole number"):
             load(write, "build-log-retention: many")
 
-    @pytest.mark.parametrize("text", [
-        "max-hold-age:\nbuild-log-retention:\nfailed-build-retention:\nbuild-min-free:\nzookeeper-timeout:\n",
-        "elements-dir:\nimages-dir:\nbuild-log-dir:\nzookeeper-tls:\nzookeeper-insecure:\nwebapp:\n",
-        "webapp: {port: , listen_address: , pages: }",
-        "webapp: {}\nzookeeper-tls: {}\nzookeeper-servers: []\ntenant-resource-limits: []\n",
-        "failed-build-retention: 604800\nmax-hold-age: 0\nzookeeper-timeout: '10'\nwebapp: {port: '8005', x: 1}\n",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "max-hold-age:\nbuild-log-retention:\nfailed-build-retention:\nbuild-min-"
+            "free:\nzookeeper-timeout:\n",
+            "elements-dir:\nimages-dir:\nbuild-log-dir:\nzookeeper-tls:\nzookeeper-"
+            "insecure:\nwebapp:\n",
+            "webapp: {port: , listen_address: , pages: }",
+            "webapp: {}\nzookeeper-tls: {}\nzookeeper-servers: []\ntenant-resource-limits: []\n",
+            "failed-build-retention: 604800\nmax-hold-age: 0\nzookeeper-timeout: '10'\nwebapp: "
+            "{port: '8005', x: 1}\n",
+        ],
+    )
     def test_empty_options_and_defaults_give_the_fresh_configuration(self, write, text):
         assert load(write, text) == npconfig.Config()
 
@@ -169,21 +203,54 @@ class TestTopLevel:
         config = load(write, text)
         assert (config.failed_build_retention, config.build_min_free) == (0, 0)
 
-    @pytest.mark.parametrize(("text", "words"), [
-        ("zookeeper-timeout: soon", ("expected a number, not 'soon'", "nodepool.yaml:1", "zookeeper-timeout")),
-        ("webapp:\n  port: x", ("expected a whole number, not 'x'", "nodepool.yaml:2", "webapp.port")),
-        ("webapp: 5", ("webapp: expected a dictionary",)),
-        ("labels: [{name: a, min-ready: x}]", ("expected a whole number", "labels[a].min-ready")),
-        ("labels: a", ("labels: expected a list",)),
-        ("diskimages: [{name: a, formats: raw}]", ("expected a list, not 'raw'", "diskimages[a].formats")),
-        ("diskimages: [{name: a, rebuild-age: x}]", ("expected a whole number", "diskimages[a].rebuild-age")),
-        ("diskimages: [{name: a, metadata: [x]}]", ("expected a dictionary", "diskimages[a].metadata")),
-        ("diskimages: [{name: a, env-vars: [x]}]", ("must be a dictionary", "diskimages[a].env-vars")),
-        ("tenant-resource-limits: [{tenant-name: t, L-1: x}]", ("L-1: expected a whole number", "tenant-resource-limits")),
-        ("zookeeper-servers: [{host: a, port: x}]", ("expected a whole number", "zookeeper-servers[0].port")),
-        ("zookeeper-servers: [{host: a, chroot: 5}]", ("5 must start with '/'", "zookeeper-servers[0].chroot")),
-        ("zookeeper-tls: x", ("expected a dictionary with cert, key and ca",)),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (
+                "zookeeper-timeout: soon",
+                ("expected a number, not 'soon'", "nodepool.yaml:1", "zookeeper-timeout"),
+            ),
+            (
+                "webapp:\n  port: x",
+                ("expected a whole number, not 'x'", "nodepool.yaml:2", "webapp.port"),
+            ),
+            ("webapp: 5", ("webapp: expected a dictionary",)),
+            (
+                "labels: [{name: a, min-ready: x}]",
+                ("expected a whole number", "labels[a].min-ready"),
+            ),
+            ("labels: a", ("labels: expected a list",)),
+            (
+                "diskimages: [{name: a, formats: raw}]",
+                ("expected a list, not 'raw'", "diskimages[a].formats"),
+            ),
+            (
+                "diskimages: [{name: a, rebuild-age: x}]",
+                ("expected a whole number", "diskimages[a].rebuild-age"),
+            ),
+            (
+                "diskimages: [{name: a, metadata: [x]}]",
+                ("expected a dictionary", "diskimages[a].metadata"),
+            ),
+            (
+                "diskimages: [{name: a, env-vars: [x]}]",
+                ("must be a dictionary", "diskimages[a].env-vars"),
+            ),
+            (
+                "tenant-resource-limits: [{tenant-name: t, L-1: x}]",
+                ("L-1: expected a whole number", "tenant-resource-limits"),
+            ),
+            (
+                "zookeeper-servers: [{host: a, port: x}]",
+                ("expected a whole number", "zookeeper-servers[0].port"),
+            ),
+            (
+                "zookeeper-servers: [{host: a, chroot: 5}]",
+                ("5 must start with '/'", "zookeeper-servers[0].chroot"),
+            ),
+            ("zookeeper-tls: x", ("expected a dictionary with cert, key and ca",)),
+        ],
+    )
     def test_wrong_values_are_errors_with_file_line_and_option(self, write, text, words):
         with pytest.raises(ConfigurationError) as error:
             load(write, text)
@@ -198,8 +265,15 @@ class TestTopLevel:
         config.setWebApp(None)
         config.setZooKeeperTLS(None)
         assert (config.build_log_dir, config.build_log_retention) == ("/logs", 3)
-        assert (config.webapp, config.web_pages) == ({"port": 1, "listen_address": "0.0.0.0"}, "off")
-        assert (config.zookeeper_tls_cert, config.zookeeper_tls_key, config.zookeeper_tls_ca) == ("c", "k", "a")
+        assert (config.webapp, config.web_pages) == (
+            {"port": 1, "listen_address": "0.0.0.0"},
+            "off",
+        )
+        assert (config.zookeeper_tls_cert, config.zookeeper_tls_key, config.zookeeper_tls_ca) == (
+            "c",
+            "k",
+            "a",
+        )
 
     def test_empty_lists_are_accepted(self, write):
         config = load(write, "providers:\nlabels:\ndiskimages:\nzookeeper-servers:\n")
@@ -207,7 +281,9 @@ class TestTopLevel:
 
 
 class TestZooKeeper:
-    @pytest.mark.spec("CFG-17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended")
+    @pytest.mark.spec(
+        "CFG-17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended"
+    )
     def test_connection_string_keeps_order_and_brackets_ipv6(self):
         server = npconfig.ZooKeeperConnectionConfig
         build = npconfig.buildZooKeeperHosts
@@ -228,7 +304,9 @@ class TestZooKeeper:
         assert config.zookeeper_servers == "zk1.example.com:2281,[::1]:2281/test"
         assert split_hosts(config.zookeeper_servers) == ("zk1.example.com:2281,[::1]:2281", "/test")
 
-    @pytest.mark.spec("CFG-4.5: the same chroot on every entry is accepted, differing ones are an error")
+    @pytest.mark.spec(
+        "CFG-4.5: the same chroot on every entry is accepted, differing ones are an error"
+    )
     def test_different_chroots_are_refused(self, write, caplog):
         config = load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /x}]")
         assert split_hosts(config.zookeeper_servers) == ("a:2281,b:2281", "/x")
@@ -274,7 +352,9 @@ class TestDiskImages:
         assert leaf.elements == "a b c d"
         assert leaf.env_vars == {"A": "y", "B": "bar", "C": "moo", "D": "zoo"}
 
-    @pytest.mark.spec("CFG-17: Child with parent: own dib-cmd wins, integer release arrives as a string")
+    @pytest.mark.spec(
+        "CFG-17: Child with parent: own dib-cmd wins, integer release arrives as a string"
+    )
     def test_option_of_a_child_image_overrides_its_parent(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].dib_cmd == "parent"
@@ -285,7 +365,9 @@ class TestDiskImages:
         assert images["other"].build_timeout == 10
         assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
 
-    @pytest.mark.spec("CFG-17: delete-after-upload and keep-formats set on a parent are effective for its child")
+    @pytest.mark.spec(
+        "CFG-17: delete-after-upload and keep-formats set on a parent are effective for its child"
+    )
     def test_flags_of_a_parent_image_apply_to_its_child(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].delete_after_upload is True
@@ -297,7 +379,9 @@ class TestDiskImages:
 
     @pytest.mark.spec("CFG-5.3: unknown parent and cycle are clear errors")
     def test_unknown_parent_and_cycle_are_errors(self, write):
-        with pytest.raises(KeyError, match=r"diskimage a has non-existant parent: b \(.*nodepool.yaml:1"):
+        with pytest.raises(
+            KeyError, match=r"diskimage a has non-existant parent: b \(.*nodepool.yaml:1"
+        ):
             load(write, "diskimages: [{name: a, parent: b}]")
         with pytest.raises(ConfigurationError, match="cycle: a -> b -> a"):
             load(write, "diskimages: [{name: a, parent: b}, {name: b, parent: a}]")
@@ -308,7 +392,9 @@ class TestDiskImages:
         assert config.diskimages["a"].env_vars == {"N": "5", "B": "true"}
         assert "boolean" in caplog.text
 
-    @pytest.mark.spec("CFG-5.1: an empty value keeps the parent's; any explicit value of a flag wins")
+    @pytest.mark.spec(
+        "CFG-5.1: an empty value keeps the parent's; any explicit value of a flag wins"
+    )
     def test_empty_option_of_a_child_image_keeps_that_of_its_parent(self, write):
         text = """
 diskimages:
@@ -321,15 +407,28 @@ diskimages:
 """
         images = load(write, text).diskimages
         parent, child = vars(images["p"]), vars(images["c"])
-        assert {key for key in parent if parent[key] != child[key]} == {"name", "delete_after_upload"}
-        assert (child["pause"], child["delete_after_upload"], child["build_timeout"]) == (True, False, 7)
+        assert {key for key in parent if parent[key] != child[key]} == {
+            "name",
+            "delete_after_upload",
+        }
+        assert (child["pause"], child["delete_after_upload"], child["build_timeout"]) == (
+            True,
+            False,
+            7,
+        )
 
     def test_image_has_documented_defaults(self):
         image = npconfig.DiskImage("x")
         assert (image.username, image.python_path, image.shell_type) == ("zuul", "auto", None)
-        assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (86400, 28800, "disk-image-create")
+        assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (
+            86400,
+            28800,
+            "disk-image-create",
+        )
 
-    @pytest.mark.spec("CFG-17: Built formats are the union of `formats` and the formats of the providers")
+    @pytest.mark.spec(
+        "CFG-17: Built formats are the union of `formats` and the formats of the providers"
+    )
     @pytest.mark.spec("DRV-3.4: image types of managed images")
     def test_image_formats_include_those_of_its_providers(self, write):
         text = """
@@ -351,11 +450,14 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
 """
 
     @pytest.mark.spec("CFG-17: Servers given only in the secure file are used; host:port + chroot")
-    @pytest.mark.spec("CFG-17: An env-var given only in the secure file appears in env_vars; user zuul")
+    @pytest.mark.spec(
+        "CFG-17: An env-var given only in the secure file appears in env_vars; user zuul"
+    )
     def test_secure_file_replaces_servers_and_env_vars(self, write):
         config = load(write, self.MAIN)
         secure = write(
-            "zookeeper-servers: [{host: good, port: 2, chroot: /secure}]\nzookeeper-tls: {cert: x}\n"
+            "zookeeper-servers: [{host: good, port: 2, chroot: /secure}]\nzookeeper-tls: {cert: "
+            "x}\n"
             "diskimages: [{name: image, env-vars: {B: '%(NODEPOOL_PORT)', S: secret}}]",
             "secure.yaml",
         )
@@ -382,7 +484,9 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
 
     def test_secrets_are_not_told(self, write, caplog):
         config = load(write, self.MAIN)
-        secure = write("diskimages: [{name: image, env-vars: {S: true, T: [hunter2]}}]", "secure.yaml")
+        secure = write(
+            "diskimages: [{name: image, env-vars: {S: true, T: [hunter2]}}]", "secure.yaml"
+        )
         with pytest.raises(ConfigurationError) as error:
             npconfig.loadSecureConfig(config, secure, ENV)
         assert "hunter2" not in str(error.value) + caplog.text
@@ -401,7 +505,9 @@ class TestFreshness:
         assert not npconfig.checkRecentConfig(config, path)
 
     @pytest.mark.parametrize("replaced", [False, True], ids=["written", "replaced"])
-    def test_changed_content_with_an_equal_modification_time_means_not_recent(self, write, replaced):
+    def test_changed_content_with_an_equal_modification_time_means_not_recent(
+        self, write, replaced
+    ):
         path = write("labels: [{name: a}]")
         os.utime(path, (1, 1))
         config = npconfig.loadConfig(path, ENV)
@@ -460,7 +566,9 @@ class OtherPool(ConcretePool):
 
 
 class TestEquality:
-    @pytest.mark.spec("CFG-17: Two fresh Config, Label, DiskImage, DriverConfig, concrete ConfigPool are equal")
+    @pytest.mark.spec(
+        "CFG-17: Two fresh Config, Label, DiskImage, DriverConfig, concrete ConfigPool are equal"
+    )
     @pytest.mark.parametrize(
         ("make", "attribute"),
         [
@@ -499,7 +607,9 @@ class TestEquality:
     @pytest.mark.spec("CFG-10: editing the elements of an image does not change the providers")
     def test_only_what_matters(self, write):
         text = (CONFIGURATIONS / "complete.yaml").read_text()
-        changed = npconfig.loadConfig(write(text.replace("elements: [nodepool]", "elements: [other]")), ENV)
+        changed = npconfig.loadConfig(
+            write(text.replace("elements: [nodepool]", "elements: [other]")), ENV
+        )
         assert changed.diskimages["fake-image"] != complete().diskimages["fake-image"]
         assert changed.providers["cloud-1"] == complete().providers["cloud-1"]
         text = text.replace("username: debian\n    metadata", "username: z\n    metadata")
@@ -508,9 +618,15 @@ class TestEquality:
 
 
 class TestProviders:
-    @pytest.mark.spec("CFG-6: A provider whose name starts with `fake` always gets the driver `fake`")
+    @pytest.mark.spec(
+        "CFG-6: A provider whose name starts with `fake` always gets the driver `fake`"
+    )
     def test_fake_by_name(self, write, caplog):
-        config = load(write, "providers: [{name: fake-1, cloud: fake}, {name: fakeish, driver: static, cloud: fake}]")
+        config = load(
+            write,
+            "providers: [{name: fake-1, cloud: fake}, {name: fakeish, driver: static, cloud: "
+            "fake}]",
+        )
         assert config.providers["fake-1"].driver.name == "fake"
         assert config.providers["fakeish"].driver.name == "fake"
         assert "fakeish" in caplog.text
@@ -556,9 +672,18 @@ providers:
     @pytest.mark.parametrize(
         ("options", "expected"),
         [
-            ("pools: [{name: main, labels: [{name: nope, diskimage: i}]}]", ["nope", "fake-1", "main", "yaml:4"]),
-            ("pools: [{name: main, labels: [{name: l, diskimage: other}]}]", ["other", "fake-1", "main", "yaml:4"]),
-            ("pools: [{name: main, labels: [{name: l, cloud-image: c}]}]", ["label l", "fake-1", "main", "yaml:4"]),
+            (
+                "pools: [{name: main, labels: [{name: nope, diskimage: i}]}]",
+                ["nope", "fake-1", "main", "yaml:4"],
+            ),
+            (
+                "pools: [{name: main, labels: [{name: l, diskimage: other}]}]",
+                ["other", "fake-1", "main", "yaml:4"],
+            ),
+            (
+                "pools: [{name: main, labels: [{name: l, cloud-image: c}]}]",
+                ["label l", "fake-1", "main", "yaml:4"],
+            ),
             ("pools: [{labels: []}]", ["name", "fake-1", "yaml:4"]),
             ("diskimages: [{name: other}]", ["other", "fake-1", "yaml:4"]),
         ],
@@ -592,7 +717,9 @@ providers:
         finally:
             Drivers.load([])
 
-    @pytest.mark.spec("CFG-6: provider name twice: the later one replaces the earlier, in the labels too")
+    @pytest.mark.spec(
+        "CFG-6: provider name twice: the later one replaces the earlier, in the labels too"
+    )
     def test_later_provider_replaces_an_earlier_one_of_the_same_name(self, write, caplog):
         text = "labels: [{name: l}]\nproviders:\n"
         text += "  - {name: t, driver: test, pools: [{name: one, labels: [l]}]}\n"

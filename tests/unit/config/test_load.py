@@ -66,7 +66,9 @@ class Daemon:
         self.keeper = self.restarted()
 
     def restarted(self, secure=None):
-        return ConfigFileStatus((str(self.path), secure and str(secure)), self.log, lambda stale: None)
+        return ConfigFileStatus(
+            (str(self.path), secure and str(secure)), self.log, lambda stale: None
+        )
 
     def load(self, text):
         """The configuration and the warnings."""
@@ -93,12 +95,24 @@ def changed(old, new):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("        labels: [l]", "        max-server: 2\n        labels: [l]", ("main].max-server", "did you mean max-servers?")),
-        ("    driver: test", "    max-concurency: 1\n    driver: test", ("did you mean max-concurrency?",)),
+        (
+            "        labels: [l]",
+            "        max-server: 2\n        labels: [l]",
+            ("main].max-server", "did you mean max-servers?"),
+        ),
+        (
+            "    driver: test",
+            "    max-concurency: 1\n    driver: test",
+            ("did you mean max-concurrency?",),
+        ),
         ("labels:\n", "label: 1\nlabels:\n", (":4:", "did you mean labels?")),
-        ("            labels: l", "            labels: l\n            max-parallel-job: 2", ("did you mean max-parallel-jobs?",)),
+        (
+            "            labels: l",
+            "            labels: l\n            max-parallel-job: 2",
+            ("did you mean max-parallel-jobs?",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
     _, warnings = daemon.load(changed(old, new))
     assert len(warnings) == 1 and all(word in warnings[0] for word in words), warnings
@@ -108,15 +122,39 @@ def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("        labels: [l]", '        max-servers: "20"\n        labels: [l]', (":11:", "main].max-servers")),
-        ("        labels: [l]", "        max-servers:\n        labels: [l]", (":11:", "expected int")),
-        ("    driver: test", '    max-concurrency: "5"\n    driver: test', ("[p].max-concurrency", "expected int")),
-        ("    driver: test", "    max-concurrency:\n    driver: test", ("providers[p].max-concurrency", "expected int")),
-        ("    driver: test", "    priority: [1]\n    driver: test", ("providers[p].priority", "expected int")),
-        ("            labels: l", "            labels: l\n            username: [a]", ("username", "expected str")),
+        (
+            "        labels: [l]",
+            '        max-servers: "20"\n        labels: [l]',
+            (":11:", "main].max-servers"),
+        ),
+        (
+            "        labels: [l]",
+            "        max-servers:\n        labels: [l]",
+            (":11:", "expected int"),
+        ),
+        (
+            "    driver: test",
+            '    max-concurrency: "5"\n    driver: test',
+            ("[p].max-concurrency", "expected int"),
+        ),
+        (
+            "    driver: test",
+            "    max-concurrency:\n    driver: test",
+            ("providers[p].max-concurrency", "expected int"),
+        ),
+        (
+            "    driver: test",
+            "    priority: [1]\n    driver: test",
+            ("providers[p].priority", "expected int"),
+        ),
+        (
+            "            labels: l",
+            "            labels: l\n            username: [a]",
+            ("username", "expected str"),
+        ),
         ("  - name: l", "  - name: l\n    min-ready: many", (":6", "expected a whole number")),
     ],
-)  # fmt: skip
+)
 def test_wrong_types_refuse_the_file(daemon, old, new, words):
     config, warnings = daemon.load(GOOD)
     assert not warnings and set(config.providers) == {"p", "s"}
@@ -160,7 +198,10 @@ def test_unknown_driver_disables_only_its_provider(daemon):
 def test_external_driver_checks_its_own_types(daemon, tmp_path):
     (tmp_path / "drivers" / "far").mkdir(parents=True)
     (tmp_path / "drivers" / "far" / "__init__.py").write_text(FOREIGN)
-    text = f'drivers-path: {tmp_path}/drivers\n{GOOD}  - name: f\n    driver: far\n    size: "3"\n    zones: a\n'
+    text = (
+        f'drivers-path: {tmp_path}/drivers\n{GOOD}  - name: f\n    driver: far\n    size: "3"\n '
+        "   zones: a\n"
+    )
     config, warnings = daemon.load(text)
     assert config.providers["f"].size == 3
     assert len(warnings) == 2
@@ -173,11 +214,18 @@ def test_secure_values_are_checked_after_replacement(daemon):
     bad = changed("{host: localhost, port: 1}", "{host: a, port: x, chroot: noslash}")
     with pytest.raises(ConfigError):
         daemon.load(bad)
-    daemon.secure.write_text("zookeeper-servers: [{host: b, port: 2181, prt: 1}]\nzookeeper-tls: {cert: c, key: k, ca: a}\n")
+    daemon.secure.write_text(
+        "zookeeper-servers: [{host: b, port: 2181, prt: 1}]\nzookeeper-tls: {cert: c, key: k, ca: "
+        "a}\n"
+    )
     daemon.keeper = daemon.restarted(daemon.secure)
     config, warnings = daemon.load(bad)
     assert config.zookeeper_servers == "b:2181"
-    assert len(warnings) == 1 and "secure.yaml:1" in warnings[0] and "did you mean port?" in warnings[0]
+    assert (
+        len(warnings) == 1
+        and "secure.yaml:1" in warnings[0]
+        and "did you mean port?" in warnings[0]
+    )
 
 
 def refused_start(program, daemon, tmp_path, text):
@@ -187,9 +235,22 @@ def refused_start(program, daemon, tmp_path, text):
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)
         result = subprocess.run(
-            [sys.executable, "-m", f"nodepool.cmd.{program}", "-f", "-c", str(daemon.path), "-p", str(tmp_path / "pid")],
-            capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                f"nodepool.cmd.{program}",
+                "-f",
+                "-c",
+                str(daemon.path),
+                "-p",
+                str(tmp_path / "pid"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+        )
         with pytest.raises(BlockingIOError):  # such as READY=1
             systemd.recv(100)
     assert result.returncode == 1
@@ -208,10 +269,17 @@ def test_daemon_refuses_to_start_with_a_wrong_type(daemon, tmp_path, program):
 @pytest.mark.spec("issue 11, users fault 7: a first start with TLS files that cannot be read fails")
 @pytest.mark.parametrize("program", ["launcher", "builder"])
 def test_start_without_tls_files(daemon, tmp_path, program):
-    text = changed("zookeeper-insecure: true", "zookeeper-tls: {cert: /nonexistent/c, key: /nonexistent/k, ca: /nonexistent/a}")
+    text = changed(
+        "zookeeper-insecure: true",
+        "zookeeper-tls: {cert: /nonexistent/c, key: /nonexistent/k, ca: /nonexistent/a}",
+    )
     text = text.replace("/nonexistent\n", f"{tmp_path}\n")
     error = refused_start(program, daemon, tmp_path, text)
-    assert error == f"nodepool-{program}: error: zookeeper-tls: cert: cannot read /nonexistent/c: No such file or directory\n"
+    assert (
+        error
+        == f"nodepool-{program}: error: zookeeper-tls: cert: cannot read /nonexistent/c: No such "
+        "file or directory\n"
+    )
 
 
 @pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
@@ -219,10 +287,17 @@ def test_unset_variable_is_reported_with_its_line(daemon, monkeypatch):
     monkeypatch.delenv("NODEPOOL_NOT_SET", raising=False)
     with pytest.raises(ConfigurationError) as info:
         daemon.load(GOOD + "webapp:\n  # %(NODEPOOL_COMMENT)\n  port: %(NODEPOOL_NOT_SET)\n")
-    assert str(info.value).startswith("not set in the environment: NODEPOOL_NOT_SET (line 21); not valid YAML: ")
+    assert str(info.value).startswith(
+        "not set in the environment: NODEPOOL_NOT_SET (line 21); not valid YAML: "
+    )
     _, warnings = daemon.load(GOOD + "elements-dir: /x/%(NODEPOOL_NOT_SET) # %(NODEPOOL_COMMENT)\n")
-    assert len(warnings) == 1 and ":19: %(NODEPOOL_NOT_SET) is not set in the environment" in warnings[0], warnings
+    assert (
+        len(warnings) == 1
+        and ":19: %(NODEPOOL_NOT_SET) is not set in the environment" in warnings[0]
+    ), warnings
     daemon.secure.write_text("zookeeper-servers: [{host: %(NODEPOOL_NOT_SET)}]")
     daemon.keeper = daemon.restarted(daemon.secure)
-    with pytest.raises(ConfigurationError, match=r"^not set in the environment: NODEPOOL_NOT_SET \(line 1\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"^not set in the environment: NODEPOOL_NOT_SET \(line 1\)"
+    ):
         daemon.load(GOOD)

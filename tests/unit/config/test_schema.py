@@ -1,4 +1,6 @@
-"""config-validate for programs, strict and with the secure file; the JSON schema for editors (issue point 3)."""
+"""config-validate for programs, strict and with the secure file; the JSON schema for editors
+(issue point 3).
+"""
 
 from __future__ import annotations
 
@@ -52,19 +54,38 @@ def test_one_line_counts(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixtur
     assert last(caplog) == "nodepool.yaml is not good: 1 warning (--strict)"
     assert run(tmp_path, WARNED + "label: 1\nlable: 2\n") == 1
     assert last(caplog) == "nodepool.yaml is not good: 2 errors and 1 warning"
-    assert nodepoolcmd.main(["-c", str(tmp_path / "nodepool.yaml"), "--strict", "config-validate"]) == 1
+    assert (
+        nodepoolcmd.main(["-c", str(tmp_path / "nodepool.yaml"), "--strict", "config-validate"])
+        == 1
+    )
 
 
-def test_json_report_lists_problems(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_lists_problems(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tmp_path, GOOD + "label: 1\n", "--format", "json") == 1
     report = json.loads(capsys.readouterr().out)
     (problem,) = report.pop("problems")
     path = str(tmp_path / "nodepool.yaml")
-    assert report == {"file": path, "good": False, "labels": 1, "providers": 1, "errors": 1, "warnings": 0}
-    assert (problem["file"], problem["line"], problem["option"], problem["level"]) == (path, 5, "label", "error")
+    assert report == {
+        "file": path,
+        "good": False,
+        "labels": 1,
+        "providers": 1,
+        "errors": 1,
+        "warnings": 0,
+    }
+    assert (problem["file"], problem["line"], problem["option"], problem["level"]) == (
+        path,
+        5,
+        "label",
+        "error",
+    )
     assert "did you mean labels?" in problem["text"]
     assert run(tmp_path, "a: [", "--format", "json") == 1
-    assert json.loads(capsys.readouterr().out)["problems"][0]["text"].startswith("YAML parsing failed")
+    assert json.loads(capsys.readouterr().out)["problems"][0]["text"].startswith(
+        "YAML parsing failed"
+    )
     assert run(tmp_path, WARNED, "--format", "json", "--strict") == 1
     assert json.loads(capsys.readouterr().out)["good"] is False
     assert run(tmp_path, "- 1\n", "--format", "json") == 1
@@ -85,7 +106,9 @@ zookeeper-tls: {cert: /c, key: /k, ca: /a}
 def test_users_section_5_what_the_secure_file_replaces(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A chroot without its slash in the main file does no harm when the secure file's servers stand for it."""
+    """A chroot without its slash in the main file does no harm when the secure file's servers
+    stand for it.
+    """
     assert run(tmp_path, REPLACED) == 1
     assert run(tmp_path, REPLACED, secure=SECURE) == 0, caplog.text
     main, secure = str(tmp_path / "nodepool.yaml"), str(tmp_path / "secure.conf")
@@ -95,7 +118,10 @@ def test_users_section_5_what_the_secure_file_replaces(
     assert run(tmp_path, GOOD, secure=SECURE.replace("port: 2281", "port: many")) == 1
     assert "secure.conf" in caplog.text
     capsys.readouterr()
-    assert nodepoolcmd.main(["-c", main, "-s", "/no/such/file", "config-validate", "--format", "json"]) == 0
+    assert (
+        nodepoolcmd.main(["-c", main, "-s", "/no/such/file", "config-validate", "--format", "json"])
+        == 0
+    )
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert (problem["level"], problem["file"]) == ("warning", "/no/such/file")
 
@@ -116,13 +142,24 @@ def test_it_is_a_schema() -> None:
     jsonschema.Draft7Validator.check_schema(schema())
 
 
-@pytest.mark.parametrize("path", sorted(
-    [*(ROOT / "etc").glob("nodepool*.yaml"), ROOT / "etc" / "aws.yaml", ROOT / "etc" / "openstack.yaml",
-     ROOT / "etc" / "kubernetes.yaml",
-     ROOT / "tests" / "fixtures" / "config" / "complete.yaml"]), ids=lambda path: path.name)  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        [
+            *(ROOT / "etc").glob("nodepool*.yaml"),
+            ROOT / "etc" / "aws.yaml",
+            ROOT / "etc" / "openstack.yaml",
+            ROOT / "etc" / "kubernetes.yaml",
+            ROOT / "tests" / "fixtures" / "config" / "complete.yaml",
+        ]
+    ),
+    ids=lambda path: path.name,
+)
 def test_samples_match_the_json_schema(path: pathlib.Path) -> None:
     data = yaml.safe_load(
-        path.read_text().replace(": %(", ": '%(").replace(")\n", ")'\n") if "%(" in path.read_text() else path.read_text()
+        path.read_text().replace(": %(", ": '%(").replace(")\n", ")'\n")
+        if "%(" in path.read_text()
+        else path.read_text()
     )
     assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(data)] == []
 
@@ -143,7 +180,9 @@ def test_mistakes_do_not_fit(text: str, words: str) -> None:
     assert any(words in error.message for error in errors), [error.message for error in errors]
 
 
-def test_config_schema_needs_no_configuration(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_schema_needs_no_configuration(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It needs no configuration."""
     assert nodepoolcmd.main(["-c", str(tmp_path / "absent"), "config-schema"]) == 0
     assert json.loads(capsys.readouterr().out)["$schema"] == generated.DIALECT

@@ -32,7 +32,9 @@ def filled(schema: Any, name: str = "") -> Iterator[Any]:
         items = schema if isinstance(schema, list) else [schema.schema]
         yield [value for item in items for value in filled(item, name)]
     elif isinstance(schema, dict):
-        options = [(key.schema if isinstance(key, v.Marker) else key, item) for key, item in schema.items()]
+        options = [
+            (key.schema if isinstance(key, v.Marker) else key, item) for key, item in schema.items()
+        ]
         values = {key: list(filled(item, key)) for key, item in options if isinstance(key, str)}
         for number in range(max(map(len, values.values()), default=1)):
             yield {key: found[number % len(found)] for key, found in values.items() if found} | FREE
@@ -68,7 +70,13 @@ def test_declared_values_are_shown() -> None:
         "nested": ListOf([{"az": str, "filter": {"name": str, "values": [str]}}]),
         "free": dict,
     }
-    clear: dict[str, Any] = {"name": "p", "max-servers": 5, "zones": "a", "key-name": "zuul", "limits": {"cpu": 7}}
+    clear: dict[str, Any] = {
+        "name": "p",
+        "max-servers": 5,
+        "zones": "a",
+        "key-name": "zuul",
+        "limits": {"cpu": 7},
+    }
 
     def content(secret: str) -> dict[str, Any]:
         return {

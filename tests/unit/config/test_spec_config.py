@@ -20,27 +20,111 @@ from tests import FIXTURES
 ENV = {"NODEPOOL_PORT": "8005"}
 LABELS = ("cloud", "image", "shelf", "slot", "plain", "sample", "bread", "anvil")
 PROVIDERS: dict[str, dict[str, Any]] = {
-    "fake": {"name": "fake-provider", "cloud": "fake", "rate": 1, "launch-retries": 2, "diskimages": [{"name": "disk"}],
-             "cloud-images": [{"name": "ready-made", "username": "u"}],
-             "pools": [{"name": "main", "max-servers": 3, "max-ram": 9, "availability-zones": ["az1"],
-                        "node-attributes": {"a": "b"}, "priority": 4, "labels": [
-                            {"name": "cloud", "cloud-image": "ready-made", "min-ram": 1, "host-key-checking": False},
-                            {"name": "image", "diskimage": "disk", "flavor-name": "Fake Flavor", "boot-from-volume": True}]}]},
-    "static": {"name": "shelves", "driver": "static", "max-concurrency": 3, "pools": [{
-        "name": "main", "max-servers": 9, "nodes": [{"name": "h", "labels": ["shelf"], "username": "u", "timeout": 2,
-                                                    "connection-port": 22, "max-parallel-jobs": 2}]}]},
-    "metastatic": {"name": "meta", "driver": "metastatic", "boot-timeout": 3, "pools": [{
-        "name": "main", "max-servers": 9, "labels": [{"name": "slot", "backing-label": "cloud", "max-parallel-jobs": 2,
-                                                     "grace-time": 4, "min-retention-time": 1, "max-age": 7}]}]},
+    "fake": {
+        "name": "fake-provider",
+        "cloud": "fake",
+        "rate": 1,
+        "launch-retries": 2,
+        "diskimages": [{"name": "disk"}],
+        "cloud-images": [{"name": "ready-made", "username": "u"}],
+        "pools": [
+            {
+                "name": "main",
+                "max-servers": 3,
+                "max-ram": 9,
+                "availability-zones": ["az1"],
+                "node-attributes": {"a": "b"},
+                "priority": 4,
+                "labels": [
+                    {
+                        "name": "cloud",
+                        "cloud-image": "ready-made",
+                        "min-ram": 1,
+                        "host-key-checking": False,
+                    },
+                    {
+                        "name": "image",
+                        "diskimage": "disk",
+                        "flavor-name": "Fake Flavor",
+                        "boot-from-volume": True,
+                    },
+                ],
+            }
+        ],
+    },
+    "static": {
+        "name": "shelves",
+        "driver": "static",
+        "max-concurrency": 3,
+        "pools": [
+            {
+                "name": "main",
+                "max-servers": 9,
+                "nodes": [
+                    {
+                        "name": "h",
+                        "labels": ["shelf"],
+                        "username": "u",
+                        "timeout": 2,
+                        "connection-port": 22,
+                        "max-parallel-jobs": 2,
+                    }
+                ],
+            }
+        ],
+    },
+    "metastatic": {
+        "name": "meta",
+        "driver": "metastatic",
+        "boot-timeout": 3,
+        "pools": [
+            {
+                "name": "main",
+                "max-servers": 9,
+                "labels": [
+                    {
+                        "name": "slot",
+                        "backing-label": "cloud",
+                        "max-parallel-jobs": 2,
+                        "grace-time": 4,
+                        "min-retention-time": 1,
+                        "max-age": 7,
+                    }
+                ],
+            }
+        ],
+    },
     "test": {"name": "simple", "driver": "test", "pools": [{"name": "main", "labels": ["plain"]}]},
-    "example": {"name": "samples", "driver": "example", "region": "r", "project": "p", "boot-timeout": 2,
-                "cloud-images": [{"name": "i", "image-id": "x"}],
-                "pools": [{"name": "main", "labels": [{"name": "sample", "cloud-image": "i", "instance-type": "t"}]}]},
-    "bakery": {"name": "baker", "driver": "bakery", "oven": "stone", "launch-retries": 1,
-               "pools": [{"name": "main", "priority": 3, "labels": [{"name": "bread", "flour": 2}]}]},
-    "foundry": {"name": "founder", "driver": "foundry", "cloud-images": [{"name": "iron"}],
-                "pools": [{"name": "main", "labels": [{"name": "anvil", "cloud-image": "iron", "cores": 4}]}]},
-}  # fmt: skip
+    "example": {
+        "name": "samples",
+        "driver": "example",
+        "region": "r",
+        "project": "p",
+        "boot-timeout": 2,
+        "cloud-images": [{"name": "i", "image-id": "x"}],
+        "pools": [
+            {
+                "name": "main",
+                "labels": [{"name": "sample", "cloud-image": "i", "instance-type": "t"}],
+            }
+        ],
+    },
+    "bakery": {
+        "name": "baker",
+        "driver": "bakery",
+        "oven": "stone",
+        "launch-retries": 1,
+        "pools": [{"name": "main", "priority": 3, "labels": [{"name": "bread", "flour": 2}]}],
+    },
+    "foundry": {
+        "name": "founder",
+        "driver": "foundry",
+        "cloud-images": [{"name": "iron"}],
+        "pools": [
+            {"name": "main", "labels": [{"name": "anvil", "cloud-image": "iron", "cores": 4}]}
+        ],
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +142,12 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterat
 
 
 def content(*drivers: str) -> dict[str, Any]:
-    return {"drivers-path": str(FIXTURES / "drivers"), "labels": [{"name": name} for name in LABELS],
-            "diskimages": [{"name": "disk", "elements": ["vm"]}],
-            "providers": [copy.deepcopy(PROVIDERS[driver]) for driver in drivers]}  # fmt: skip
+    return {
+        "drivers-path": str(FIXTURES / "drivers"),
+        "labels": [{"name": name} for name in LABELS],
+        "diskimages": [{"name": "disk", "elements": ["vm"]}],
+        "providers": [copy.deepcopy(PROVIDERS[driver]) for driver in drivers],
+    }
 
 
 def write(tmp_path: pathlib.Path, values: dict[str, Any]) -> str:
@@ -86,7 +173,9 @@ def objects(value: Any, seen: dict[int, Any]) -> list[ConfigValue]:
     return [value, *[found for item in counted for found in objects(item, seen)]]
 
 
-@pytest.mark.spec("DRV-14.31: two equal loads are equal; unequal when one attribute (own or inherited) differs")
+@pytest.mark.spec(
+    "DRV-14.31: two equal loads are equal; unequal when one attribute (own or inherited) differs"
+)
 @pytest.mark.parametrize("driver", [name for name in PROVIDERS if name != "test"])
 def test_every_attribute_counts(tmp_path: pathlib.Path, driver: str) -> None:
     drivers = ("fake", driver) if driver == "metastatic" else (driver,)
@@ -96,7 +185,9 @@ def test_every_attribute_counts(tmp_path: pathlib.Path, driver: str) -> None:
     if driver != "bakery":  # has __eq__ without __hash__, as drivers of that time do
         assert hash(one) == hash(load(tmp_path, *drivers).providers[name])
     parts = objects(one, {})
-    assert {"ProviderConfig", "ConfigPool"} <= {cls.__name__ for part in parts for cls in type(part).__mro__}
+    assert {"ProviderConfig", "ConfigPool"} <= {
+        cls.__name__ for part in parts for cls in type(part).__mro__
+    }
     for part in parts:
         for key, value in list(vars(part).items()):
             if key in part.ignore_equality or key in ("driver_object", "driver_config"):
@@ -118,8 +209,12 @@ def test_test_driver_equality(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.spec("CFG-17: every fixture configuration used by other tests validates before use")
-@pytest.mark.parametrize("drivers", [*[("fake", name) for name in PROVIDERS if name != "fake"], tuple(PROVIDERS)])
-def test_what_loads_is_valid(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, drivers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "drivers", [*[("fake", name) for name in PROVIDERS if name != "fake"], tuple(PROVIDERS)]
+)
+def test_what_loads_is_valid(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, drivers: tuple[str, ...]
+) -> None:
     config = load(tmp_path, *drivers)
     assert config.provider_errors == {}
     assert len(config.providers) == len(drivers)
@@ -140,7 +235,9 @@ def test_extra_options_fail_validation_but_not_loading(
     assert "no-such-option" in caplog.text
 
 
-@pytest.mark.spec("DRV-3.4: duties of load: pools of labels, back reference of pools, supported labels")
+@pytest.mark.spec(
+    "DRV-3.4: duties of load: pools of labels, back reference of pools, supported labels"
+)
 @pytest.mark.parametrize("driver", PROVIDERS)
 def test_duties_of_load(tmp_path: pathlib.Path, driver: str) -> None:
     config = load(tmp_path, *({"fake", driver} if driver != "fake" else {"fake"}))

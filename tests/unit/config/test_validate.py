@@ -39,8 +39,12 @@ def validate(tmp_path, caplog):
         caplog.clear()
         with caplog.at_level(logging.DEBUG):
             status = ConfigValidator(str(path)).validate(env)
-        found = [record for record in caplog.records if record.name == "nodepool.cmd.config_validator"]
-        return status, [record.getMessage() for record in found if record.levelno >= logging.WARNING]
+        found = [
+            record for record in caplog.records if record.name == "nodepool.cmd.config_validator"
+        ]
+        return status, [
+            record.getMessage() for record in found if record.levelno >= logging.WARNING
+        ]
 
     return validate
 
@@ -49,7 +53,10 @@ def has(messages, *words):
     return any(all(word in message for word in words) for message in messages)
 
 
-@pytest.mark.spec("CFG-17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")
+@pytest.mark.spec(
+    "CFG-17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer "
+    "8005"
+)
 def test_complete_sample_is_valid_and_environment_gives_an_integer_port():
     validator = ConfigValidator(str(CONFIGURATIONS / "complete.yaml"))
     assert validator.validate(ENV) == 0
@@ -76,41 +83,82 @@ def test_unset_variable_is_reported_with_its_line(validate):
 
 
 @pytest.mark.spec(
-    "CFG-17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1"
+    "CFG-17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; "
+    "parent missing -> 1"
 )
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("labels:\n", "label: 1\nlabels:\n"), (":1:", "label: ", "extra keys not allowed", "did you mean labels?")),
-        (("  - name: i\n", "  - name: i\n  - formats: [raw]\n"), (":5", "diskimages[1]", "required key not provided")),
+        (
+            ("labels:\n", "label: 1\nlabels:\n"),
+            (":1:", "label: ", "extra keys not allowed", "did you mean labels?"),
+        ),
+        (
+            ("  - name: i\n", "  - name: i\n  - formats: [raw]\n"),
+            (":5", "diskimages[1]", "required key not provided"),
+        ),
         (("  - name: i\n", "  - name: i\n  - name: i\n"), (":5:", "diskimage i already defined")),
-        (("  - name: i\n", "  - {name: i, parent: nope}\n"), (":4", "diskimage i has non-existant parent: nope")),
+        (
+            ("  - name: i\n", "  - {name: i, parent: nope}\n"),
+            (":4", "diskimage i has non-existant parent: nope"),
+        ),
         (("  - name: i\n", "  - {name: i, parent: i}\n"), (":4", "cycle")),
         (
             ("      - name: i\n", "      - name: nope\n"),
             (":9:", "diskimage nope in provider fake-1 is not defined in the main diskimages list"),
         ),
-        (("labels:\n  - name: l\nd", "labels:\n  - name: o\nd"), (":13:", "label l in provider fake-1 not in top-level labels")),
+        (
+            ("labels:\n  - name: l\nd", "labels:\n  - name: o\nd"),
+            (":13:", "label l in provider fake-1 not in top-level labels"),
+        ),
         (
             ("diskimage: i", "diskimage: nope"),
-            (":14:", "label l in provider fake-1 uses diskimage nope which is not defined in the main diskimages"),
+            (
+                ":14:",
+                "label l in provider fake-1 uses diskimage nope which is not defined in the main "
+                "diskimages",
+            ),
         ),
-        (("diskimage: i", "cloud-image: nope"), (":14:", "cloud-image nope does not exist in provider fake-1")),
-        (("min-ram: 1", "min-ram: lots"), (":15:", "providers[fake-1].pools[main].labels[l].min-ram", "expected int")),
+        (
+            ("diskimage: i", "cloud-image: nope"),
+            (":14:", "cloud-image nope does not exist in provider fake-1"),
+        ),
+        (
+            ("min-ram: 1", "min-ram: lots"),
+            (":15:", "providers[fake-1].pools[main].labels[l].min-ram", "expected int"),
+        ),
         (("            min-ram: 1\n", ""), (":13:", "one of min-ram and flavor-name is required")),
-        (("min-ram: 1", "flavor-name: x\n            cloud-image: c"), ("only one of diskimage and cloud-image",)),
+        (
+            ("min-ram: 1", "flavor-name: x\n            cloud-image: c"),
+            ("only one of diskimage and cloud-image",),
+        ),
         (("    cloud: fake\n", ""), ("providers[fake-1]", "required key not provided", "cloud")),
         (("    cloud: fake\n", "    cloud: fake\n    clod: x\n"), (":8:", "did you mean cloud?")),
-        (("labels:\n", "tenant-resource-limits: [{max-cores: 1}]\nlabels:\n"), (":1", "tenant-name")),
+        (
+            ("labels:\n", "tenant-resource-limits: [{max-cores: 1}]\nlabels:\n"),
+            (":1", "tenant-name"),
+        ),
         (("labels:\n", "zookeeper-servers: [{port: 1}]\nlabels:\n"), (":1", "host")),
         (("labels:\n", "zookeeper-tls: {cert: x}\nlabels:\n"), (":1", "ca")),
         (
-            ("labels:\n", "zookeeper-servers: [{host: a, chroot: /a}, {host: b, chroot: /b}]\nlabels:\n"),
+            (
+                "labels:\n",
+                "zookeeper-servers: [{host: a, chroot: /a}, {host: b, chroot: /b}]\nlabels:\n",
+            ),
             (":1", "different chroots"),
         ),
-        (("labels:\n  - name: l\nd", "labels:\n  - min-ready: 1\nd"), (":2", "labels[0]", "required key not provided")),
-        (("  - name: fake-1\n", "  - name: x\n    driver: nope\n  - name: fake-1\n"), (":7:", "nope: unknown driver")),
-        (("  - name: fake-1\n", "  - driver: test\n  - name: fake-1\n"), (":6", "name", "required key")),
+        (
+            ("labels:\n  - name: l\nd", "labels:\n  - min-ready: 1\nd"),
+            (":2", "labels[0]", "required key not provided"),
+        ),
+        (
+            ("  - name: fake-1\n", "  - name: x\n    driver: nope\n  - name: fake-1\n"),
+            (":7:", "nope: unknown driver"),
+        ),
+        (
+            ("  - name: fake-1\n", "  - driver: test\n  - name: fake-1\n"),
+            (":6", "name", "required key"),
+        ),
     ],
 )
 def test_error_is_reported_with_line_and_option_path(validate, change, words):
@@ -158,9 +206,18 @@ providers:
 
 
 @pytest.mark.spec("CFG-12.2: zookeeper-timeout int, shell-type and empty lists are accepted")
-@pytest.mark.parametrize("extra", ["zookeeper-timeout: 10", "zookeeper-timeout: 10.5", "providers:", "labels:",
-                                   "diskimages: [{name: x, shell-type: csh, release: 9, env-vars: {A: 1}}]",
-                                   "tenant-resource-limits:", "zookeeper-insecure: true"])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "zookeeper-timeout: 10",
+        "zookeeper-timeout: 10.5",
+        "providers:",
+        "labels:",
+        "diskimages: [{name: x, shell-type: csh, release: 9, env-vars: {A: 1}}]",
+        "tenant-resource-limits:",
+        "zookeeper-insecure: true",
+    ],
+)
 def test_tolerated_values_are_accepted(validate, extra):
     assert validate(extra)[0] == 0
 
@@ -176,8 +233,14 @@ def test_tolerated_values_are_accepted(validate, extra):
         ("providers: [{name: fake-1, driver: static, cloud: x}]", ("uses driver fake",)),
         ("diskimages: [{name: a/b}]", ("must not contain '/'",)),
         ("diskimages: [{name: a, env-vars: {X: true}}]", ("ambiguous",)),
-        ("providers: [{name: a, driver: test}, {name: a, driver: test}]", ("provider a already defined",)),
-        ("providers: [{name: a, driver: test, pools: [{name: p}, {name: p}]}]", ("pool p already defined",)),
+        (
+            "providers: [{name: a, driver: test}, {name: a, driver: test}]",
+            ("provider a already defined",),
+        ),
+        (
+            "providers: [{name: a, driver: test, pools: [{name: p}, {name: p}]}]",
+            ("pool p already defined",),
+        ),
     ],
 )
 def test_warning_leaves_the_file_valid(validate, text, words):
@@ -193,9 +256,19 @@ def test_secrets_stay_out(validate):
 
 
 def test_values_of_a_wrong_shape_are_refused(validate):
-    for text in ("[]", "", "providers: [1]", "labels: x", "diskimages: [1]", "providers: {}", "zookeeper-servers: 1",
-                 "providers: [{name: a, driver: test, pools: 1}]", "providers: [{name: a, driver: [x]}]",
-                 "zookeeper-servers: [{host: a, port: x}]", "drivers-path: 1"):  # fmt: skip
+    for text in (
+        "[]",
+        "",
+        "providers: [1]",
+        "labels: x",
+        "diskimages: [1]",
+        "providers: {}",
+        "zookeeper-servers: 1",
+        "providers: [{name: a, driver: test, pools: 1}]",
+        "providers: [{name: a, driver: [x]}]",
+        "zookeeper-servers: [{host: a, port: x}]",
+        "drivers-path: 1",
+    ):
         assert validate(text)[0] == 1, text
 
 
@@ -254,18 +327,26 @@ def judge(request, validate, tmp_path, caplog):
         path = tmp_path / "nodepool.yaml"
         path.write_text(text)
         caplog.clear()
-        keeper = ConfigFileStatus((str(path), None), logging.getLogger("test.daemon"), lambda stale: None)
+        keeper = ConfigFileStatus(
+            (str(path), None), logging.getLogger("test.daemon"), lambda stale: None
+        )
         try:
             keeper.load()
             keeper.good()
         except ConfigurationError as exc:
             return False, [str(exc)]
-        return True, [r.getMessage() for r in caplog.records if r.name in ("test.daemon", "nodepool.driver.static")]
+        return True, [
+            r.getMessage()
+            for r in caplog.records
+            if r.name in ("test.daemon", "nodepool.driver.static")
+        ]
 
     return judge
 
 
-@pytest.mark.spec("issue 11, users fault 2: what cannot work is refused, by config-validate and by the daemons")
+@pytest.mark.spec(
+    "issue 11, users fault 2: what cannot work is refused, by config-validate and by the daemons"
+)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -274,7 +355,10 @@ def judge(request, validate, tmp_path, caplog):
         ("webapp: {port: 99999}", ("webapp.port", "99999 is not a valid port")),
         ("webapp: {port: -1}", ("-1 is not a valid port",)),
         ("zookeeper-servers: [{host: a, port: 70000}]", ("70000 is not a valid port",)),
-        (STATIC + "            connection-port: 99999", ("connection-port", "99999 is not a valid port")),
+        (
+            STATIC + "            connection-port: 99999",
+            ("connection-port", "99999 is not a valid port"),
+        ),
         (STATIC + "          - {name: h, labels: [a]}", ("is listed twice",)),
         (STATIC + "            max-parallel-jobs: x", ("max-parallel-jobs",)),
         ("diskimages: [{name: a, rebuild-age: -1}]", ("rebuild-age", "-1 is negative")),
@@ -291,12 +375,21 @@ def test_options_that_cannot_work_are_refused(judge, text, words):
     assert not taken and has(messages, *words), messages
 
 
-@pytest.mark.spec("issue 11, users fault 2: what 11.0.0 lived with is warned of, by config-validate and by the daemons")
+@pytest.mark.spec(
+    "issue 11, users fault 2: what 11.0.0 lived with is warned of, by config-validate and by the "
+    "daemons"
+)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (BACKED.replace("backing-label: a", "backing-label: c"), ("backing-label c of label b: no pool here offers it",)),
-        ("labels: [{name: a, min-ready: 2}]", ("label a has min-ready, but no pool here offers it",)),
+        (
+            BACKED.replace("backing-label: a", "backing-label: c"),
+            ("backing-label c of label b: no pool here offers it",),
+        ),
+        (
+            "labels: [{name: a, min-ready: 2}]",
+            ("label a has min-ready, but no pool here offers it",),
+        ),
         (STATIC.replace("{name: a}", "{name: a, min-ready: -5}"), ("min-ready", "-5 is negative")),
         ("labels: [{name: a, max-ready-age: -1}]", ("max-ready-age", "-1 is negative")),
         (STATIC + "        max-servers: -3", ("max-servers", "-3 is negative")),
@@ -310,9 +403,17 @@ def test_options_that_11_0_0_tolerated_only_cause_warnings(judge, text, words):
     assert taken and has(messages, *words), messages
 
 
-@pytest.mark.parametrize("text", ["webapp: {port: 0}", STATIC, SLIVERS, "max-hold-age: -1",
-                                  SLIVERS.replace("driver: nodemanager", "driver: nodemanager\n    max-concurrency: -1"),
-                                  "diskimages: [{name: a, env-vars: {port: 99999, timeout: -1}}]"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "webapp: {port: 0}",
+        STATIC,
+        SLIVERS,
+        "max-hold-age: -1",
+        SLIVERS.replace("driver: nodemanager", "driver: nodemanager\n    max-concurrency: -1"),
+        "diskimages: [{name: a, env-vars: {port: 99999, timeout: -1}}]",
+    ],
+)
 def test_unusual_but_valid_options_cause_no_message(judge, text):
     assert judge(text) == (True, [])
 
@@ -320,6 +421,9 @@ def test_unusual_but_valid_options_cause_no_message(judge, text):
 @pytest.mark.spec("issue 11, point 3: config-validate ends with one line that counts what is good")
 def test_valid_file_ends_with_a_line_that_counts_labels_and_providers(validate, caplog, tmp_path):
     validate(GOOD)
-    assert caplog.records[-1].getMessage() == f"{tmp_path}/nodepool.yaml is good (1 labels, 1 providers)"
+    assert (
+        caplog.records[-1].getMessage()
+        == f"{tmp_path}/nodepool.yaml is good (1 labels, 1 providers)"
+    )
     validate("wrong: 1")
     assert not any("is good" in record.getMessage() for record in caplog.records)

@@ -10,13 +10,44 @@ from nodepool.cmd.audit import AUDITED
 from nodepool.cmd.nodepoolcmd import create_parser
 from nodepool.zk.mirror.feed import TYPES
 
-#: Commands that change neither records nor machines, or that only use the API, which records its callers.
+#: Commands that change neither records nor machines, or that only use the API, which records its
+#: callers.
 READ_ONLY = {
-    "alien-image-list", "config-schema", "config-validate", "dev", "dib-image-list", "events", "explain", "export-image-data",
-    "hosts", "image-list", "image-log", "image-status", "info", "lease exec", "lease inventory", "lease list",
-    "lease show", "lease ssh", "lease ssh-config", "list", "mcp", "plan", "pools", "problem-list", "request list",
-    "request show", "request wait", "request-list", "simulate", "ssh", "status", "tenants", "token list", "top",
-}  # fmt: skip
+    "alien-image-list",
+    "config-schema",
+    "config-validate",
+    "dev",
+    "dib-image-list",
+    "events",
+    "explain",
+    "export-image-data",
+    "hosts",
+    "image-list",
+    "image-log",
+    "image-status",
+    "info",
+    "lease exec",
+    "lease inventory",
+    "lease list",
+    "lease show",
+    "lease ssh",
+    "lease ssh-config",
+    "list",
+    "mcp",
+    "plan",
+    "pools",
+    "problem-list",
+    "request list",
+    "request show",
+    "request wait",
+    "request-list",
+    "simulate",
+    "ssh",
+    "status",
+    "tenants",
+    "token list",
+    "top",
+}
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, set[str]]]:
@@ -38,7 +69,9 @@ def test_every_command_is_recorded_or_changes_nothing() -> None:
 
 def test_recorded_objects_are_arguments_of_the_command() -> None:
     arguments = dict(commands(create_parser()))
-    assert [path for path, (_kind, argument) in AUDITED.items() if argument not in arguments[path]] == []
+    assert [
+        path for path, (_kind, argument) in AUDITED.items() if argument not in arguments[path]
+    ] == []
 
 
 def test_actions_are_events_that_explain_finds() -> None:

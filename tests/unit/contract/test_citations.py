@@ -1,4 +1,6 @@
-"""Docstrings and tests cite the contract by section and rule: what is cited exists, and each section has a test."""
+"""Docstrings and tests cite the contract by section and rule: what is cited exists, and each
+section has a test.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ NUMBER = r"(?:[ABC]\.)?\d+(?:\.\d+)*(?:\.[A-E])?"
 CITED = re.compile(rf"\b({'|'.join(PAGES)})-({NUMBER})")
 HEADING = re.compile(rf"^(?:#+ )?({'|'.join(PAGES)})-({NUMBER})(?: (.*))?$", re.MULTILINE)
 OLD = re.compile(
-    r"\b(?:launcher|builder|config|driver-[a-z-]+|zookeeper-schema|cli-web-metrics|python-interface|nodemanager|design|style)\.md\b"
+    r"\b(?:launcher|builder|config|driver-[a-z-]+|zookeeper-schema|cli-web-metrics|"
+    r"python-interface|nodemanager|design|style)\.md\b"
 )
-#: Overviews, examples, and what is tested under the name of another section; may only become shorter.
+#: Overviews, examples, and what is tested under the name of another section; may only become
+#: shorter.
 NO_TEST: dict[str, set[str]] = {
     "BLD": {"3", "5", "19"},
     "CFG": {"1", "3", "11", "13", "14", "15", "16"},
@@ -76,7 +80,11 @@ def exists(prefix: str, number: str) -> bool:
         return False
     if item.isalpha():
         return bool(re.search(rf"\b{item}\b", known[section]))
-    return bool(re.search(rf"^\s*{re.escape(number)}\b|^\s*(?:{item}|#)\. |^- ", known[section], re.MULTILINE))
+    return bool(
+        re.search(
+            rf"^\s*{re.escape(number)}\b|^\s*(?:{item}|#)\. |^- ", known[section], re.MULTILINE
+        )
+    )
 
 
 def texts(*folders: str) -> Iterator[tuple[Path, str]]:
@@ -88,14 +96,25 @@ def texts(*folders: str) -> Iterator[tuple[Path, str]]:
 
 def test_what_is_cited_exists() -> None:
     cited = {
-        (match[1], match[2], path.name) for path, text in texts("nodepool", "tests", "tools") for match in CITED.finditer(text)
+        (match[1], match[2], path.name)
+        for path, text in texts("nodepool", "tests", "tools")
+        for match in CITED.finditer(text)
     }
     assert len(cited) > 800
-    assert sorted(f"{prefix}-{number} ({name})" for prefix, number, name in cited if not exists(prefix, number)) == []
+    assert (
+        sorted(
+            f"{prefix}-{number} ({name})"
+            for prefix, number, name in cited
+            if not exists(prefix, number)
+        )
+        == []
+    )
 
 
 def test_nothing_is_cited_that_is_not_here() -> None:
-    assert [str(path) for path, text in texts("nodepool", "tests", "tools") if OLD.search(text)] == []
+    assert [
+        str(path) for path, text in texts("nodepool", "tests", "tools") if OLD.search(text)
+    ] == []
 
 
 def test_each_section_has_a_test() -> None:
@@ -105,5 +124,9 @@ def test_each_section_has_a_test() -> None:
             parts = match[2].split(".")
             cited[match[1]].update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
     for prefix in PAGES:
-        tops = {number for number in sections(prefix) if "." not in number or re.fullmatch(r"[ABC]\.\d+", number)}
+        tops = {
+            number
+            for number in sections(prefix)
+            if "." not in number or re.fullmatch(r"[ABC]\.\d+", number)
+        }
         assert tops - cited[prefix] == NO_TEST.get(prefix, set()), prefix

@@ -1,4 +1,6 @@
-"""What the drivers declare in ``nodepool/driver/NAME/quality.yaml`` is complete, and agrees with their code and tests."""
+"""What the drivers declare in ``nodepool/driver/NAME/quality.yaml`` is complete, and agrees with
+their code and tests.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ sys.path.pop()
 
 DRIVERS = REPOSITORY / "nodepool" / "driver"
 #: Classes that define what a driver may override; their own methods are defaults.
-FRAMEWORK = {"Adapter", "Provider", "StateMachineProvider", "ProviderNotifications", "LaunchProvider", "QuotaSupport"}
+FRAMEWORK = {
+    "Adapter",
+    "Provider",
+    "StateMachineProvider",
+    "ProviderNotifications",
+    "LaunchProvider",
+    "QuotaSupport",
+}
 
 Classes = dict[str, ast.ClassDef]
 
@@ -50,7 +59,9 @@ def _classes() -> Classes:
 
 
 def _bases(node: ast.ClassDef, classes: Classes) -> Iterator[ast.ClassDef]:
-    """The class and the bases of it that are no defaults of the framework, in the order of method resolution."""
+    """The class and the bases of it that are no defaults of the framework, in the order of
+    method resolution.
+    """
     yield node
     for base in node.bases:
         name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
@@ -59,20 +70,28 @@ def _bases(node: ast.ClassDef, classes: Classes) -> Iterator[ast.ClassDef]:
 
 
 def _does_something(function: ast.FunctionDef) -> bool:
-    """Whether it calls more of its object than the log and the configuration: defaults return a constant or a setting."""
+    """Whether it calls more of its object than the log and the configuration: defaults return a
+    constant or a setting.
+    """
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
-            if called.startswith(("self.", "super().")) and not called.startswith(("self.log.", "self.provider.")):
+            if called.startswith(("self.", "super().")) and not called.startswith(
+                ("self.log.", "self.provider.")
+            ):
                 return True
     return False
 
 
 def implements(method: str, own: Classes, classes: Classes) -> bool:
-    """Whether an adapter or provider among the classes has the method, and not only a default of it."""
+    """Whether an adapter or provider among the classes has the method, and not only a default of
+    it.
+    """
     for node in own.values():
         for each in _bases(node, classes):
-            found = next((f for f in each.body if isinstance(f, ast.FunctionDef) and f.name == method), None)
+            found = next(
+                (f for f in each.body if isinstance(f, ast.FunctionDef) and f.name == method), None
+            )
             if found is not None:
                 if _does_something(found):
                     return True
@@ -114,7 +133,9 @@ def _chooses(driver: str) -> bool:
 SHOWN: dict[str, Callable[[str], bool]] = {
     "capacity-fallback": lambda driver: _accepts(driver, "alternatives") or _chooses(driver),
     "leaks": _methods("listResources", "deleteResource"),
-    "lost-machines": lambda driver: _methods("findMissingInstances")(driver) or _methods("checkNodeLiveness")(driver),
+    "lost-machines": lambda driver: (
+        _methods("findMissingInstances")(driver) or _methods("checkNodeLiveness")(driver)
+    ),
     "console-log": _methods("getConsoleLog"),
     "cloud-quota": _methods("getQuotaLimits"),
     "spot": lambda driver: _accepts(driver, "use-spot"),
@@ -138,14 +159,19 @@ def _limits_time(driver: str) -> bool:
 
 
 def exists(test: str) -> bool:
-    """Whether a folder with tests, a file, or a test or class of tests ``FILE::NAME`` has this name."""
+    """Whether a folder with tests, a file, or a test or class of tests ``FILE::NAME`` has this
+    name.
+    """
     name, _, inside = test.partition("::")
     path = REPOSITORY / name
     if not test.startswith("tests/") or not path.exists():
         return False
     if not inside:
         return any(path.rglob("test_*.py")) if path.is_dir() else path.name.startswith("test_")
-    return any(isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == inside for node in _tree(path).body)
+    return any(
+        isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == inside
+        for node in _tree(path).body
+    )
 
 
 def wrong(driver: str, marks: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +181,9 @@ def wrong(driver: str, marks: dict[str, Any]) -> Iterator[str]:
     yield from (f"{rule}: there is no such rule" for rule in marks.keys() - known.keys())
     for rule in known.keys() & marks.keys() - {quality.TESTED}:
         mark = marks[rule]
-        if mark != "done" and (not isinstance(mark, dict) or len(mark) != 1 or mark.keys() - {"done", "exempt"}):
+        if mark != "done" and (
+            not isinstance(mark, dict) or len(mark) != 1 or mark.keys() - {"done", "exempt"}
+        ):
             yield f"{rule}: must be done or exempt with a reason"
             continue
         done = quality.is_done(mark)
@@ -168,16 +196,25 @@ def wrong(driver: str, marks: dict[str, Any]) -> Iterator[str]:
         if rule == "deadlines" and done and not _limits_time(driver):
             yield f"{rule}: no limits in the code"
         if rule in SHOWN:
-            # Code inherited from another driver may have no effect here, therefore both marks are possible.
+            # Code inherited from another driver may have no effect here, therefore both marks are
+            # possible.
             inherited = driver in INHERITS and SHOWN[rule](INHERITS[driver])
             if done and not SHOWN[rule](driver) and not inherited:
                 yield f"{rule}: done, but not in the code"
             if not done and SHOWN[rule](driver) and not inherited:
                 yield f"{rule}: exempt, but in the code"
     tested = marks.get(quality.TESTED) or {}
-    if len(tested.keys() & set(quality.KINDS)) != 1 or tested.keys() - {*quality.KINDS, "tests"} or not tested.get("tests"):
+    if (
+        len(tested.keys() & set(quality.KINDS)) != 1
+        or tested.keys() - {*quality.KINDS, "tests"}
+        or not tested.get("tests")
+    ):
         yield f"{quality.TESTED}: must name one of {', '.join(quality.KINDS)}, and tests"
-    yield from (f"{quality.TESTED}: there is no test {test}" for test in tested.get("tests") or () if not exists(test))
+    yield from (
+        f"{quality.TESTED}: there is no test {test}"
+        for test in tested.get("tests") or ()
+        if not exists(test)
+    )
 
 
 def test_every_driver_has_marks() -> None:
@@ -193,31 +230,59 @@ def test_marks_agree_with_the_code(driver: str) -> None:
     assert sorted(wrong(driver, quality.marks(driver))) == []
 
 
-@pytest.mark.parametrize(("driver", "change", "expected"), [
-    ("aws", {"spot": None}, "spot: must be done or exempt with a reason"),
-    ("ibmvpc", {"spot": {"exempt": ""}}, "spot: the reason must be a sentence"),
-    ("aws", {"spot": {"exempt": "It has none."}}, "spot: exempt, but in the code"),
-    ("openstack", {"spot": "done"}, "spot: done, but not in the code"),
-    ("openstack", {"capacity-fallback": "done"}, "capacity-fallback: done, but not in the code"),
-    ("nodemanager", {"capacity-fallback": {"exempt": "It has one host."}}, "capacity-fallback: exempt, but in the code"),
-    ("kubernetes", {"image-upload": "done"}, "image-upload: done, but not in the code"),
-    ("azure", {"image-upload": {"exempt": "It has none."}}, "image-upload: exempt, but in the code"),
-    ("ibmvpc", {"cloud-quota": "done"}, "cloud-quota: done, but not in the code"),
-    ("gce", {"cloud-quota": {"exempt": "It has none."}}, "cloud-quota: exempt, but in the code"),
-    ("ibmvpc", {"console-log": "done"}, "console-log: done, but not in the code"),
-    ("metastatic", {"leaks": "done"}, "leaks: done, but not in the code"),
-    ("example", {"lost-machines": "done"}, "lost-machines: done, but not in the code"),
-    ("test", {"host-keys": "done"}, "host-keys: done, but not in the code"),
-    ("example", {"deadlines": "done"}, "deadlines: no limits in the code"),
-    ("aws", {"restart": "done"}, "restart: must name its test"),
-    ("aws", {"restart": {"done": "tests/conformance/test_aws.py::TestNothing"}},
-     "restart: there is no test tests/conformance/test_aws.py::TestNothing"),
-    ("aws", {"speed": "done"}, "speed: there is no such rule"),
-    ("aws", {"tested-against": {"emulator": "moto", "tests": ["tests/integration/nowhere"]}},
-     "tested-against: there is no test tests/integration/nowhere"),
-    ("aws", {"tested-against": {"rumor": "moto", "tests": ["tests/integration/aws"]}},
-     "tested-against: must name one of real server, emulator, model, and tests"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("driver", "change", "expected"),
+    [
+        ("aws", {"spot": None}, "spot: must be done or exempt with a reason"),
+        ("ibmvpc", {"spot": {"exempt": ""}}, "spot: the reason must be a sentence"),
+        ("aws", {"spot": {"exempt": "It has none."}}, "spot: exempt, but in the code"),
+        ("openstack", {"spot": "done"}, "spot: done, but not in the code"),
+        (
+            "openstack",
+            {"capacity-fallback": "done"},
+            "capacity-fallback: done, but not in the code",
+        ),
+        (
+            "nodemanager",
+            {"capacity-fallback": {"exempt": "It has one host."}},
+            "capacity-fallback: exempt, but in the code",
+        ),
+        ("kubernetes", {"image-upload": "done"}, "image-upload: done, but not in the code"),
+        (
+            "azure",
+            {"image-upload": {"exempt": "It has none."}},
+            "image-upload: exempt, but in the code",
+        ),
+        ("ibmvpc", {"cloud-quota": "done"}, "cloud-quota: done, but not in the code"),
+        (
+            "gce",
+            {"cloud-quota": {"exempt": "It has none."}},
+            "cloud-quota: exempt, but in the code",
+        ),
+        ("ibmvpc", {"console-log": "done"}, "console-log: done, but not in the code"),
+        ("metastatic", {"leaks": "done"}, "leaks: done, but not in the code"),
+        ("example", {"lost-machines": "done"}, "lost-machines: done, but not in the code"),
+        ("test", {"host-keys": "done"}, "host-keys: done, but not in the code"),
+        ("example", {"deadlines": "done"}, "deadlines: no limits in the code"),
+        ("aws", {"restart": "done"}, "restart: must name its test"),
+        (
+            "aws",
+            {"restart": {"done": "tests/conformance/test_aws.py::TestNothing"}},
+            "restart: there is no test tests/conformance/test_aws.py::TestNothing",
+        ),
+        ("aws", {"speed": "done"}, "speed: there is no such rule"),
+        (
+            "aws",
+            {"tested-against": {"emulator": "moto", "tests": ["tests/integration/nowhere"]}},
+            "tested-against: there is no test tests/integration/nowhere",
+        ),
+        (
+            "aws",
+            {"tested-against": {"rumor": "moto", "tests": ["tests/integration/aws"]}},
+            "tested-against: must name one of real server, emulator, model, and tests",
+        ),
+    ],
+)
 def test_a_wrong_mark_is_found(driver: str, change: dict[str, Any], expected: str) -> None:
     assert list(wrong(driver, {**quality.marks(driver), **change})) == [expected]
 

@@ -1,4 +1,6 @@
-"""Imports go one way: no circles of modules or folders, late ones and names in strings included, none to a folder above."""
+"""Imports go one way: no circles of modules or folders, late ones and names in strings included,
+none to a folder above.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,27 @@ LAYERS = (
 )
 #: Folder -> what it imports of its own layer.
 MAY: dict[str, set[str]] = {"nodeutils": {"nodescan"}, "zk": {"config"}}
-#: Packages that are interfaces for outside code -> what they import from above, to connect it with what is below. Nodepool's
-#: own code imports the modules of these packages, never the package itself.
+#: Packages that are interfaces for outside code -> what they import from above, to connect it with
+#: what is below. Nodepool's own code imports the modules of these packages, never the package
+#: itself.
 INTERFACES = {"nodepool.config": {"nodepool.driver.registry"}}
 #: Modules that are named because another process runs them, or because import hooks skip them.
 NAMED = {
-    "nodepool.dev.installation": {"nodepool.cmd.launcher", "nodepool.cmd.nodemanager", "nodepool.zkserver"},
+    "nodepool.dev.installation": {
+        "nodepool.cmd.launcher",
+        "nodepool.cmd.nodemanager",
+        "nodepool.zkserver",
+    },
     "nodepool.simulation.install": {"nodepool.simulation"},
 }
-#: Folder -> imports between its subfolders that are part of a circle, as ``one -> other``. May only become shorter.
+#: Folder -> imports between its subfolders that are part of a circle, as ``one -> other``. May only
+#: become shorter.
 FOLDER_CIRCLES: dict[str, set[str]] = {}
 
 
 class _Names(ast.NodeVisitor):
-    """Collects what a text imports: names in import statements, and strings that are names of modules.
+    """Collects what a text imports: names in import statements, and strings that are names of
+    modules.
 
     Names of loggers, and of programs that another process runs (``-m``), are no imports.
     """
@@ -79,7 +88,10 @@ def edges_of(name: str, text: str, modules: Collection[str]) -> set[str]:
     """Modules that the text imports, or names in order to import them."""
     names = _Names(modules)
     names.visit(ast.parse(text))
-    return ((names.imported | (names.strings - NAMED.get(name, set()))) & set(modules)) - {name, "nodepool"}
+    return ((names.imported | (names.strings - NAMED.get(name, set()))) & set(modules)) - {
+        name,
+        "nodepool",
+    }
 
 
 @cache
@@ -94,7 +106,9 @@ def graph() -> dict[str, set[str]]:
 
 
 def circles(edges: dict[str, set[str]]) -> list[str]:
-    """Modules that can be reached from themselves: what is left when all others are taken away from below and above."""
+    """Modules that can be reached from themselves: what is left when all others are taken away
+    from below and above.
+    """
     left = {name: set(found) for name, found in edges.items()}
     while True:
         used = set().union(*left.values()) if left else set()
@@ -108,25 +122,27 @@ def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
 
 
-@pytest.mark.parametrize("text", [
-    "import nodepool.b",
-    "from nodepool import b",
-    "from nodepool.b import thing",
-    "def late():\n    import nodepool.b",
-    "if TYPE_CHECKING:\n    from nodepool.b import thing",
-    "importlib.import_module('nodepool.b')",
-    "LATE = {'thing': 'nodepool.b'}",
-    "BACKENDS = {'thing': 'nodepool.b:Thing'}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nodepool.b",
+        "from nodepool import b",
+        "from nodepool.b import thing",
+        "def late():\n    import nodepool.b",
+        "if TYPE_CHECKING:\n    from nodepool.b import thing",
+        "importlib.import_module('nodepool.b')",
+        "LATE = {'thing': 'nodepool.b'}",
+        "BACKENDS = {'thing': 'nodepool.b:Thing'}",
+    ],
+)
 def test_edges_are_found(text: str) -> None:
     assert edges_of("nodepool.a", text, ["nodepool", "nodepool.a", "nodepool.b"]) == {"nodepool.b"}
 
 
-@pytest.mark.parametrize("text", [
-    "logging.getLogger('nodepool.b')",
-    "[sys.executable, '-m', 'nodepool.b']",
-    "'see nodepool.b'",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["logging.getLogger('nodepool.b')", "[sys.executable, '-m', 'nodepool.b']", "'see nodepool.b'"],
+)
 def test_loggers_and_programs_are_no_edges(text: str) -> None:
     assert edges_of("nodepool.a", text, ["nodepool", "nodepool.a", "nodepool.b"]) == set()
 
@@ -144,7 +160,12 @@ def test_imports_have_no_cycles() -> None:
 
 
 def test_interfaces_are_for_outside_code() -> None:
-    users = [f"{name} imports {interface}" for interface in INTERFACES for name, found in graph().items() if interface in found]
+    users = [
+        f"{name} imports {interface}"
+        for interface in INTERFACES
+        for name, found in graph().items()
+        if interface in found
+    ]
     assert users == []
 
 
@@ -169,7 +190,11 @@ def test_adapters_import_only_the_client() -> None:
     for name, found in graph().items():
         if name.startswith("nodepool.adapters"):
             others = {other for other in found if not other.startswith("nodepool.adapters")}
-            assert others - {"nodepool"} <= {"nodepool.answers", "nodepool.client", "nodepool.texts"}, name
+            assert others - {"nodepool"} <= {
+                "nodepool.answers",
+                "nodepool.client",
+                "nodepool.texts",
+            }, name
 
 
 def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
@@ -193,9 +218,17 @@ def folder_circles(edges: dict[str, set[str]], folders: Collection[str]) -> dict
     for name, found in edges.items():
         for other in found:
             one, two = f"{name}.".split("."), f"{other}.".split(".")
-            depth = next(number for number, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1])
-            if depth > 1 and {".".join(one[: depth + 1]), ".".join(two[: depth + 1])} <= set(folders):
-                between.setdefault(".".join(one[:depth]), {}).setdefault(one[depth], set()).add(two[depth])
+            depth = next(
+                number
+                for number, pair in enumerate(zip(one, two, strict=False))
+                if pair[0] != pair[1]
+            )
+            if depth > 1 and {".".join(one[: depth + 1]), ".".join(two[: depth + 1])} <= set(
+                folders
+            ):
+                between.setdefault(".".join(one[:depth]), {}).setdefault(one[depth], set()).add(
+                    two[depth]
+                )
     circular: dict[str, set[str]] = {}
     for parent, inner in between.items():
         for one, targets in inner.items():
@@ -220,5 +253,8 @@ def test_folder_circles_are_found() -> None:
 
 def test_imports_have_no_cycles_of_folders() -> None:
     """Two folders of one folder do not import each other, also not by way of others."""
-    folders = {".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "nodepool").rglob("*.py")}
+    folders = {
+        ".".join(path.parent.relative_to(REPOSITORY).parts)
+        for path in (REPOSITORY / "nodepool").rglob("*.py")
+    }
     assert folder_circles(graph(), folders) == FOLDER_CIRCLES

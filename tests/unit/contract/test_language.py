@@ -1,4 +1,6 @@
-"""Plain English: docstrings, log messages and help texts avoid words that are nearly always wrong in them."""
+"""Plain English: docstrings, log messages and help texts avoid words that are nearly always
+wrong in them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ LONGEST = 88  # characters of the first line of a docstring
 
 def _text(node: ast.AST) -> str:
     """Return the constant text of a string, of an f-string, or of their sum."""
-    return "".join(part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return "".join(
+        part.value
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    )
 
 
 def first_lines(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -54,12 +60,20 @@ def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr in LOG_CALLS and node.args:
                 yield node.lineno, _text(node.args[0])
-            yield from ((keyword.value.lineno, _text(keyword.value)) for keyword in node.keywords if keyword.arg in HELP)
+            yield from (
+                (keyword.value.lineno, _text(keyword.value))
+                for keyword in node.keywords
+                if keyword.arg in HELP
+            )
 
 
 def avoided(tree: ast.AST) -> list[tuple[int, str]]:
     """Return the texts that use a word to avoid, with their line numbers."""
-    return [found for found in (*first_lines(tree), *messages(tree)) if AVOID.search(CODE.sub("", found[1]))]
+    return [
+        found
+        for found in (*first_lines(tree), *messages(tree))
+        if AVOID.search(CODE.sub("", found[1]))
+    ]
 
 
 def too_long(tree: ast.AST) -> list[tuple[int, str]]:
@@ -71,7 +85,10 @@ def too_long(tree: ast.AST) -> list[tuple[int, str]]:
 def test_texts_have_no_words_to_avoid_and_no_long_first_lines(find) -> None:
     found = []
     for path in sorted((REPOSITORY / "nodepool").rglob("*.py")):
-        found += [f"{path.relative_to(REPOSITORY)}:{line}: {text}" for line, text in find(ast.parse(path.read_text()))]
+        found += [
+            f"{path.relative_to(REPOSITORY)}:{line}: {text}"
+            for line, text in find(ast.parse(path.read_text()))
+        ]
     assert found == []
 
 
@@ -104,4 +121,6 @@ def test_other_texts_pass(code) -> None:
 
 def test_long_first_lines_are_found() -> None:
     assert len(too_long(ast.parse(f'def f():\n    """{"x" * LONGEST}."""'))) == 1
-    assert too_long(ast.parse(f'def f():\n    """{"x" * (LONGEST - 1)}.\n\n    {"x" * 100}"""')) == []
+    assert (
+        too_long(ast.parse(f'def f():\n    """{"x" * (LONGEST - 1)}.\n\n    {"x" * 100}"""')) == []
+    )

@@ -25,7 +25,11 @@ def test_named_places_exist(path: str, name: str) -> None:
     tree = ast.parse((REPOSITORY / "nodepool" / path).read_text())
     names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     names |= {
-        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
     }
     assert name in names
 

@@ -1,4 +1,6 @@
-"""The node manager is a separate component: other parts import only its client, and it imports only the common base."""
+"""The node manager is a separate component: other parts import only its client, and it imports
+only the common base.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,14 @@ CLIENT = f"{NODE_MANAGER}.client"
 PROGRAMS = {"nodepool.cmd.nm", "nodepool.cmd.nodemanager"}
 #: What the node manager and its client may import of the rest of the package.
 COMMON = ("base", "process", "logconfig", "exceptions", "texts", "version")
-#: Module outside the node manager -> modules inside, besides the client, that it imports. May only become shorter.
+#: Module outside the node manager -> modules inside, besides the client, that it imports. May only
+#: become shorter.
 INWARD = {
     # ``nodepool dev`` runs a node manager on this machine, and therefore has it installed.
     "nodepool.dev.files": {"nodepool.nodemanager.rootfs.ssh_files"}
 }
-#: Module of the node manager -> modules of other parts that it imports, besides the common ones. May only become shorter.
+#: Module of the node manager -> modules of other parts that it imports, besides the common ones.
+#: May only become shorter.
 OUTWARD = {
     # The optional source ``zookeeper`` uses the ZooKeeper client of launchers.
     "nodepool.nodemanager.sources.zookeeper": {
@@ -28,7 +32,8 @@ OUTWARD = {
 }
 #: Module of the client -> modules of the node manager that it imports. May only become shorter.
 CLIENT_INWARD = {
-    # Checks the configuration of a node manager that this launcher pushes to backing nodes, and therefore has installed.
+    # Checks the configuration of a node manager that this launcher pushes to backing nodes, and
+    # therefore has installed.
     "nodepool.nodemanager.client.daemon": {"nodepool.nodemanager.config"}
 }
 
@@ -56,12 +61,21 @@ def imports() -> Iterator[tuple[str, str]]:
 
 
 def test_other_parts_import_only_the_client() -> None:
-    outside = ((name, other) for name, other in imports() if not within(name, NODE_MANAGER) and name not in PROGRAMS)
+    outside = (
+        (name, other)
+        for name, other in imports()
+        if not within(name, NODE_MANAGER) and name not in PROGRAMS
+    )
     assert collected((name, other) for name, other in outside if inside(other)) == INWARD
 
 
 def test_client_imports_nothing_of_the_daemon() -> None:
-    assert collected((name, other) for name, other in imports() if within(name, CLIENT) and inside(other)) == CLIENT_INWARD
+    assert (
+        collected(
+            (name, other) for name, other in imports() if within(name, CLIENT) and inside(other)
+        )
+        == CLIENT_INWARD
+    )
 
 
 def test_node_manager_imports_only_common_parts() -> None:

@@ -1,4 +1,6 @@
-"""One mechanism for one job: a second copy of what ``nodepool.base`` has fails here (issue, shared primitives)."""
+"""One mechanism for one job: a second copy of what ``nodepool.base`` has fails here (issue,
+shared primitives).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def sources() -> dict[str, str]:
 
 
 def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
-    """Name of what is called, without arguments: ``os.replace``, ``.replace`` of what has no simple name."""
+    """Name of what is called, without arguments: ``os.replace``, ``.replace`` of what has no
+    simple name.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node
 
 
 def renames(text: str) -> bool:
-    """``os.replace`` and ``Path.replace``; those of texts have two arguments, those of other things keywords."""
+    """``os.replace`` and ``Path.replace``; those of texts have two arguments, those of other
+    things keywords.
+    """
     return any(
         name in ("os.replace", "os.rename")
         or (re.search(r"\.(replace|rename)$", name) and len(call.args) == 1 and not call.keywords)
@@ -48,7 +54,9 @@ def temporary(text: str) -> bool:
 def grows(text: str) -> bool:
     """A power with a variable exponent, or something doubled up to a limit."""
     powers = any(
-        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not isinstance(node.right, ast.Constant)
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Pow)
+        and not isinstance(node.right, ast.Constant)
         for node in ast.walk(ast.parse(text))
     )
     return powers or GROWING.search(text) is not None
@@ -76,16 +84,19 @@ def connects(text: str) -> bool:
             renames,
             "base/files.py",
             {
-                "builder/machine/build_journal.py": "sets aside a journal that cannot be understood",
+                "builder/machine/build_journal.py": "sets aside a journal that cannot be "
+                "understood",
                 "nodemanager/records/database.py": "sets aside a broken database",
-                "nodemanager/api/delegates.py": "below a directory of somebody else, by its descriptor",
+                "nodemanager/api/delegates.py": "below a directory of somebody else, by its "
+                "descriptor",
                 "nodemanager/limits/disk_templates.py": "images of disks, made by mke2fs",
                 "nodemanager/limits/disks.py": "images and directories of disks",
                 "nodemanager/helper/inside.py": "in the tree of a sliver, by descriptors",
                 "nodemanager/kernel/removal.py": "directories of a tree that is removed",
                 "nodemanager/rootfs/templates.py": "root trees",
                 "nodemanager/api/server.py": "a symbolic link",
-                "nodemanager/sources/sources.py": "one writer; a fixed name, which no crash multiplies",
+                "nodemanager/sources/sources.py": "one writer; a fixed name, which no crash "
+                "multiplies",
                 "ssh.py": "needs nothing but the standard library",
             },
             id="files replaced",
@@ -94,7 +105,10 @@ def connects(text: str) -> bool:
         pytest.param(
             locks,
             "base/files.py",
-            {"nodemanager/rootfs/templates.py": "waits for a template that is being built: an event, no time"},
+            {
+                "nodemanager/rootfs/templates.py": "waits for a template that is being built: an "
+                "event, no time"
+            },
             id="locks on files",
         ),
         pytest.param(
@@ -105,9 +119,13 @@ def connects(text: str) -> bool:
         ),
     ],
 )
-def test_no_second_copy(found: Callable[[str], bool], home: str, exceptions: dict[str, str]) -> None:
+def test_no_second_copy(
+    found: Callable[[str], bool], home: str, exceptions: dict[str, str]
+) -> None:
     users = {name for name, text in sources().items() if found(text)}
-    assert sorted(users - {home} - exceptions.keys()) == [], f"use what {home} has, or say here why not"
+    assert sorted(users - {home} - exceptions.keys()) == [], (
+        f"use what {home} has, or say here why not"
+    )
     assert sorted(exceptions.keys() - users) == [], "no exceptions any more"
 
 
@@ -126,7 +144,9 @@ def test_copies_are_found(found: Callable[[str], bool], text: str) -> None:
     assert found(text)
 
 
-@pytest.mark.parametrize("text", ["'a'.replace('b', 'c')", "dataclasses.replace(a, b=1)", "when.replace(tzinfo=None)"])
+@pytest.mark.parametrize(
+    "text", ["'a'.replace('b', 'c')", "dataclasses.replace(a, b=1)", "when.replace(tzinfo=None)"]
+)
 def test_other_replacements_are_not(text: str) -> None:
     assert not renames(text)
 

@@ -29,12 +29,15 @@ def parameters(path: str) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in inspect.signature(find(path)).parameters.items()
-        if name != "self" and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if name != "self"
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
 
 
 def check(path: str, expected: str) -> None:
-    """``expected`` looks like a call: ``a, b=1``. What follows must have defaults: old callers know nothing of it."""
+    """``expected`` looks like a call: ``a, b=1``. What follows must have defaults: old callers
+    know nothing of it.
+    """
     template: dict[str, Any] = {}
     exec(f"from math import inf\ndef f({expected}): pass", template)
     wanted = {name: p.default for name, p in inspect.signature(template["f"]).parameters.items()}
@@ -46,18 +49,24 @@ def check(path: str, expected: str) -> None:
 
 
 @pytest.mark.spec("PY-1: daemon objects")
-@pytest.mark.parametrize(("path", "expected"), [
-    ("nodepool.launcher:NodePool", "securefile, configfile, watermark_sleep=1"),
-    ("nodepool.webapp:WebApp", "nodepool, port=8005, listen_address='0.0.0.0', cache_expiry=1"),
-    ("nodepool.zk:ZooKeeperClient", "hosts, read_only=False, timeout=10.0, tls_cert=None, tls_key=None, tls_ca=None"),
-    ("nodepool.zk.zookeeper:ZooKeeper", "client, enable_cache=True"),
-    ("nodepool.zk.components:COMPONENT_REGISTRY.clearRegistry", ""),
-    ("nodepool.cmd.config_validator:ConfigValidator", "config_file"),
-    ("nodepool.nodeutils:iterate_timeout", "max_seconds, exc, purpose, interval=2"),
-    ("nodepool.zk.components:PoolComponent", "client, hostname, version=None"),
-    ("nodepool.version:get_version_string", ""),
-    ("nodepool.provider_manager:get_provider", "provider_config"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("nodepool.launcher:NodePool", "securefile, configfile, watermark_sleep=1"),
+        ("nodepool.webapp:WebApp", "nodepool, port=8005, listen_address='0.0.0.0', cache_expiry=1"),
+        (
+            "nodepool.zk:ZooKeeperClient",
+            "hosts, read_only=False, timeout=10.0, tls_cert=None, tls_key=None, tls_ca=None",
+        ),
+        ("nodepool.zk.zookeeper:ZooKeeper", "client, enable_cache=True"),
+        ("nodepool.zk.components:COMPONENT_REGISTRY.clearRegistry", ""),
+        ("nodepool.cmd.config_validator:ConfigValidator", "config_file"),
+        ("nodepool.nodeutils:iterate_timeout", "max_seconds, exc, purpose, interval=2"),
+        ("nodepool.zk.components:PoolComponent", "client, hostname, version=None"),
+        ("nodepool.version:get_version_string", ""),
+        ("nodepool.provider_manager:get_provider", "provider_config"),
+    ],
+)
 def test_daemons_have_the_signatures_of_the_contract(path: str, expected: str) -> None:
     check(path, expected)
 
@@ -89,7 +98,9 @@ def test_daemons_have_the_attributes_of_the_contract() -> None:
     assert isinstance(pool, threading.Thread)
     pool.stop()  # never started
     assert launcher.LOCK_CLEANUP == 28800
-    assert parameters("nodepool.cmd.config_validator:ConfigValidator.validate") == {"env": os.environ}
+    assert parameters("nodepool.cmd.config_validator:ConfigValidator.validate") == {
+        "env": os.environ
+    }
     assert parameters("nodepool.config:loadConfig") == {"config_path": EMPTY, "env": os.environ}
     assert ConfigValidator("x").validate({}) == 1
     client = ZooKeeperClient("127.0.0.1:1/chroot", insecure=True)
@@ -103,7 +114,9 @@ def test_daemons_have_the_attributes_of_the_contract() -> None:
         assert hasattr(component, name), name
 
 
-@pytest.mark.spec("PY-1: iterate_timeout counts from 1 and raises exc('Timeout waiting for <purpose>')")
+@pytest.mark.spec(
+    "PY-1: iterate_timeout counts from 1 and raises exc('Timeout waiting for <purpose>')"
+)
 def test_iterate_timeout_counts_and_raises_as_in_the_contract() -> None:
     from nodepool.exceptions import ServerDeleteTimeoutException
     from nodepool.nodeutils import ITERATE_INTERVAL, iterate_timeout
@@ -112,7 +125,9 @@ def test_iterate_timeout_counts_and_raises_as_in_the_contract() -> None:
     counts = iterate_timeout(60, ServerDeleteTimeoutException, "the server to go", interval=0.01)
     assert [next(counts), next(counts)] == [1, 2]
     counts = iterate_timeout(0.05, ServerDeleteTimeoutException, "the server to go", interval=0.01)
-    with pytest.raises(ServerDeleteTimeoutException, match=r"^Timeout waiting for the server to go$"):
+    with pytest.raises(
+        ServerDeleteTimeoutException, match=r"^Timeout waiting for the server to go$"
+    ):
         list(counts)
 
 
@@ -120,14 +135,20 @@ def test_iterate_timeout_counts_and_raises_as_in_the_contract() -> None:
 def test_records_have_the_states_constructors_and_defaults_of_the_contract() -> None:
     from nodepool.zk import zookeeper as zk
 
-    names = "BUILDING UPLOADING READY DELETING FAILED REQUESTED FULFILLED PENDING TESTING USED HOLD INIT ABORTED DELETED"
-    assert {name: getattr(zk, name) for name in names.split()} == {name: name.lower() for name in names.split()}
+    names = (
+        "BUILDING UPLOADING READY DELETING FAILED REQUESTED FULFILLED PENDING TESTING USED "
+        "HOLD INIT ABORTED DELETED"
+    )
+    assert {name: getattr(zk, name) for name in names.split()} == {
+        name: name.lower() for name in names.split()
+    }
     assert zk.IN_USE == "in-use"
     for path, expected in {
         "BaseModel": "o_id",
         "ImageBuild": "image_name=None, build_id=None",
         "ImageBuild.fromDict": "d, image_name=None, o_id=None",
-        "ImageUpload": "build_id=None, provider_name=None, image_name=None, upload_id=None, username=None, "
+        "ImageUpload": "build_id=None, provider_name=None, image_name=None, upload_id=None, "
+        "username=None, "
         "python_path=None, shell_type=None",
         "ImageUpload.fromDict": "d, build_id, provider_name, image_name, upload_id",
         "NodeRequest": "id=None",
@@ -138,13 +159,20 @@ def test_records_have_the_states_constructors_and_defaults_of_the_contract() -> 
     }.items():
         check(f"nodepool.zk.zookeeper:{path}", expected)
     request = zk.NodeRequest()
-    assert (request.declined_by, request.node_types, request.nodes, request.reuse) == ([], [], [], True)
+    assert (request.declined_by, request.node_types, request.nodes, request.reuse) == (
+        [],
+        [],
+        [],
+        True,
+    )
     assert (request.requestor, request.provider, request.relative_priority) == (None, None, 0)
     assert (request.event_id, request.tenant_name, request.stat) == (None, None, None)
     node = zk.Node()
     names = (
-        "provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 interface_ip host_id image_id "
-        "launcher external_id hostname attributes shell_type resources comment hold_job hold_expiration "
+        "provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 "
+        "interface_ip host_id image_id "
+        "launcher external_id hostname attributes shell_type resources comment hold_job "
+        "hold_expiration "
         "user_data driver_data requestor tenant_name slot lock stat"
     )
     for name in names.split():
@@ -253,7 +281,15 @@ def test_providers_have_the_names_of_the_contract() -> None:
     from nodepool.launcher import PoolWorker
 
     assert (StateMachineProvider.MINIMUM_SLEEP, StateMachineProvider.MAXIMUM_SLEEP) == (1, 1)
-    for name in ("start", "stop", "join", "idle", "startNodeCleanup", "listNodes", "invalidateQuotaCache"):
+    for name in (
+        "start",
+        "stop",
+        "join",
+        "idle",
+        "startNodeCleanup",
+        "listNodes",
+        "invalidateQuotaCache",
+    ):
         assert callable(getattr(StateMachineProvider, name)), name
     check("nodepool.driver.statemachine:StateMachineProvider", "adapter, provider")
     for name in ("getPoolConfig", "getProviderConfig", "getZK", "getProviderManager"):
@@ -283,39 +319,77 @@ def test_configuration_has_the_names_of_the_contract() -> None:
         "config_mtimes",
     ):
         assert hasattr(config, name), name
-    config.setDiskImages([{"name": "x", "elements": ["a", "b"], "release": 3, "env-vars": {"A": "1"}}])
+    config.setDiskImages(
+        [{"name": "x", "elements": ["a", "b"], "release": 3, "env-vars": {"A": "1"}}]
+    )
     image = config.diskimages["x"]
-    assert (image.dib_cmd, image.release, image.elements, image.env_vars) == ("disk-image-create", "3", "a b", {"A": "1"})
+    assert (image.dib_cmd, image.release, image.elements, image.env_vars) == (
+        "disk-image-create",
+        "3",
+        "a b",
+        {"A": "1"},
+    )
     label = npconfig.Label()
     assert (label.name, label.min_ready, label.pools) == (None, 0, [])
     check("nodepool.config:ZooKeeperConnectionConfig", "host, port=2181, chroot=None")
     server = npconfig.ZooKeeperConnectionConfig("::1", 2281, "/x")
     assert npconfig.buildZooKeeperHosts([server]) == "[::1]:2281/x"
     plain = npconfig.DiskImage("x")
-    assert (plain.name, plain.build_timeout, plain.python_path, plain.rebuild_age, plain.username) == (
-        "x", 28800, "auto", 86400, "zuul")  # fmt: skip
-    assert (plain.env_vars, plain.meta, plain.image_types, plain.keep_image_types) == ({}, {}, set(), set())
-    assert (plain.delete_after_upload, plain.pause, plain.shell_type, plain.release) == (False, False, None, "")
-    assert npconfig.as_list(None) == [] and npconfig.as_list("a") == ["a"] and npconfig.as_list(["a"]) == ["a"]
+    assert (
+        plain.name,
+        plain.build_timeout,
+        plain.python_path,
+        plain.rebuild_age,
+        plain.username,
+    ) == ("x", 28800, "auto", 86400, "zuul")
+    assert (plain.env_vars, plain.meta, plain.image_types, plain.keep_image_types) == (
+        {},
+        {},
+        set(),
+        set(),
+    )
+    assert (plain.delete_after_upload, plain.pause, plain.shell_type, plain.release) == (
+        False,
+        False,
+        None,
+        "",
+    )
+    assert (
+        npconfig.as_list(None) == []
+        and npconfig.as_list("a") == ["a"]
+        and npconfig.as_list(["a"]) == ["a"]
+    )
     check("nodepool.config:get_provider_config", "provider")
-    check("nodepool.provider_manager:ProviderManager.reconfigure", "old_config, new_config, zk_conn, only_image_manager=False")
+    check(
+        "nodepool.provider_manager:ProviderManager.reconfigure",
+        "old_config, new_config, zk_conn, only_image_manager=False",
+    )
 
 
 @pytest.mark.spec("PY-5: value equality; constructing must not parse or connect")
-@pytest.mark.parametrize(("path", "arguments", "attribute"), [
-    ("nodepool.config:Config", (), "images_dir"),
-    ("nodepool.config:Label", (), "name"),
-    ("nodepool.config:DiskImage", ("x",), "name"),
-    ("nodepool.driver:DriverConfig", (), "name"),
-    ("nodepool.driver.openstack.config:ProviderDiskImage", (), "name"),
-    ("nodepool.driver.openstack.config:ProviderCloudImage", (), "name"),
-    ("nodepool.driver.openstack.config:ProviderLabel", (), "name"),
-    ("nodepool.driver.openstack.config:ProviderPool", (), "max_servers"),
-    ("nodepool.driver.openstack.config:OpenStackProviderConfig", (None, {"name": "foo"}), "name"),
-    ("nodepool.driver.static.config:StaticPool", (), "max_servers"),
-    ("nodepool.driver.static.config:StaticProviderConfig", ({"name": "foo"},), "name"),
-])  # fmt: skip
-def test_configuration_objects_are_equal_by_value(path: str, arguments: tuple[Any, ...], attribute: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "arguments", "attribute"),
+    [
+        ("nodepool.config:Config", (), "images_dir"),
+        ("nodepool.config:Label", (), "name"),
+        ("nodepool.config:DiskImage", ("x",), "name"),
+        ("nodepool.driver:DriverConfig", (), "name"),
+        ("nodepool.driver.openstack.config:ProviderDiskImage", (), "name"),
+        ("nodepool.driver.openstack.config:ProviderCloudImage", (), "name"),
+        ("nodepool.driver.openstack.config:ProviderLabel", (), "name"),
+        ("nodepool.driver.openstack.config:ProviderPool", (), "max_servers"),
+        (
+            "nodepool.driver.openstack.config:OpenStackProviderConfig",
+            (None, {"name": "foo"}),
+            "name",
+        ),
+        ("nodepool.driver.static.config:StaticPool", (), "max_servers"),
+        ("nodepool.driver.static.config:StaticProviderConfig", ({"name": "foo"},), "name"),
+    ],
+)
+def test_configuration_objects_are_equal_by_value(
+    path: str, arguments: tuple[Any, ...], attribute: str
+) -> None:
     cls = find(path)
     one, two = cls(*arguments), cls(*arguments)
     assert one == two
@@ -349,7 +423,8 @@ DRIVER_SIGNATURES = {
     "nodepool.driver:Provider.cleanupNode": "node_id",
     "nodepool.driver:Provider.waitForNodeCleanup": "node_id",
     "nodepool.driver:Provider.getRequestHandler": "poolworker, request",
-    "nodepool.driver:Provider.uploadImage": "provider_image, image_name, filename, image_type=None, meta=None, "
+    "nodepool.driver:Provider.uploadImage": "provider_image, image_name, filename, "
+    "image_type=None, meta=None, "
     "md5=None, sha256=None",
     "nodepool.driver:Provider.deleteImage": "name, id",
     "nodepool.driver:ProviderNotifications.nodeDeletedNotification": "node",
@@ -380,7 +455,8 @@ DRIVER_SIGNATURES = {
     "nodepool.driver.utils:ImageUploader.upload": "timeout=None",
     "nodepool.driver.utils:Segment": "index, offset, data",
     "nodepool.driver.statemachine:Adapter": "provider_config",
-    "nodepool.driver.statemachine:Adapter.uploadImage": "provider_image, image_name, filename, image_format=None, "
+    "nodepool.driver.statemachine:Adapter.uploadImage": "provider_image, image_name, filename, "
+    "image_format=None, "
     "metadata=None, md5=None, sha256=None",
     "nodepool.driver.statemachine:Adapter.deleteImage": "external_id",
     "nodepool.driver.statemachine:Adapter.getDeleteStateMachine": "external_id, log",
@@ -397,7 +473,8 @@ DRIVER_SIGNATURES = {
     "nodepool.stats:get_client": "",
     "nodepool.stats:StatsReporter": "statsd_client",
     "nodepool.stats:StatsReporter.recordLaunchStats": "subkey, dt",
-    "nodepool.logconfig:get_annotated_logger": "logger, event_id=None, node_request_id=None, node_id=None",
+    "nodepool.logconfig:get_annotated_logger": "logger, event_id=None, node_request_id=None, "
+    "node_id=None",
     "nodepool.driver.static.config:StaticProviderConfig": "provider",
     "nodepool.driver.static.provider:StaticNodeProvider": "provider",
     "nodepool.driver.static.provider:nodeTuple": "node",
@@ -405,7 +482,8 @@ DRIVER_SIGNATURES = {
     "nodepool.driver.metastatic.config:MetastaticPool": "provider_config, pool_config",
     "nodepool.driver.metastatic.config:MetastaticLabel": "label, provider_config, provider_pool",
     "nodepool.driver.metastatic.adapter:MetastaticAdapter": "provider_config",
-    "nodepool.driver.metastatic.adapter:MetastaticInstance": "backing_node, slot, node, metadata=None",
+    "nodepool.driver.metastatic.adapter:MetastaticInstance": "backing_node, slot, node, "
+    "metadata=None",
     "nodepool.driver.metastatic.adapter:BackingNodeRecord": "label_name, slot_count",
     "nodepool.driver.fake.adapter:FakeAdapter": "provider_config",
     "nodepool.driver.fake.adapter:FakeOpenStackCloud": "images=None, networks=None",
@@ -487,10 +565,25 @@ def test_plug_in_api_has_the_names_of_the_contract(path: str) -> None:
 
 
 @pytest.mark.spec("OST-1.7: methods that subclasses and test benches replace")
-@pytest.mark.parametrize("name", [
-    "_getClient", "_getServer", "_listServers", "_listPorts", "_listImages", "_findImage", "_findNetwork", "_listFlavors",
-    "_listAZs", "_listVolumes", "_listFloatingIps", "_createServer", "_deleteServer", "IMAGE_CHECK_TIMEOUT",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_getClient",
+        "_getServer",
+        "_listServers",
+        "_listPorts",
+        "_listImages",
+        "_findImage",
+        "_findNetwork",
+        "_listFlavors",
+        "_listAZs",
+        "_listVolumes",
+        "_listFloatingIps",
+        "_createServer",
+        "_deleteServer",
+        "IMAGE_CHECK_TIMEOUT",
+    ],
+)
 def test_openstack_adapter_has_the_names_of_the_contract(name: str) -> None:
     find(f"nodepool.driver.openstack.adapter:OpenStackAdapter.{name}")
 
@@ -511,28 +604,33 @@ def test_create_state_machine_arguments() -> None:
 
 
 @pytest.mark.spec("DRV-9: exceptions, their bases and statsd keys")
-@pytest.mark.parametrize(("name", "base", "key"), [
-    ("LaunchNodepoolException", "Exception", "error.nodepool"),
-    ("LaunchStatusException", "Exception", "error.status"),
-    ("LaunchNetworkException", "Exception", "error.network"),
-    ("LaunchKeyscanException", "Exception", "error.keyscan"),
-    ("CapacityException", "Exception", "error.capacity"),
-    ("QuotaException", "Exception", None),
-    ("RuntimeConfigurationException", "Exception", None),
-    ("TimeoutException", "Exception", None),
-    ("ConnectionTimeoutException", "TimeoutException", "error.ssh"),
-    ("IPAddTimeoutException", "TimeoutException", "error.ipadd"),
-    ("ServerCreateTimeoutException", "TimeoutException", "error.servercreatetimeout"),
-    ("ServerDeleteTimeoutException", "TimeoutException", "error.serverdeletetimeout"),
-    ("ImageCreateException", "TimeoutException", "error.imagetimeout"),
-    ("BuilderError", "RuntimeError", None),
-    ("BuilderInvalidCommandError", "BuilderError", None),
-    ("DibFailedError", "BuilderError", None),
-    ("ZKException", "Exception", None),
-    ("ZKLockException", "ZKException", None),
-    ("NotFound", "Exception", None),
-])  # fmt: skip
-def test_exceptions_have_the_bases_and_keys_of_the_contract(name: str, base: str, key: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "base", "key"),
+    [
+        ("LaunchNodepoolException", "Exception", "error.nodepool"),
+        ("LaunchStatusException", "Exception", "error.status"),
+        ("LaunchNetworkException", "Exception", "error.network"),
+        ("LaunchKeyscanException", "Exception", "error.keyscan"),
+        ("CapacityException", "Exception", "error.capacity"),
+        ("QuotaException", "Exception", None),
+        ("RuntimeConfigurationException", "Exception", None),
+        ("TimeoutException", "Exception", None),
+        ("ConnectionTimeoutException", "TimeoutException", "error.ssh"),
+        ("IPAddTimeoutException", "TimeoutException", "error.ipadd"),
+        ("ServerCreateTimeoutException", "TimeoutException", "error.servercreatetimeout"),
+        ("ServerDeleteTimeoutException", "TimeoutException", "error.serverdeletetimeout"),
+        ("ImageCreateException", "TimeoutException", "error.imagetimeout"),
+        ("BuilderError", "RuntimeError", None),
+        ("BuilderInvalidCommandError", "BuilderError", None),
+        ("DibFailedError", "BuilderError", None),
+        ("ZKException", "Exception", None),
+        ("ZKLockException", "ZKException", None),
+        ("NotFound", "Exception", None),
+    ],
+)
+def test_exceptions_have_the_bases_and_keys_of_the_contract(
+    name: str, base: str, key: str | None
+) -> None:
     from nodepool import exceptions
 
     found = getattr(exceptions, name)
@@ -578,13 +676,23 @@ def test_config_pool_has_the_defaults_of_the_contract() -> None:
             super().load(pool_config)
 
     pool = Pool()
-    assert vars(pool) == {"labels": {}, "max_servers": math.inf, "node_attributes": None, "priority": None,
-                          "ignore_provider_quota": False, "azs": None}  # fmt: skip
+    assert vars(pool) == {
+        "labels": {},
+        "max_servers": math.inf,
+        "node_attributes": None,
+        "priority": None,
+        "ignore_provider_quota": False,
+        "azs": None,
+    }
     pool.load({}, None, None)
     assert (pool.max_servers, pool.node_attributes, pool.priority) == (math.inf, None, None)
     pool.load({"max-servers": 2, "node-attributes": {"a": 1}, "priority": 7}, None, None)
     assert (pool.max_servers, pool.node_attributes, pool.priority) == (2, {"a": 1}, 7)
-    assert ConfigPool.getCommonSchemaDict() == {"max-servers": int, "node-attributes": dict, "priority": int}
+    assert ConfigPool.getCommonSchemaDict() == {
+        "max-servers": int,
+        "node-attributes": dict,
+        "priority": int,
+    }
 
 
 @pytest.mark.spec("DRV-5.7: LabelRecorder")
@@ -607,12 +715,30 @@ def test_state_machine_objects() -> None:
     from nodepool.driver.statemachine import Instance, Resource, StateMachine
 
     machine = StateMachine()
-    assert (machine.START, machine.state, machine.external_id, machine.complete) == ("start", "start", None, False)
+    assert (machine.START, machine.state, machine.external_id, machine.complete) == (
+        "start",
+        "start",
+        None,
+        False,
+    )
     assert isinstance(machine.start_time, float)
     assert vars(Instance()) == {
-        "ready": False, "deleted": False, "external_id": None, "public_ipv4": None, "public_ipv6": None,
-        "private_ipv4": None, "interface_ip": None, "cloud": None, "az": None, "region": None, "host_id": None,
-        "metadata": {}, "driver_data": None, "slot": None, "node_properties": {}}  # fmt: skip
+        "ready": False,
+        "deleted": False,
+        "external_id": None,
+        "public_ipv4": None,
+        "public_ipv6": None,
+        "private_ipv4": None,
+        "interface_ip": None,
+        "cloud": None,
+        "az": None,
+        "region": None,
+        "host_id": None,
+        "metadata": {},
+        "driver_data": None,
+        "slot": None,
+        "node_properties": {},
+    }
     with pytest.raises(NotImplementedError):
         Instance().getQuotaInformation()
 
@@ -622,10 +748,16 @@ def test_state_machine_objects() -> None:
 
     assert "x" in repr(Bare())
     resource = Resource({"a": "b"}, "volume")
-    assert (resource.type, resource.plural_metric_name, resource.metadata) == ("volume", "volumes", {"a": "b"})
+    assert (resource.type, resource.plural_metric_name, resource.metadata) == (
+        "volume",
+        "volumes",
+        {"a": "b"},
+    )
 
 
-@pytest.mark.spec("DRV-10: cachetools is a declared dependency; 'import *' and old style imports of helpers")
+@pytest.mark.spec(
+    "DRV-10: cachetools is a declared dependency; 'import *' and old style imports of helpers"
+)
 def test_third_party_imports() -> None:
     import configparser
 
@@ -637,10 +769,13 @@ def test_third_party_imports() -> None:
     exec(
         "import cachetools\n"
         "from nodepool.driver.utils import *\n"
-        "from nodepool.driver.utils import NodeLauncher, NodeDeleter, QuotaInformation, QuotaSupport, RateLimiter\n"
-        "from nodepool.driver import statemachine, ConfigPool, ConfigValue, Driver, NodeRequestHandler, Provider\n"
+        "from nodepool.driver.utils import NodeLauncher, NodeDeleter, QuotaInformation, "
+        "QuotaSupport, RateLimiter\n"
+        "from nodepool.driver import statemachine, ConfigPool, ConfigValue, Driver, "
+        "NodeRequestHandler, Provider\n"
         "from nodepool.driver.statemachine import *\n"
-        "from nodepool.driver.statemachine import StateMachineDriver, StateMachineProvider, Adapter\n"
+        "from nodepool.driver.statemachine import StateMachineDriver, StateMachineProvider, "
+        "Adapter\n"
         "from nodepool import exceptions, nodeutils, stats, version\n"
         "from nodepool.nodeutils import iterate_timeout, nodescan, Timer\n"
         "from nodepool.logconfig import get_annotated_logger\n"

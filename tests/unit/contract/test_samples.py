@@ -44,7 +44,9 @@ def test_images_of_the_sample():
     assert config.build_min_free == 4096 and config.failed_build_retention == 604800
 
 
-@pytest.mark.parametrize("daemon", ["nodepool-launcher", "nodepool-builder", "nodepool-nodemanager"])
+@pytest.mark.parametrize(
+    "daemon", ["nodepool-launcher", "nodepool-builder", "nodepool-nodemanager"]
+)
 def test_systemd_units_start_their_daemon(daemon):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
@@ -65,7 +67,9 @@ def test_node_manager_configuration():
 
     loaded = config.load(str(ETC / "nodemanager.yaml"))
     assert loaded.ssh.ports == (22000, 22199) and loaded.api.tcp == 812
-    memory = {"nm_mem_limit": config.default_memory(config.total_memory())} if os.geteuid() == 0 else {}
+    memory = (
+        {"nm_mem_limit": config.default_memory(config.total_memory())} if os.geteuid() == 0 else {}
+    )
     assert loaded.default_rspec == {"nm_pids_max": 1024, "nm_disk_quota": 5_000_000, **memory}
 
 
@@ -73,7 +77,9 @@ def test_aws_sample_is_valid():
     from nodepool.config.checks.validation import Validation
     from nodepool.config.source import Source
 
-    assert not [problem.text for problem in Validation(Source(str(ETC / "aws.yaml"))).run() if problem.error]
+    assert not [
+        problem.text for problem in Validation(Source(str(ETC / "aws.yaml"))).run() if problem.error
+    ]
     provider = loadConfig(str(ETC / "aws.yaml")).providers["aws-frankfurt"]
     small = provider.pools["main"].labels["debian-small"]
     assert [offer.spot for offer in small.offers] == [True] * 6 + [False] * 2

@@ -1,4 +1,6 @@
-"""What others send comes in through few modules, which bound it, and goes out through few, which clean it."""
+"""What others send comes in through few modules, which bound it, and goes out through few, which
+clean it.
+"""
 
 from __future__ import annotations
 
@@ -15,57 +17,98 @@ from nodepool.texts import one_line, printable
 from nodepool.web.actions.bodies import NewLease
 from tests import REPOSITORY
 
-#: Libraries for HTTP -> modules that use them. A new one needs a bound for size and time of each answer.
+#: Libraries for HTTP -> modules that use them. A new one needs a bound for size and time of each
+#: answer.
 READERS = {
     "requests": {
-        "adapters/gitea/api.py", "adapters/github/service.py", "answers.py", "cloud/http.py",
-        "driver/azure/login.py", "driver/gce/client.py", "driver/openstack/api/transport.py",
+        "adapters/gitea/api.py",
+        "adapters/github/service.py",
+        "answers.py",
+        "cloud/http.py",
+        "driver/azure/login.py",
+        "driver/gce/client.py",
+        "driver/openstack/api/transport.py",
     },
-    "urllib3": {
-        "answers.py", "driver/kubernetes/api/client.py",
-    },
+    "urllib3": {"answers.py", "driver/kubernetes/api/client.py"},
     "http.client": {
-        "adapters/runners/program.py", "client.py", "nodemanager/client/programs.py", "nodemanager/client/rpc.py",
+        "adapters/runners/program.py",
+        "client.py",
+        "nodemanager/client/programs.py",
+        "nodemanager/client/rpc.py",
         "nodemanager/sources/sources.py",
     },
-}  # fmt: skip
-#: Modules that read the output of programs, which are of this host, but for those that read in pieces and keep a bounded part.
+}
+#: Modules that read the output of programs, which are of this host, but for those that read in
+#: pieces and keep a bounded part.
 PROGRAMS = {
-    "builder/building/process.py", "driver/nodemanager/pushed/ssh_link.py", "ssh.py",  # in pieces
-    "client.py", "cmd/commands/simulate.py", "lease/certificates.py", "nodemanager/api/delegates.py",
-    "nodemanager/kernel/commands.py", "nodemanager/pushed/service.py", "nodemanager/rootfs/ssh_files.py",
-}  # fmt: skip
-#: Modules that print, besides the commands, whose texts go through `say`, `note` and tables. A new one has to clean texts.
+    "builder/building/process.py",
+    "driver/nodemanager/pushed/ssh_link.py",
+    "ssh.py",  # in pieces
+    "client.py",
+    "cmd/commands/simulate.py",
+    "lease/certificates.py",
+    "nodemanager/api/delegates.py",
+    "nodemanager/kernel/commands.py",
+    "nodemanager/pushed/service.py",
+    "nodemanager/rootfs/ssh_files.py",
+}
+#: Modules that print, besides the commands, whose texts go through `say`, `note` and tables. A new
+#: one has to clean texts.
 PRINTERS = {
-    "adapters/github/program.py", "adapters/gitlab.py", "adapters/runners/program.py",
-    "nodemanager/pushed/program.py", "process/background.py",
-    "process/program.py", "process/stack_dump.py", "whatif/__main__.py", "zkserver/__main__.py",
-}  # fmt: skip
+    "adapters/github/program.py",
+    "adapters/gitlab.py",
+    "adapters/runners/program.py",
+    "nodemanager/pushed/program.py",
+    "process/background.py",
+    "process/program.py",
+    "process/stack_dump.py",
+    "whatif/__main__.py",
+    "zkserver/__main__.py",
+}
 #: In commands that print texts of others, only these arguments are printed without `say`.
-SAYING = ("cmd/commands/lease.py", "cmd/commands/requests/__init__.py", "cmd/commands/requests/use.py")
+SAYING = (
+    "cmd/commands/lease.py",
+    "cmd/commands/requests/__init__.py",
+    "cmd/commands/requests/use.py",
+)
 
 
 @functools.cache
 def modules() -> list[tuple[str, ast.AST]]:
     files = sorted((REPOSITORY / "nodepool").rglob("*.py"))
-    return [(str(path.relative_to(REPOSITORY / "nodepool")), ast.parse(path.read_text())) for path in files]
+    return [
+        (str(path.relative_to(REPOSITORY / "nodepool")), ast.parse(path.read_text()))
+        for path in files
+    ]
 
 
 def imports(tree: ast.AST) -> set[str]:
-    found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    found = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     return found | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
 def prints(tree: ast.AST) -> list[ast.Call]:
     return [
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
-    ]  # fmt: skip
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
 
 
 def test_answers_of_others_are_read_only_where_they_are_bounded() -> None:
     found = {
-        library: {name for name, tree in modules() if any(f"{each}.".startswith(f"{library}.") for each in imports(tree))}
+        library: {
+            name
+            for name, tree in modules()
+            if any(f"{each}.".startswith(f"{library}.") for each in imports(tree))
+        }
         for library in READERS
     }
     assert found == READERS
@@ -78,10 +121,14 @@ def reads_output(call: ast.Call) -> bool:
 
 def test_output_of_programs_is_read_only_where_it_is_bounded_or_of_this_host() -> None:
     found = {
-        name for name, tree in modules()
-        if any(isinstance(node, ast.Call) and (reads_output(node) or ast.unparse(node.func).endswith("check_output"))
-               for node in ast.walk(tree))
-    }  # fmt: skip
+        name
+        for name, tree in modules()
+        if any(
+            isinstance(node, ast.Call)
+            and (reads_output(node) or ast.unparse(node.func).endswith("check_output"))
+            for node in ast.walk(tree)
+        )
+    }
     assert found == PROGRAMS
 
 
@@ -114,7 +161,9 @@ def test_log_lines_cannot_be_forged(monkeypatch: pytest.MonkeyPatch) -> None:
     [handler] = root.handlers
     assert isinstance(handler, logging.StreamHandler) and handler.formatter is not None
     for formatter in (MultiLineFormatter("LINE %(message)s"), handler.formatter):
-        lines = formatted(formatter, "job %s", f"x{ODD}\n2026-01-01 ERROR nodepool: forged").split("\n")
+        lines = formatted(formatter, "job %s", f"x{ODD}\n2026-01-01 ERROR nodepool: forged").split(
+            "\n"
+        )
         assert all(line.isprintable() for line in lines) and "  2026-01-01 ERROR" in lines[1]
         assert not lines[1].startswith("2026")
 
@@ -125,13 +174,21 @@ def test_id_with_a_percent_sign_is_logged(caplog: pytest.LogCaptureFixture) -> N
         log.info("launch of %s", "n1")
         log.info("without arguments")
     assert [record.getMessage() for record in caplog.records] == [
-        r"[e: 100\x25s \x25d] launch of n1", r"[e: 100\x25s \x25d] without arguments"
-    ]  # fmt: skip
+        r"[e: 100\x25s \x25d] launch of n1",
+        r"[e: 100\x25s \x25d] without arguments",
+    ]
 
 
-@pytest.mark.parametrize("odd", ["\n", "\x00", "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\u200f"])
+@pytest.mark.parametrize(
+    "odd", ["\n", "\x00", "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\u200f"]
+)
 def test_text_of_a_borrower_has_no_control_or_direction_characters(odd: str) -> None:
     for text in (f"debug{odd}", f"{odd}debug", f"de{odd}bug"):
         with pytest.raises(msgspec.ValidationError, match="purpose"):
             msgspec.convert({"labels": ["small"], "purpose": text}, NewLease)
-    assert msgspec.convert({"labels": ["small"], "purpose": "Fehlersuche, für Ä: 100 % 日本"}, NewLease).purpose[-2:] == "日本"
+    assert (
+        msgspec.convert(
+            {"labels": ["small"], "purpose": "Fehlersuche, für Ä: 100 % 日本"}, NewLease
+        ).purpose[-2:]
+        == "日本"
+    )

@@ -21,10 +21,18 @@ def test_version_is_the_same_everywhere() -> None:
     assert f'release = version = "{version.FALLBACK}"' in (ROOT / "doc" / "conf.py").read_text()
 
 
-@pytest.mark.spec("issue 11, users fault 3: nobody is told to install by the bare name, which is that of the original")
+@pytest.mark.spec(
+    "issue 11, users fault 3: nobody is told to install by the bare name, which is that of the "
+    "original"
+)
 def test_no_bare_name() -> None:
     bare = re.compile(r"""pip install (?:-\S+ )*['"]?nodepool(?:\[|['"`\s]|$)""")
-    files = [ROOT / "README.rst", *ROOT.glob("doc/**/*.rst"), *ROOT.glob("etc/**/*.*"), *ROOT.glob("nodepool/**/*.py")]
+    files = [
+        ROOT / "README.rst",
+        *ROOT.glob("doc/**/*.rst"),
+        *ROOT.glob("etc/**/*.*"),
+        *ROOT.glob("nodepool/**/*.py"),
+    ]
     texts = [path for path in files if path.is_file()]
     told = [(str(path), match[0]) for path in texts for match in bare.finditer(path.read_text())]
     assert len(files) > 100 and told == []

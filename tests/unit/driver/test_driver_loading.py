@@ -77,14 +77,18 @@ def test_empty_registry_is_loaded_when_used(monkeypatch):
     assert type(Drivers.get("fake")).__name__ == "FakeDriver"
 
 
-@pytest.mark.spec("DRV-14.1: a path list that repeats the built-in directory works; built-ins stay usable")
+@pytest.mark.spec(
+    "DRV-14.1: a path list that repeats the built-in directory works; built-ins stay usable"
+)
 def test_builtin_directory_repeated(caplog):
     reload([BUILTIN])
     assert type(Drivers.get("test")).__name__ == "TestDriver"
     assert type(Drivers.get("openstack")).__name__ == "OpenStackDriver"
 
 
-@pytest.mark.spec("DRV-1.2: an external directory may replace a built-in driver; the duplicate is warned about")
+@pytest.mark.spec(
+    "DRV-1.2: an external directory may replace a built-in driver; the duplicate is warned about"
+)
 def test_external_driver_replaces_a_built_in_one(directory, caplog):
     reload([directory("test", DRIVER.format(name="Mine"))])
     assert type(Drivers.get("test")).__name__ == "Mine"
@@ -99,7 +103,9 @@ def test_first_directory_wins(directory, tmp_path, caplog):
     assert "mine" in caplog.text
 
 
-@pytest.mark.spec("DRV-1.4: the module has the bare name and shadows no library; relative imports work")
+@pytest.mark.spec(
+    "DRV-1.4: the module has the bare name and shadows no library; relative imports work"
+)
 def test_driver_module_shadows_no_library(directory):
     text = "from . import helper\nfrom .helper import VALUE\n" + DRIVER.format(name="json")
     reload([directory("json", text, helper="VALUE = 7\n")])
@@ -110,7 +116,9 @@ def test_driver_module_shadows_no_library(directory):
     assert json.dumps(1) == "1"
 
 
-@pytest.mark.spec("DRV-1.5: none or more than one class -> error logged, directory skipped, loading goes on")
+@pytest.mark.spec(
+    "DRV-1.5: none or more than one class -> error logged, directory skipped, loading goes on"
+)
 def test_directory_without_exactly_one_driver_is_skipped(directory, caplog):
     path = directory("none", "from nodepool.driver.test import TestDriver\n")
     directory("two", DRIVER.format(name="One") + DRIVER.format(name="Two"))
@@ -129,7 +137,9 @@ def test_failure_is_isolated(directory):
     dies = "    def __init__(self):\n        1 / 0\n    name ="
     directory("dies", DRIVER.format(name="Dies").replace("    name =", dies))
     reload([path])
-    with pytest.raises(ConfigurationError, match=r"libcloudy_missing.*install the missing Python module"):
+    with pytest.raises(
+        ConfigurationError, match=r"libcloudy_missing.*install the missing Python module"
+    ):
         Drivers.get("broken")
     with pytest.raises(ConfigurationError, match="ZeroDivisionError"):
         Drivers.get("dies")
@@ -144,14 +154,20 @@ def test_missing_directory_is_logged_and_skipped(caplog):
     assert Drivers.get("test")
 
 
-@pytest.mark.spec("DRV-1.7: a built-in is imported on first use; the registry still looks like a mapping")
+@pytest.mark.spec(
+    "DRV-1.7: a built-in is imported on first use; the registry still looks like a mapping"
+)
 def test_builtin_driver_is_imported_at_first_use():
     code = (
-        "import sys; from nodepool.driver import Drivers; Drivers.load([]); print(len(Drivers.loaded()));"
-        "print('test' in Drivers.known(), 'nodepool.driver.test' in sys.modules); Drivers.get('test');"
+        "import sys; from nodepool.driver import Drivers; Drivers.load([]); "
+        "print(len(Drivers.loaded()));"
+        "print('test' in Drivers.known(), 'nodepool.driver.test' in sys.modules); "
+        "Drivers.get('test');"
         "print('openstack' in sys.modules, 'nodepool.driver.fake' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.split() == ["0", "True", "False", "False", "False"]
 
 
@@ -168,7 +184,9 @@ def test_drivers_of_entry_points_are_found(monkeypatch, tmp_path, caplog):
     (tmp_path / "some_driver_package.py").write_text(DRIVER.format(name="Pointed"))
     monkeypatch.syspath_prepend(str(tmp_path))
     points = [
-        importlib.metadata.EntryPoint("by-class", "some_driver_package:Pointed", "nodepool.drivers"),
+        importlib.metadata.EntryPoint(
+            "by-class", "some_driver_package:Pointed", "nodepool.drivers"
+        ),
         importlib.metadata.EntryPoint("by-module", "some_driver_package", "nodepool.drivers"),
         importlib.metadata.EntryPoint("bad", "some_driver_package:DRIVER", "nodepool.drivers"),
         importlib.metadata.EntryPoint("test", "some_driver_package:Pointed", "nodepool.drivers"),
@@ -218,7 +236,12 @@ def test_schema_of_providers_has_the_common_options():
             return set()
 
     config = Config({"name": "x", "max-concurrency": 3})
-    assert (config.name, config.driver.name, config.max_concurrency, config.priority) == ("x", "openstack", 3, None)
+    assert (config.name, config.driver.name, config.max_concurrency, config.priority) == (
+        "x",
+        "openstack",
+        3,
+        None,
+    )
     assert repr(config) == "<Config x>"
     assert repr(driver.DriverConfig()) == "<DriverConfig>"
     with pytest.raises(KeyError):
@@ -241,8 +264,13 @@ def test_driver_names_nodes_by_their_request():
     stored = []
     zk = types.SimpleNamespace(storeNode=stored.append)
     provider.start(zk)
-    pw = types.SimpleNamespace(launcher_id="l", getProviderConfig=lambda: config, getPoolConfig=lambda: None,
-                               getZK=lambda: zk, getProviderManager=lambda: provider)  # fmt: skip
+    pw = types.SimpleNamespace(
+        launcher_id="l",
+        getProviderConfig=lambda: config,
+        getPoolConfig=lambda: None,
+        getZK=lambda: zk,
+        getProviderManager=lambda: provider,
+    )
     request = types.SimpleNamespace(id="100-1", event_id=None, node_types=["a"])
     handler = provider.getRequestHandler(pw, request)
     assert isinstance(handler, TestHandler)

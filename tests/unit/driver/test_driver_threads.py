@@ -62,11 +62,18 @@ def run_launcher(error: Exception | None) -> tuple[Node, Facade, list[str]]:
         (None, READY, [("store", READY)], "ready"),
         (SessionExpiredError(), FAILED, [], "error.zksession"),
         (exceptions.QuotaException("full"), ABORTED, [("store", ABORTED)], "error.quota"),
-        (exceptions.LaunchNetworkException("no address"), FAILED, [("store", FAILED)], "error.network"),
+        (
+            exceptions.LaunchNetworkException("no address"),
+            FAILED,
+            [("store", FAILED)],
+            "error.network",
+        ),
         (ValueError("?"), FAILED, [("store", FAILED)], "error.unknown"),
     ],
 )
-def test_exceptions_of_a_launch_become_node_states(error: Exception | None, state: str, stored: list[Any], key: str) -> None:
+def test_exceptions_of_a_launch_become_node_states(
+    error: Exception | None, state: str, stored: list[Any], key: str
+) -> None:
     node, facade, keys = run_launcher(error)
     assert node.state == state
     assert facade.calls == stored
@@ -90,7 +97,9 @@ class Manager:
         self.calls.append(("notify", node.id))
 
 
-def run_deleter(manager: Manager, node_id: str | None = "0000000001", external_id: str | None = "x") -> Facade:
+def run_deleter(
+    manager: Manager, node_id: str | None = "0000000001", external_id: str | None = "x"
+) -> Facade:
     facade = Facade()
     node = Node(node_id)
     node.state = READY

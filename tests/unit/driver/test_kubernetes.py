@@ -17,7 +17,13 @@ from nodepool.exceptions import ConfigError
 from tests import REPOSITORY
 
 
-def load(tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[str, Any] | None = None, **provider: Any) -> Any:
+def load(
+    tmp_path: pathlib.Path,
+    driver: str,
+    label: dict[str, Any],
+    pool: dict[str, Any] | None = None,
+    **provider: Any,
+) -> Any:
     path = tmp_path / "nodepool.yaml"
     options = {"context": "c", **provider} if driver != "kubernetes" else provider
     pools = [{"name": "main", "labels": [{"name": "one", **label}], **(pool or {})}]
@@ -50,28 +56,59 @@ def test_spec_and_other_options(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "nodepool.yaml"
     label = {"name": "one", "type": "pod", "spec": {}, "cpu": 2}
     pools = [{"name": "main", "labels": [label]}]
-    text = {"labels": [{"name": "one"}], "providers": [{"name": "p", "driver": "kubernetes", "pools": pools}]}
+    text = {
+        "labels": [{"name": "one"}],
+        "providers": [{"name": "p", "driver": "kubernetes", "pools": pools}],
+    }
     path.write_text(yaml.safe_dump(text))
     assert ConfigValidator(str(path)).validate() == 1
 
 
 @pytest.mark.spec("KUB-4, OSH-4")
 def test_limits_of_pools(tmp_path: pathlib.Path) -> None:
-    limits = {"max-servers": 5, "max-cores": 6, "max-ram": 7, "max-resources": {"gpu": 1, "disk": 2}}
-    provider = load(tmp_path, "kubernetes", {"type": "pod"}, {"max-resources": {"disk": 3, "cores": 4}}, **limits)
+    limits = {
+        "max-servers": 5,
+        "max-cores": 6,
+        "max-ram": 7,
+        "max-resources": {"gpu": 1, "disk": 2},
+    }
+    provider = load(
+        tmp_path,
+        "kubernetes",
+        {"type": "pod"},
+        {"max-resources": {"disk": 3, "cores": 4}},
+        **limits,
+    )
     pool = provider.pools["main"]
     assert (pool.max_servers, pool.max_cores, pool.max_ram) == (5, 4, 7)
     assert pool.max_resources == {"gpu": 1, "disk": 3, "cores": 4}
-    assert load(tmp_path, "kubernetes", {"type": "pod"}, **{"launch-retries": 0}).launch_retries == 1
-    assert load(tmp_path, "openshift", {"type": "pod"}, **{"max-servers": 9, "max-projects": 4}).pools["main"].max_servers == 4
-    assert load(tmp_path, "openshiftpods", {"image": "i"}, **{"max-pods": 3, "max-servers": 9}).pools["main"].max_servers == 3
+    assert (
+        load(tmp_path, "kubernetes", {"type": "pod"}, **{"launch-retries": 0}).launch_retries == 1
+    )
+    assert (
+        load(tmp_path, "openshift", {"type": "pod"}, **{"max-servers": 9, "max-projects": 4})
+        .pools["main"]
+        .max_servers
+        == 4
+    )
+    assert (
+        load(tmp_path, "openshiftpods", {"image": "i"}, **{"max-pods": 3, "max-servers": 9})
+        .pools["main"]
+        .max_servers
+        == 3
+    )
 
 
 @pytest.mark.spec("KUB-4, KUB-9")
 @pytest.mark.parametrize("name", ["default-label-extra-resources", "default-label-extra_resources"])
 def test_extra_resources_of_label_and_pool_are_merged(tmp_path: pathlib.Path, name: str) -> None:
     label = {"type": "pod", "gpu": 1, "gpu-resource": "g", "extra-resources": {"b": 3, "cores": 9}}
-    provider = load(tmp_path, "kubernetes", label, {name: {"a": 1, "b": 2}, "default-label-cpu": 2, "default-label-storage": 0})
+    provider = load(
+        tmp_path,
+        "kubernetes",
+        label,
+        {name: {"a": 1, "b": 2}, "default-label-cpu": 2, "default-label-storage": 0},
+    )
     found = bodies.quota(provider.pools["main"].labels["one"]).get_resources()
     assert found == {"cores": 9, "ram": 0, "instances": 1, "g": 1, "a": 1, "b": 3}
 
@@ -84,13 +121,20 @@ def test_extra_resources_of_label_and_pool_are_merged(tmp_path: pathlib.Path, na
         ("kubernetes", {"type": "pod"}, {"name": "x" * 60}, "too long"),
         ("kubernetes", {"type": "pod", "name": "Upper"}, {}, "lower-case letters"),
         ("kubernetes", {"type": "pod", "labels": {"a": "x" * 64}}, {}, "at most 63"),
-        ("kubernetes", {"type": "pod", "dynamic-labels": {"bad key": "x"}}, {}, "cannot be the name of a Kubernetes label"),
+        (
+            "kubernetes",
+            {"type": "pod", "dynamic-labels": {"bad key": "x"}},
+            {},
+            "cannot be the name of a Kubernetes label",
+        ),
         ("kubernetes", {"type": "pod", "gpu": 1}, {}, "gpu-resource are needed together"),
         ("openshiftpods", {}, {}, "needs an image"),
         ("openshift", {"type": "pod", "context": None}, {}, "context"),
     ],
 )
-def test_what_is_refused(tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[str, Any], told: str) -> None:
+def test_what_is_refused(
+    tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[str, Any], told: str
+) -> None:
     more = {"context": label.pop("context")} if "context" in label else {}
     with pytest.raises(ConfigError, match=told):
         load(tmp_path, driver, label, pool, **more)
@@ -118,13 +162,25 @@ def test_kinds_of_errors(error: Exception, kind: str) -> None:
 
 @pytest.mark.spec("KUB-7")
 def test_why_a_pod_waits() -> None:
-    waiting = {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+    waiting = {
+        "name": "c",
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+    }
     looping = {"status": {"phase": "Running", "containerStatuses": [waiting]}}
     assert trouble.waits(looping) == "container c: CrashLoopBackOff: back-off"
     assert not trouble.is_running(looping) and trouble.failed(looping) is None
-    creating = {"status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
+    creating = {
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}],
+        }
+    }
     assert trouble.waits(creating) is None and not trouble.is_running(creating)
     assert trouble.is_running({"status": {"phase": "Running"}})
     # Whatever a server says, it is no error of ours.
-    for odd in ({}, {"status": None}, {"status": {"conditions": "x", "containerStatuses": [None, {"state": 3}]}}):
+    for odd in (
+        {},
+        {"status": None},
+        {"status": {"conditions": "x", "containerStatuses": [None, {"state": 3}]}},
+    ):
         assert trouble.waits(odd) is None and trouble.failed(odd) is None

@@ -24,24 +24,49 @@ class Cluster:
         self.answer, self.plugin = folder / f"{name}.json", folder / f"{name}.py"
         self.plugin.write_text(
             f"import sys\nopen({str(self.runs)!r}, 'a').write('x')\n"
-            f"text = open({str(self.answer)!r}).read()\nsys.exit('no more tokens') if not text else print(text)\n"
+            f"text = open({str(self.answer)!r}).read()\nsys.exit('no more tokens') if not text "
+            "else print(text)\n"
         )
         soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=1)
         self.token(f"token-{name}", expirationTimestamp=soon.strftime("%Y-%m-%dT%H:%M:%SZ"))
         version = "client.authentication.k8s.io/v1"
-        self.file.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": name,
-            "clusters": [{"name": name, "cluster": {"server": f"https://{name}.example.org"}}],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-            "users": [{"name": name, "user": {"exec": {
-                "apiVersion": version, "command": sys.executable, "args": [str(self.plugin)], "interactiveMode": "Never",
-            }}}],
-        }))  # fmt: skip
+        self.file.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": name,
+                    "clusters": [
+                        {"name": name, "cluster": {"server": f"https://{name}.example.org"}}
+                    ],
+                    "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+                    "users": [
+                        {
+                            "name": name,
+                            "user": {
+                                "exec": {
+                                    "apiVersion": version,
+                                    "command": sys.executable,
+                                    "args": [str(self.plugin)],
+                                    "interactiveMode": "Never",
+                                }
+                            },
+                        }
+                    ],
+                }
+            )
+        )
 
     def token(self, token: str, **status: Any) -> None:
         version = "client.authentication.k8s.io/v1"
         self.answer.write_text(
-            json.dumps({"kind": "ExecCredential", "apiVersion": version, "status": {"token": token, **status}})
+            json.dumps(
+                {
+                    "kind": "ExecCredential",
+                    "apiVersion": version,
+                    "status": {"token": token, **status},
+                }
+            )
         )
 
     def count(self) -> int:
@@ -55,7 +80,9 @@ def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return found
 
 
-def test_plug_in_runs_once_for_many_requests_although_its_token_expires_soon(cluster: Cluster) -> None:
+def test_plug_in_runs_once_for_many_requests_although_its_token_expires_soon(
+    cluster: Cluster,
+) -> None:
     access = KubeconfigAccess(None)
     before = cluster.count()
     with ThreadPoolExecutor(10) as threads:

@@ -68,9 +68,16 @@ class Scene:
     def __init__(self) -> None:
         self.server = Server()
         # Waits between two tries are over at once.
-        self.calls: CloudCalls = CloudCalls("p", classify, {}, wait=lambda event, _seconds: event.is_set())
+        self.calls: CloudCalls = CloudCalls(
+            "p", classify, {}, wait=lambda event, _seconds: event.is_set()
+        )
         self.watcher = Watcher(
-            self.server, self.calls, POD, "", lambda found: str((found.get("metadata") or {}).get("name")), LOG
+            self.server,
+            self.calls,
+            POD,
+            "",
+            lambda found: str((found.get("metadata") or {}).get("name")),
+            LOG,
         )
         self.woken: queue.Queue[int] = queue.Queue()
         self.waiting = self.watcher.wait_for("one", lambda: self.woken.put(1))
@@ -81,7 +88,11 @@ class Scene:
     def close(self) -> None:
         self.calls.stop()
         self.watcher.stop()
-        wait_for(lambda: not any("watch-pods" in each.name for each in threading.enumerate()), 20, "the end of its thread")
+        wait_for(
+            lambda: not any("watch-pods" in each.name for each in threading.enumerate()),
+            20,
+            "the end of its thread",
+        )
 
 
 @pytest.fixture
@@ -102,7 +113,9 @@ def test_changes_are_reported_only_to_machines_that_wait_for_them(scene: Scene) 
     scene.woken.get(timeout=20)
     assert scene.woken.empty()
     news = scene.waiting.take()
-    assert news is not None and news["status"]["phase"] == "Running" and scene.waiting.take() is None
+    assert (
+        news is not None and news["status"]["phase"] == "Running" and scene.waiting.take() is None
+    )
     scene.server.stream.tell("DELETED", pod("one", 103))
     scene.woken.get(timeout=20)
     assert scene.waiting.doubtful() and scene.waiting.take() is None
@@ -113,7 +126,9 @@ def test_changes_are_reported_only_to_machines_that_wait_for_them(scene: Scene) 
     assert scene.woken.empty()
 
 
-@pytest.mark.spec("KUB-7: a watch that broke off goes on where it was; those who wait ask meanwhile")
+@pytest.mark.spec(
+    "KUB-7: a watch that broke off goes on where it was; those who wait ask meanwhile"
+)
 def test_broken_watch_resumes_at_its_version(scene: Scene) -> None:
     scene.waiting.doubtful()
     scene.server.stream.tell("BOOKMARK", pod("", 150))
@@ -140,7 +155,9 @@ def test_expired_version_causes_a_new_list(scene: Scene, told: str) -> None:
 
 
 @pytest.mark.spec("KUB-3: what the account lacks is told once, and the watch is tried again")
-def test_missing_right_is_reported_once_and_the_watch_retried(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_right_is_reported_once_and_the_watch_retried(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     scene.server.refusals = [ApiError("watch pods", 403, "Forbidden", "no") for _ in range(3)]
     scene.server.stream.close()
     scene.wait_live(2)
@@ -151,12 +168,16 @@ def test_missing_right_is_reported_once_and_the_watch_retried(scene: Scene, capl
 @pytest.mark.spec("KUB-3: an account that may not watch asks, less and less often")
 def test_account_that_may_not_watch_asks_less_and_less_often() -> None:
     calls: CloudCalls = CloudCalls("p", classify, {})
-    waiting = Watcher(Server(), calls, POD, "", str, LOG, allowed=False).wait_for("one", lambda: None)
+    waiting = Watcher(Server(), calls, POD, "", str, LOG, allowed=False).wait_for(
+        "one", lambda: None
+    )
     assert [waiting.pause() for _ in range(7)] == [*WITHOUT, WITHOUT[-1], WITHOUT[-1]]
 
 
 @pytest.mark.spec("KUB-7: what is no event harms nothing")
-@pytest.mark.parametrize("odd", [{}, {"type": "ADDED"}, {"type": 3, "object": []}, {"type": "MODIFIED", "object": {}}])
+@pytest.mark.parametrize(
+    "odd", [{}, {"type": "ADDED"}, {"type": 3, "object": []}, {"type": "MODIFIED", "object": {}}]
+)
 def test_unknown_events_are_ignored(scene: Scene, odd: dict[str, Any]) -> None:
     scene.server.stream.events.put(odd)
     scene.server.stream.tell("MODIFIED", pod("one", 102))

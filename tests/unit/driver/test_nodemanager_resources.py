@@ -19,5 +19,7 @@ SLIVER = {"name": "np0000000001", "metadata": {"nodepool_node_id": "0000000001"}
         ("i-123", True),
     ],
 )
-def test_sliver_belongs_to_the_node_whose_record_names_it(external_id: object, belongs: bool) -> None:
+def test_sliver_belongs_to_the_node_whose_record_names_it(
+    external_id: object, belongs: bool
+) -> None:
     assert NodeManagerResource("h1", SLIVER).belongs_to(external_id) is belongs

@@ -47,7 +47,9 @@ class Host:
 
 
 class Slots:
-    """Has one backing node per host and gives them out in this order. Each is shared with another node."""
+    """Has one backing node per host and gives them out in this order. Each is shared with
+    another node.
+    """
 
     provider = SimpleNamespace(name="slivers", lease_time=60, keys_of=lambda _name, keys: keys)
 

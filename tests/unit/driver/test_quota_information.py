@@ -21,7 +21,9 @@ def info(amounts: dict[str, int], default: float = 0) -> QuotaInformation:
 
 def test_none_is_replaced_by_default() -> None:
     quota = QuotaInformation(cores=4, default=math.inf, gpus=None)
-    assert quota.quota == {"compute": {"cores": 4, "instances": math.inf, "ram": math.inf, "gpus": math.inf}}
+    assert quota.quota == {
+        "compute": {"cores": 4, "instances": math.inf, "ram": math.inf, "gpus": math.inf}
+    }
     assert quota.default == math.inf
     assert str(quota) == str(quota.quota)
 
@@ -30,7 +32,12 @@ def test_none_is_replaced_by_default() -> None:
 def test_missing_keys_take_each_sides_default() -> None:
     limits = QuotaInformation(cores=8, instances=20, default=math.inf)
     limits.subtract(QuotaInformation(cores=2, instances=1, ram=8192, default=0, volumes=1))
-    assert limits.get_resources() == {"cores": 6, "instances": 19, "ram": math.inf, "volumes": math.inf}
+    assert limits.get_resources() == {
+        "cores": 6,
+        "instances": 19,
+        "ram": math.inf,
+        "volumes": math.inf,
+    }
 
     finite = QuotaInformation(cores=8, instances=20, ram=100)
     finite.subtract(QuotaInformation(instances=1, volumes=2))
@@ -57,7 +64,9 @@ def test_unlimited_stays_unlimited() -> None:
 
 
 def test_quota_is_built_from_resources() -> None:
-    quota = QuotaInformation.from_resources({"cores": 4, "instances": 1, "ram": None, "volume-gb": 80})
+    quota = QuotaInformation.from_resources(
+        {"cores": 4, "instances": 1, "ram": None, "volume-gb": 80}
+    )
     assert quota.get_resources() == {"cores": 4, "instances": 1, "ram": 0, "volume-gb": 80}
     assert json.loads(json.dumps(quota.get_resources())) == quota.get_resources()
 
@@ -98,12 +107,16 @@ def test_arithmetic_agrees_with_the_definition(
 
 
 @given(AMOUNTS, AMOUNTS)
-def test_adding_and_subtracting_the_same_changes_nothing(mine: dict[str, int], theirs: dict[str, int]) -> None:
+def test_adding_and_subtracting_the_same_changes_nothing(
+    mine: dict[str, int], theirs: dict[str, int]
+) -> None:
     quota = info(mine)
     quota.add(info(theirs))
     quota.subtract(info(theirs))
     left = quota.get_resources()
-    assert {name: value for name, value in left.items() if value} == {n: v for n, v in mine.items() if v}
+    assert {name: value for name, value in left.items() if value} == {
+        n: v for n, v in mine.items() if v
+    }
 
 
 def test_parts_of_cores() -> None:

@@ -50,7 +50,9 @@ class Provider(QuotaSupport):
         return self.short_of_limits(ONE, [{"instances": used}], launch) is None
 
     def settled(self) -> None:
-        wait_for(lambda: self._renewal is None or self._renewal.done(), what="the end of the renewal")
+        wait_for(
+            lambda: self._renewal is None or self._renewal.done(), what="the end of the renewal"
+        )
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def left(provider: Provider) -> float:
 
 
 @pytest.mark.spec("DRV-6.4: if fetching limits fails and an older value exists, use that")
-def test_older_limits_do_when_the_cloud_does_not_tell(provider: Provider, caplog: pytest.LogCaptureFixture) -> None:
+def test_older_limits_do_when_the_cloud_does_not_tell(
+    provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
     assert (left(provider), provider.asked) == (4, 1)
     provider.instances = 3
     provider.invalidateQuotaCache()
@@ -146,7 +150,11 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.spec("issue 11, 2: errors at every call of a driver concern its provider alone")
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), SystemExit(3), Unspeakable()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [TimeoutError("no answer"), SystemExit(3), Unspeakable()],
+    ids=lambda e: type(e).__name__,
+)
 def test_a_cloud_that_does_not_tell_is_asked_now_and_then(
     provider: Provider, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
@@ -186,7 +194,9 @@ MILLI = 1000
 
 @given(st.integers(1, 2500), st.integers(1, 250), st.data())
 @example(1900, 100, None)
-def test_as_many_fractions_fit_as_in_whole_numbers(limit: int, need: int, data: st.DataObject | None) -> None:
+def test_as_many_fractions_fit_as_in_whole_numbers(
+    limit: int, need: int, data: st.DataObject | None
+) -> None:
     """Amounts are added in any order and split over usage, promises and estimates."""
     provider, limits = Provider(), QuotaInformation(cores=limit / MILLI, default=math.inf)
     parts = [QuotaInformation(default=0) for _ in range(3)]
@@ -203,7 +213,9 @@ def test_as_many_fractions_fit_as_in_whole_numbers(limit: int, need: int, data: 
     assert str(short.left) == str(left / MILLI)
 
 
-def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_of_additions() -> None:
+def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_of_additions() -> (
+    None
+):
     provider, limits = Provider(), QuotaInformation(cores=1.9, default=math.inf)
     one = {"cores": 0.1}
     for used, promised in ((i, 18 - i) for i in range(19)):
@@ -214,7 +226,9 @@ def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_
 
 
 def test_limit_below_what_is_in_use_leaves_nothing() -> None:
-    short = Provider().fits({"instances": 1}, QuotaInformation(instances=7, default=math.inf), [{"instances": 8}])
+    short = Provider().fits(
+        {"instances": 1}, QuotaInformation(instances=7, default=math.inf), [{"instances": 8}]
+    )
     assert short is not None
     reason = because(Code.POOL_LIMIT, name="main", **short._asdict())
     assert str(reason) == "pool main, instances: 1 needed, 0 of 7 left"

@@ -24,7 +24,9 @@ class Clock:
 
 def make(rate: float | None) -> tuple[RateLimiter, Clock]:
     clock = Clock()
-    return RateLimiter("test", rate, clock=clock, wait=lambda _condition, seconds: clock.sleep(seconds)), clock
+    return RateLimiter(
+        "test", rate, clock=clock, wait=lambda _condition, seconds: clock.sleep(seconds)
+    ), clock
 
 
 @pytest.mark.spec("LAU-19: at least 1/rate seconds between entries, no burst")
@@ -62,7 +64,10 @@ def test_log_line_names_duration_and_delay() -> None:
         with limiter(log, "listed servers") as instance:
             assert isinstance(instance, RateLimitInstance)
             clock.now += 0.25
-    assert lines == ["listed servers in 0.25s after 0.0s delay", "listed servers in 0.25s after 0.75s delay"]
+    assert lines == [
+        "listed servers in 0.25s after 0.0s delay",
+        "listed servers in 0.25s after 0.75s delay",
+    ]
 
 
 def test_error_inside_passes_through_and_is_logged() -> None:

@@ -63,7 +63,9 @@ def test_first_call_is_synchronous_and_raises(parts: Any) -> None:
     assert executor.queue == []
 
 
-@pytest.mark.spec("DRV-14.29: the TTL cache returns the old value at once when stale and the new one later")
+@pytest.mark.spec(
+    "DRV-14.29: the TTL cache returns the old value at once when stale and the new one later"
+)
 def test_stale_value_at_once_new_one_later(parts: Any) -> None:
     wrapped, source, executor, now = parts
     assert wrapped() == 1
@@ -81,7 +83,9 @@ def test_stale_value_at_once_new_one_later(parts: Any) -> None:
     assert source.calls == 2
 
 
-@pytest.mark.spec("DRV-6.6: a failed refresh is logged, the old value kept; raised only when too old")
+@pytest.mark.spec(
+    "DRV-6.6: a failed refresh is logged, the old value kept; raised only when too old"
+)
 def test_failed_refresh_keeps_the_value(parts: Any, caplog: pytest.LogCaptureFixture) -> None:
     wrapped, source, executor, now = parts
     assert wrapped() == 1

@@ -24,7 +24,12 @@ class Room(PoolAdmission):
         self.assignment = Mock()
         self.published = 0
         self.asked: list[frozenset[str]] = []
-        self.label, self.paused_handlers, self.request_handlers, self.backlog = "p", set(), [], Backlog()
+        self.label, self.paused_handlers, self.request_handlers, self.backlog = (
+            "p",
+            set(),
+            [],
+            Backlog(),
+        )
         self._full = Fullness(lambda: 0.0)
 
     def getProviderManager(self) -> Any:
@@ -60,5 +65,10 @@ def test_waiting_requests_are_looked_at_when_there_may_be_room_again(room: Room)
 
 
 def test_pool_is_not_asked_about_labels_that_it_lacks(room: Room) -> None:
-    views = [room.view(RequestClass(ClassKey((label,), None, None, frozenset()))) for label in ("a", "b")]
-    assert room.asked == [frozenset({"a"})] and [view.closed is None for view in views] == [False, True]
+    views = [
+        room.view(RequestClass(ClassKey((label,), None, None, frozenset()))) for label in ("a", "b")
+    ]
+    assert room.asked == [frozenset({"a"})] and [view.closed is None for view in views] == [
+        False,
+        True,
+    ]

@@ -1,4 +1,6 @@
-"""Which request next, and for which pool: the pure decision and the queue of classes (LAU-2 to LAU-4)."""
+"""Which request next, and for which pool: the pure decision and the queue of classes (LAU-2 to
+LAU-4).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.requests import choice
-from nodepool.launcher.requests.assignment import OTHERS_TURN, REGISTRATION_GRACE, RESYNC, Assignment
+from nodepool.launcher.requests.assignment import (
+    OTHERS_TURN,
+    REGISTRATION_GRACE,
+    RESYNC,
+    Assignment,
+)
 from nodepool.launcher.requests.choice import PoolView
 from nodepool.launcher.requests.queue import OVERDUE, ClassKey, RequestClass
 from nodepool.metrics import Metrics
@@ -44,14 +51,20 @@ class Worker:
         return self.refusal
 
     def view(self, cls: RequestClass) -> PoolView:
-        return PoolView(self.label, self.load, self.paused, self.closure, self.fullness, self.admission(cls))
+        return PoolView(
+            self.label, self.load, self.paused, self.closure, self.fullness, self.admission(cls)
+        )
 
     def has(self, _request_id: str) -> bool:
         return True
 
 
 def pool(
-    pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False, provider: str | None = None
+    pool_id: str,
+    labels: str = "a",
+    priority: int = 100,
+    paused: bool = False,
+    provider: str | None = None,
 ) -> RegisteredPool:
     return RegisteredPool(
         {
@@ -68,14 +81,26 @@ def pool(
 FULL, BUSY = because(Code.NO_ROOM, labels="a"), because(Code.BUSY)
 
 
-def choose(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Worker], version: int, insist: bool = False) -> Any:
+def choose(
+    cls: RequestClass,
+    pools: list[RegisteredPool],
+    workers: dict[str, Worker],
+    version: int,
+    insist: bool = False,
+) -> Any:
     """The decision, with the worker and the words of the reasons."""
-    decision = choice.choose(cls, pools, {name: worker.view(cls) for name, worker in workers.items()}, version, insist)
-    return SimpleNamespace(worker=workers.get(decision.pool or ""), reason=render(decision.reasons), **vars(decision))
+    decision = choice.choose(
+        cls, pools, {name: worker.view(cls) for name, worker in workers.items()}, version, insist
+    )
+    return SimpleNamespace(
+        worker=workers.get(decision.pool or ""), reason=render(decision.reasons), **vars(decision)
+    )
 
 
 def requests(labels: str = "a", provider: str | None = None, declined: str = "") -> RequestClass:
-    return RequestClass(ClassKey(tuple(labels.split()), provider, None, frozenset(declined.split())))
+    return RequestClass(
+        ClassKey(tuple(labels.split()), provider, None, frozenset(declined.split()))
+    )
 
 
 @pytest.mark.spec("LAU-2.3: an eligible pool takes it; the less busy one of equals")
@@ -83,7 +108,9 @@ def test_less_busy_eligible_pool_is_chosen() -> None:
     worker = Worker("one")
     assert choose(requests(), [pool("one")], {"one": worker}, 0).worker is worker
     busy, idle = Worker("one", load=5), Worker("two", load=1)
-    assert choose(requests(), [pool("one"), pool("two")], {"one": busy, "two": idle}, 0).worker is idle
+    assert (
+        choose(requests(), [pool("one"), pool("two")], {"one": busy, "two": idle}, 0).worker is idle
+    )
 
 
 @pytest.mark.spec("LAU-2.4: the wished provider, unless it cannot")
@@ -91,7 +118,10 @@ def test_preferred_provider_is_chosen_if_it_can_serve() -> None:
     one, two = Worker("one"), Worker("two")
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
     assert choose(requests(provider="p-two"), pools, workers, 0).worker is two
-    assert choose(requests(provider="p-two"), pools, {"one": one}, 0).reason == "another launcher can serve it"
+    assert (
+        choose(requests(provider="p-two"), pools, {"one": one}, 0).reason
+        == "another launcher can serve it"
+    )
     assert choose(requests(provider="p-two", declined="two"), pools, workers, 0).worker is one
     assert choose(requests(provider="unknown"), pools, workers, 0).worker is not None
 
@@ -103,12 +133,22 @@ def test_open_pool_of_better_priority_is_chosen() -> None:
     workers = {"low": low, "high": high}
     assert choose(requests(), pools, workers, 0).worker is high
     assert choose(requests(), pools, {"low": low}, 0).worker is None
-    assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)], {"low": low}, 0).worker is low
+    assert (
+        choose(
+            requests(),
+            [pool("low", priority=50), pool("high", priority=10, paused=True)],
+            {"low": low},
+            0,
+        ).worker
+        is low
+    )
     high.refusal = because(Code.MAX_CONCURRENCY, active=1)
     assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
 
 
-@pytest.mark.spec("LAU-2.9, LAU-6: a paused pool only looks whether it has to decline, once per state of affairs")
+@pytest.mark.spec(
+    "LAU-2.9, LAU-6: a paused pool only looks whether it has to decline, once per state of affairs"
+)
 def test_paused_pools_only_check() -> None:
     worker = Worker("one", paused=True)
     cls = requests()
@@ -119,10 +159,17 @@ def test_paused_pools_only_check() -> None:
     assert decision.worker is None and "paused" in decision.reason
     assert choose(cls, [pool("one")], {"one": worker}, 8).check_only
     other = Worker("two")
-    assert choose(cls, [pool("one"), pool("two", priority=200)], {"one": worker, "two": other}, 7).worker is other
+    assert (
+        choose(
+            cls, [pool("one"), pool("two", priority=200)], {"one": worker, "two": other}, 7
+        ).worker
+        is other
+    )
 
 
-@pytest.mark.spec("LAU-2.6, LAU-3: declined only when nobody is eligible, by all of ours; the last one fails it")
+@pytest.mark.spec(
+    "LAU-2.6, LAU-3: declined only when nobody is eligible, by all of ours; the last one fails it"
+)
 def test_request_is_declined_by_all_pools_only_if_none_is_eligible() -> None:
     pools = [pool("one"), pool("two", "b"), pool("theirs", "c")]
     workers = {"one": Worker("one"), "two": Worker("two")}
@@ -209,7 +256,9 @@ def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) ->
     return result
 
 
-def test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assignment, looks = make(Tree(), Worker("one")), Mock()
     monkeypatch.setattr(assignment._moves, "look", looks)
     monkeypatch.setattr(assignment.state.zk, "connected", False)
@@ -244,7 +293,9 @@ def test_requests_are_served_by_priority_and_sequence(
     log: list[str] = []
     for number, (priority, relative, labels, tenant, wish) in enumerate(records):
         name = f"{priority}-{number:010d}"
-        tree.requests[name] = request(name, labels, relative_priority=relative, tenant_name=tenant, provider=wish)
+        tree.requests[name] = request(
+            name, labels, relative_priority=relative, tenant_name=tenant, provider=wish
+        )
     assignment = make(tree, TakingWorker(log))
     assignment.rebuild()
     for _ in range(len(records) // 32 + 1):
@@ -292,7 +343,9 @@ def test_overdue_class_takes_nothing_that_an_undecided_better_one_may_want() -> 
         assignment.wake()
         if busy.room:
             assignment._pass()
-    assert len(busy.log) == 100 and busy.log == sorted(busy.log) and "300-0000000999" not in busy.log
+    assert (
+        len(busy.log) == 100 and busy.log == sorted(busy.log) and "300-0000000999" not in busy.log
+    )
 
 
 @dataclasses.dataclass
@@ -314,7 +367,12 @@ class Room(Worker):
 
 CHANGES = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.sampled_from(["100", "200"]), st.integers(0, 3), st.sampled_from("ab")),
+        st.tuples(
+            st.just("add"),
+            st.sampled_from(["100", "200"]),
+            st.integers(0, 3),
+            st.sampled_from("ab"),
+        ),
         st.tuples(st.just("room"), st.integers(1, 3)),
         st.tuples(st.just("revise"), st.integers(0, 30), st.integers(0, 3)),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
@@ -324,8 +382,19 @@ CHANGES = st.lists(
 )
 
 
-@example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1), ("add", "100", 0, "b")])
-@pytest.mark.spec("LAU-2: at each moment the best of those that wait; issue: an urgent one overtakes")
+@example(
+    [
+        ("add", "100", 0, "a"),
+        ("add", "100", 0, "b"),
+        ("room", 1),
+        ("cancel", 0),
+        ("room", 1),
+        ("add", "100", 0, "b"),
+    ]
+)
+@pytest.mark.spec(
+    "LAU-2: at each moment the best of those that wait; issue: an urgent one overtakes"
+)
 @given(CHANGES)
 def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:
     tree, worker = Tree(), Room()
@@ -337,7 +406,11 @@ def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> Non
         assignment.request_changed(name, tree.get(name))
 
     for kind, *values in changes:
-        name = sorted(waiting)[values[0] % len(waiting)] if waiting and isinstance(values[0], int) else None
+        name = (
+            sorted(waiting)[values[0] % len(waiting)]
+            if waiting and isinstance(values[0], int)
+            else None
+        )
         if kind == "add":
             priority, relative, label = values
             new = f"{priority}-{count:010d}"
@@ -350,7 +423,9 @@ def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> Non
         elif name is None:
             continue
         elif kind == "revise":
-            waiting[name] = tree.requests[name] = request(name, tuple(waiting[name].node_types), relative_priority=values[1])
+            waiting[name] = tree.requests[name] = request(
+                name, tuple(waiting[name].node_types), relative_priority=values[1]
+            )
             changed(name)
         elif kind == "cancel":
             del waiting[name], tree.requests[name]
@@ -456,7 +531,9 @@ def no_resync() -> None:
     """The periodic comparison with the mirror is tested here."""
 
 
-@pytest.mark.spec("issue 11, A5: the comparison with the mirror is a clock, which events do not put off")
+@pytest.mark.spec(
+    "issue 11, A5: the comparison with the mirror is a clock, which events do not put off"
+)
 def test_request_without_an_event_is_found_by_the_periodic_comparison() -> None:
     tree, log = Tree(), []
     assignment = make(tree, TakingWorker(log))
@@ -532,7 +609,9 @@ def test_periodic_comparison_rechecks_classes_that_no_event_wakes() -> None:
     assert worker.log == [name]
 
 
-@pytest.mark.spec("issue 11, B4: a recheck between the decision and the storing of its reason is not lost")
+@pytest.mark.spec(
+    "issue 11, B4: a recheck between the decision and the storing of its reason is not lost"
+)
 def test_a_recheck_during_the_decision() -> None:
     tree = Tree()
 
@@ -555,7 +634,10 @@ def test_a_recheck_during_the_decision() -> None:
     assert raced and worker.log == [name]
 
 
-@pytest.mark.spec("issue 11, B4: classes that a pool has refused for a reason are looked at again, too, when it goes")
+@pytest.mark.spec(
+    "issue 11, B4: classes that a pool has refused for a reason are looked at again, too, when it "
+    "goes"
+)
 def test_a_recheck_after_a_refusal() -> None:
     tree, worker = Tree(), Room(room=1)
     assignment = make(tree, worker)
@@ -565,7 +647,11 @@ def test_a_recheck_after_a_refusal() -> None:
     assignment._pass()
     assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
-    assert worker.log == [name] and reason_for(assignment, name) == "worker: tenant t is limited to 3 cores, 3 in use, 1 needed"
+    assert (
+        worker.log == [name]
+        and reason_for(assignment, name)
+        == "worker: tenant t is limited to 3 cores, 3 in use, 1 needed"
+    )
     worker.room = 2
     assignment.recheck(Code.TENANT_LIMIT, tenant="u")
     assignment._pass()
@@ -579,7 +665,9 @@ def test_a_recheck_after_a_refusal() -> None:
     assert worker.log == [name] * 3
 
 
-@pytest.mark.spec("issue 11, C7: a timer to look again takes no request away from the pool that has it")
+@pytest.mark.spec(
+    "issue 11, C7: a timer to look again takes no request away from the pool that has it"
+)
 def test_a_timer_leaves_claims_alone() -> None:
     tree, worker = Tree(), Room(room=5)
     launcher = Launcher(tree, worker)
@@ -600,7 +688,10 @@ def test_a_timer_leaves_claims_alone() -> None:
     assert worker.log == [name]
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: a pool without room gives way to one that is open, and keeps it when none is")
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: a pool without room gives way to one that is open, and keeps it "
+    "when none is"
+)
 def test_full_pool_releases_a_request_if_another_one_is_open() -> None:
     one, two = Worker("one"), Worker("two", load=3)
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
@@ -652,7 +743,11 @@ class Poisoned(TakingWorker):
 def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     tree, log = Tree(), []
     assignment = make(tree, Poisoned(log))
-    for name, labels in (("100-0000000001", ("b",)), ("200-0000000002", ("a",)), ("200-0000000003", ("b",))):
+    for name, labels in (
+        ("100-0000000001", ("b",)),
+        ("200-0000000002", ("a",)),
+        ("200-0000000003", ("b",)),
+    ):
         tree.requests[name] = request(name, labels)
     for _ in range(3):
         assignment.rebuild()
@@ -662,7 +757,9 @@ def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert sum("Cannot assign request 100-0000000001 (b)" in r.message for r in caplog.records) == 1
 
 
-def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tree = Tree()
     assignment = make(tree, Room(room=9))
     name = "200-0000000001"
@@ -680,7 +777,9 @@ def test_nothing_is_declined_until_other_launchers_had_time_to_register_again(mo
     assert declined == [name]
 
 
-def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tree = Tree()
     assignment = make(tree, Room(room=9))
     first, second = "200-0000000001", "200-0000000002"

@@ -26,29 +26,54 @@ def tell(listeners: list[Callable[..., Any]], *args: object) -> None:
 
 
 class Parts:
-    """The parts of a launcher: every call of them is noted as ``part.method``, with its arguments if it has some."""
+    """The parts of a launcher: every call of them is noted as ``part.method``, with its
+    arguments if it has some.
+    """
 
     def __init__(self) -> None:
         self.launcher = part = Mock()
         self.nodes: dict[str, records.Node] = {}
         self.contenders: dict[str, set[str]] = {}
-        self.node_tree = tree(contenders=self.contenders, get=self.nodes.get, by_request={"200-1": {"0000000007"}})
-        self.request_tree, self.image_tree, self.component_tree = tree(), tree(), tree(offers_version=0)
+        self.node_tree = tree(
+            contenders=self.contenders, get=self.nodes.get, by_request={"200-1": {"0000000007"}}
+        )
+        self.request_tree, self.image_tree, self.component_tree = (
+            tree(),
+            tree(),
+            tree(offers_version=0),
+        )
         trees = [self.node_tree, self.request_tree, self.image_tree, self.component_tree]
         self.zk = tree(
-            node_tree=self.node_tree, request_tree=self.request_tree, image_tree=self.image_tree,
-            component_tree=self.component_tree, trees=trees, client=SimpleNamespace(state_listeners=[]), synced=True,
-        )  # fmt: skip
+            node_tree=self.node_tree,
+            request_tree=self.request_tree,
+            image_tree=self.image_tree,
+            component_tree=self.component_tree,
+            trees=trees,
+            client=SimpleNamespace(state_listeners=[]),
+            synced=True,
+        )
         self.handler: Any = None
-        config = SimpleNamespace(labels={"kept": SimpleNamespace(min_ready=1), "other": SimpleNamespace(min_ready=0)})
+        config = SimpleNamespace(
+            labels={"kept": SimpleNamespace(min_ready=1), "other": SimpleNamespace(min_ready=0)}
+        )
         state: Any = SimpleNamespace(
-            zk=self.zk, config=config, workers={"p-main": part.worker}, getPoolWorkers=lambda _provider: [part.worker],
-            handlers=SimpleNamespace(get=lambda _id: self.handler), declines=part.declines,
-        )  # fmt: skip
+            zk=self.zk,
+            config=config,
+            workers={"p-main": part.worker},
+            getPoolWorkers=lambda _provider: [part.worker],
+            handlers=SimpleNamespace(get=lambda _id: self.handler),
+            declines=part.declines,
+        )
         part.worker.pool_name = "main"
         LauncherEvents(
-            state, part.assignment, part.nodes, part.min_ready, part.cleanup, part.statistics, part.feed
-        ).attach(self.zk)  # fmt: skip
+            state,
+            part.assignment,
+            part.nodes,
+            part.min_ready,
+            part.cleanup,
+            part.statistics,
+            part.feed,
+        ).attach(self.zk)
         self.woken()
 
     def node_changed(self, old: records.Node | None, new: records.Node | None) -> set[str]:
@@ -59,7 +84,9 @@ class Parts:
         tell(self.node_tree.lock_listeners, "0000000001", locked)
         return self.woken()
 
-    def request_changed(self, request_id: str, old: records.NodeRequest | None, new: records.NodeRequest | None) -> set[str]:
+    def request_changed(
+        self, request_id: str, old: records.NodeRequest | None, new: records.NodeRequest | None
+    ) -> set[str]:
         tell(self.request_tree.listeners, request_id, old, new)
         return self.woken()
 
@@ -68,10 +95,16 @@ class Parts:
         return self.woken()
 
     def woken(self) -> set[str]:
-        """What was called since this was asked last, but for those that are told of every change."""
+        """What was called since this was asked last, but for those that are told of every
+        change.
+        """
         calls = {str(call).removeprefix("call.") for call in self.launcher.mock_calls}
         self.launcher.reset_mock()
-        return {call for call in calls if not call.startswith(("statistics.wake", "declines.", "feed.attach"))}
+        return {
+            call
+            for call in calls
+            if not call.startswith(("statistics.wake", "declines.", "feed.attach"))
+        }
 
 
 @pytest.fixture
@@ -95,7 +128,13 @@ def request(state: str = records.REQUESTED, **values: Any) -> records.NodeReques
     return made
 
 
-EVERYTHING = {"feed.begin()", "assignment.rebuild()", "nodes.look_at_all()", "cleanup.wake()", "min_ready.wake()"}
+EVERYTHING = {
+    "feed.begin()",
+    "assignment.rebuild()",
+    "nodes.look_at_all()",
+    "cleanup.wake()",
+    "min_ready.wake()",
+}
 CAPACITY = {"worker.capacity_changed()", "assignment.wake()"}
 
 
@@ -111,9 +150,17 @@ def test_mirror_of_which_one_tree_is_not_read_yet_wakes_nobody(parts: Parts) -> 
 
 
 def test_lost_session_is_told_to_all_that_hold_something(parts: Parts) -> None:
-    assert parts.state_changed(KazooState.LOST) == {"worker.session_lost()", "statistics.session_lost()"}
-    assert parts.state_changed(KazooState.CONNECTED) == {"assignment.session_lost()", "cleanup.wake()"}
-    assert parts.state_changed(KazooState.CONNECTED) == {"cleanup.wake()"}, "that session was not lost"
+    assert parts.state_changed(KazooState.LOST) == {
+        "worker.session_lost()",
+        "statistics.session_lost()",
+    }
+    assert parts.state_changed(KazooState.CONNECTED) == {
+        "assignment.session_lost()",
+        "cleanup.wake()",
+    }
+    assert parts.state_changed(KazooState.CONNECTED) == {"cleanup.wake()"}, (
+        "that session was not lost"
+    )
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -122,7 +169,9 @@ def test_change_of_a_pool(parts: Parts, gone: bool) -> None:
     tell(parts.component_tree.listeners, "/p", gone)
     assert parts.woken() == {"assignment.wake(recheck=True)", *cleanup}
     tell(parts.component_tree.listeners, "/p", gone)
-    assert parts.woken() == {"assignment.wake(recheck=False)", *cleanup}, "what it offers is the same"
+    assert parts.woken() == {"assignment.wake(recheck=False)", *cleanup}, (
+        "what it offers is the same"
+    )
 
 
 def test_change_of_an_image(parts: Parts) -> None:
@@ -133,23 +182,46 @@ def test_change_of_an_image(parts: Parts) -> None:
 LOOK = "nodes.look_at('0000000001')"
 NODE_CHANGES: dict[str, tuple[Any, Any, set[str]]] = {
     "gone": (node(), None, CAPACITY),
-    "of a label that is kept ready gone": (node(label="kept"), None, {*CAPACITY, "min_ready.wake()"}),
+    "of a label that is kept ready gone": (
+        node(label="kept"),
+        None,
+        {*CAPACITY, "min_ready.wake()"},
+    ),
     "nothing before, nothing now": (None, None, set()),
     "free": (node(records.BUILDING), node(), {LOOK, *CAPACITY}),
-    "ready and allocated": (node(records.BUILDING, allocated_to="200-1"), node(allocated_to="200-1"), {LOOK}),
+    "ready and allocated": (
+        node(records.BUILDING, allocated_to="200-1"),
+        node(allocated_to="200-1"),
+        {LOOK},
+    ),
     "used": (node(records.IN_USE), node(records.USED), {LOOK}),
     "in use": (node(), node(records.IN_USE), set()),
-    "in use, of a label that is kept ready": (node(label="kept"), node(records.IN_USE, "kept"), {"min_ready.wake()"}),
-    "allocated, of a label that is kept ready": (
-        node(records.IN_USE, "kept"), node(records.IN_USE, "kept", allocated_to="200-1"), {"min_ready.wake()"}
+    "in use, of a label that is kept ready": (
+        node(label="kept"),
+        node(records.IN_USE, "kept"),
+        {"min_ready.wake()"},
     ),
-    "of a label that is kept ready, with a comment": (node(records.IN_USE, "kept"), node(records.IN_USE, "kept"), set()),
-    "of other size": (node(records.IN_USE, resources={"cores": 1}), node(records.IN_USE, resources={"cores": 2}), CAPACITY),
+    "allocated, of a label that is kept ready": (
+        node(records.IN_USE, "kept"),
+        node(records.IN_USE, "kept", allocated_to="200-1"),
+        {"min_ready.wake()"},
+    ),
+    "of a label that is kept ready, with a comment": (
+        node(records.IN_USE, "kept"),
+        node(records.IN_USE, "kept"),
+        set(),
+    ),
+    "of other size": (
+        node(records.IN_USE, resources={"cores": 1}),
+        node(records.IN_USE, resources={"cores": 2}),
+        CAPACITY,
+    ),
     "of another tenant": (
-        node(records.IN_USE, tenant_name="a"), node(records.IN_USE, tenant_name="b"),
+        node(records.IN_USE, tenant_name="a"),
+        node(records.IN_USE, tenant_name="b"),
         {f"assignment.recheck({Code.TENANT_LIMIT!r}, tenant='a')"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", NODE_CHANGES)
@@ -165,10 +237,16 @@ def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
     assert parts.node_changed(node(records.BUILDING), node()) == set()
 
 
-@pytest.mark.parametrize("state, blocking, woken", [
-    (records.READY, True, True), (records.FAILED, True, True), (records.ABORTED, True, True), (records.READY, False, False),
-    (records.BUILDING, True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "state, blocking, woken",
+    [
+        (records.READY, True, True),
+        (records.FAILED, True, True),
+        (records.ABORTED, True, True),
+        (records.READY, False, False),
+        (records.BUILDING, True, False),
+    ],
+)
 def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_end(
     parts: Parts, state: str, blocking: bool, woken: bool
 ) -> None:
@@ -177,7 +255,9 @@ def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_en
     assert any(call.startswith("worker.progress(") for call in told) == woken
 
 
-@pytest.mark.parametrize("state, woken", [(records.READY, {LOOK, *CAPACITY}), (records.IN_USE, {LOOK})])
+@pytest.mark.parametrize(
+    "state, woken", [(records.READY, {LOOK, *CAPACITY}), (records.IN_USE, {LOOK})]
+)
 def test_node_that_is_unlocked(parts: Parts, state: str, woken: set[str]) -> None:
     parts.nodes["0000000001"] = node(state)
     assert parts.node_lock_changed(True) == set()
@@ -185,12 +265,17 @@ def test_node_that_is_unlocked(parts: Parts, state: str, woken: set[str]) -> Non
 
 
 def test_free_node_of_an_unknown_pool_has_requests_looked_at(parts: Parts) -> None:
-    assert parts.node_changed(node(records.BUILDING, pool="another"), node(pool="another")) == {LOOK, "assignment.wake()"}
+    assert parts.node_changed(node(records.BUILDING, pool="another"), node(pool="another")) == {
+        LOOK,
+        "assignment.wake()",
+    }
 
 
 def test_new_request_is_only_reported_to_the_assignment(parts: Parts) -> None:
     new = request()
-    assert parts.request_changed("200-1", None, new) == {f"assignment.request_changed('200-1', {new!r})"}
+    assert parts.request_changed("200-1", None, new) == {
+        f"assignment.request_changed('200-1', {new!r})"
+    }
 
 
 def test_request_that_somebody_has_accepted_is_watched_once(parts: Parts) -> None:

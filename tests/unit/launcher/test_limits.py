@@ -64,7 +64,9 @@ class Standstill:
         self.clock = HandClock()
         self.pool: Any = SimpleNamespace(provider_name="p", pool_name="main", posted=[])
         self.pool.post = lambda _handler, *call: self.pool.posted.append(call)
-        elsewhere: Any = SimpleNamespace(provider_name="p", pool_name="other", paused_handlers=set())
+        elsewhere: Any = SimpleNamespace(
+            provider_name="p", pool_name="other", paused_handlers=set()
+        )
         self.worst = self._handler("2", 2, self.pool, [Node()])
         self.worst.nodeset[0].state = "ready"
         self.better = self._handler("1", 1, self.pool if same_pool else elsewhere, [])
@@ -74,7 +76,9 @@ class Standstill:
         self.requests: dict[str, Any] = {}
         self.nodes: dict[str, Any] = {}
         self.by_request: dict[str, list[str]] = {}
-        tree = SimpleNamespace(lock=threading.Lock(), by_request=self.by_request, get=self.nodes.get)
+        tree = SimpleNamespace(
+            lock=threading.Lock(), by_request=self.by_request, get=self.nodes.get
+        )
         self.handled: set[str] = set()
         self.state: Any = SimpleNamespace(
             clock=self.clock,
@@ -107,9 +111,13 @@ class Standstill:
 
 
 @pytest.mark.parametrize(
-    "same_pool, call", [(True, ("move", STANDSTILL, False)), (False, ("move", LONG_REST, True))], ids=["same pool", "other pool"]
+    "same_pool, call",
+    [(True, ("move", STANDSTILL, False)), (False, ("move", LONG_REST, True))],
+    ids=["same pool", "other pool"],
 )
-def test_worse_request_gives_way_after_a_standstill_and_not_before(same_pool: bool, call: tuple[Any, ...]) -> None:
+def test_worse_request_gives_way_after_a_standstill_and_not_before(
+    same_pool: bool, call: tuple[Any, ...]
+) -> None:
     scene = Standstill(same_pool)
     assert scene.ended(STANDSTILL - 0.1) == []
     assert scene.ended(0.1) == [call]
@@ -145,7 +153,13 @@ def _stuck_elsewhere(scene: Standstill, **values: Any) -> None:
     """A request of another launcher has had a ready node of our pool since now."""
     scene.pool.paused_handlers = {scene.worst}
     scene.requests["0"] = SimpleNamespace(state="pending", priority=1)
-    node = {"provider": "p", "pool": "main", "state": "ready", "state_time": scene.clock.now, **values}
+    node = {
+        "provider": "p",
+        "pool": "main",
+        "state": "ready",
+        "state_time": scene.clock.now,
+        **values,
+    }
     scene.nodes["n"] = SimpleNamespace(**node)
     scene.by_request["0"] = ["n"]
 
@@ -188,13 +202,18 @@ class Orphan(NodeReconciler):
     def __init__(self, alive: bool) -> None:
         self.clock = HandClock()
         pools = [SimpleNamespace(id="launcher" if alive else "another")]
-        super().__init__(SimpleNamespace(clock=self.clock, zk=SimpleNamespace(getRegisteredPools=lambda: pools)), lambda: 5.0)  # type: ignore[arg-type]
+        super().__init__(
+            SimpleNamespace(clock=self.clock, zk=SimpleNamespace(getRegisteredPools=lambda: pools)),
+            lambda: 5.0,
+        )  # type: ignore[arg-type]
         self.deleted: list[str | None] = []
         self.node = Node("0000000001")
         self.node.state = "init"
         self.node.launcher, self.node.state_time = "launcher", self.clock.now
 
-    def _change(self, _seen: Node, changed: Node, _message: str, _exists: bool | None = None) -> None:
+    def _change(
+        self, _seen: Node, changed: Node, _message: str, _exists: bool | None = None
+    ) -> None:
         self.deleted.append(changed.state)
 
     def look(self, after: float) -> float | None:

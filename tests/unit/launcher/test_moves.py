@@ -17,14 +17,25 @@ class Bench:
     def __init__(self) -> None:
         self.now = 100.0
         self.handler = Mock(launcher_id="1", accepted=True, done=False, paused_since=0.0)
-        request = {"id": "200-1", "priority": ("200", 0, "1"), "node_types": ["a"], "provider": None, "tenant_name": None}
+        request = {
+            "id": "200-1",
+            "priority": ("200", 0, "1"),
+            "node_types": ["a"],
+            "provider": None,
+            "tenant_name": None,
+        }
         self.handler.request = SimpleNamespace(**request, declined_by=[])
-        self.workers: dict[str, Any] = {name: Mock(launcher_id=name, paused_handlers=[]) for name in "123"}
+        self.workers: dict[str, Any] = {
+            name: Mock(launcher_id=name, paused_handlers=[]) for name in "123"
+        }
         self.workers["1"].paused_handlers = [self.handler]
         view = SimpleNamespace(paused=False, closed=None, full=None, refuses=None)
         for worker in self.workers.values():
             worker.view.return_value = view
-        pools = [SimpleNamespace(id=name, priority=int(name), labels={"a"}, provider_name=f"p{name}") for name in "321"]
+        pools = [
+            SimpleNamespace(id=name, priority=int(name), labels={"a"}, provider_name=f"p{name}")
+            for name in "321"
+        ]
         state: Any = Mock(workers=self.workers)
         state.zk.getRegisteredPools.return_value = pools
         state.clock.monotonic = lambda: self.now

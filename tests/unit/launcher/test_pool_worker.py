@@ -22,10 +22,14 @@ class Pool(PoolWorker):
     """One whose thread is not started."""
 
     def __init__(self) -> None:
-        self.provider = SimpleNamespace(max_concurrency=-1, pools={"main": SimpleNamespace(labels={"a": None})})
+        self.provider = SimpleNamespace(
+            max_concurrency=-1, pools={"main": SimpleNamespace(labels={"a": None})}
+        )
         state = LauncherState()
         state.zk = Mock()
-        state.config = SimpleNamespace(providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={})
+        state.config = SimpleNamespace(
+            providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={}
+        )
         self.dropped = Mock()
         super().__init__(state, Mock(), "p", "main", self.dropped)
         state.workers = {self.launcher_id: self}
@@ -55,15 +59,27 @@ ENDS: dict[str, tuple[Outcome, dict[str, Any], bool]] = {
     "fulfilled": (Outcome(How.FULFILLED), {"retry_after": 0.0, "hand_to": None}, True),
     "declined": (Outcome(How.DECLINED), {"retry_after": 0.0, "hand_to": None}, True),
     "given back": (Outcome(How.RETURNED), {"retry_after": 0.0, "hand_to": None}, True),
-    "given back for a while": (Outcome(How.RETURNED, 5.0), {"retry_after": 5.0, "hand_to": None}, False),
-    "no room": (Outcome(How.REFUSED, wait_for=BUSY), {"wait_for": BUSY, "refused_by": "me", "full": False}, False),
+    "given back for a while": (
+        Outcome(How.RETURNED, 5.0),
+        {"retry_after": 5.0, "hand_to": None},
+        False,
+    ),
+    "no room": (
+        Outcome(How.REFUSED, wait_for=BUSY),
+        {"wait_for": BUSY, "refused_by": "me", "full": False},
+        False,
+    ),
     "something has to change": (
-        Outcome(How.WITHDRAWN, wait_for=BUSY), {"wait_for": BUSY, "checked_by": None, "refused_by": "me"}, False
+        Outcome(How.WITHDRAWN, wait_for=BUSY),
+        {"wait_for": BUSY, "checked_by": None, "refused_by": "me"},
+        False,
     ),
     "something has to change, and it was checked": (
-        Outcome(How.WITHDRAWN, wait_for=BUSY, checked=True), {"wait_for": BUSY, "checked_by": "me", "refused_by": "me"}, False
+        Outcome(How.WITHDRAWN, wait_for=BUSY, checked=True),
+        {"wait_for": BUSY, "checked_by": "me", "refused_by": "me"},
+        False,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -84,21 +100,35 @@ ANSWERS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_pool_without_room_asks_the_next_one(pool: Pool, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_room_asks_the_next_one(
+    pool: Pool, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.launcher_id, pool.running = "me", True
     could_serve, takes_it = ANSWERS[answer]
-    monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=lambda *_: handler(could_serve=could_serve)))
+    monkeypatch.setattr(
+        pool,
+        "getProviderManager",
+        lambda: Mock(getRequestHandler=lambda *_: handler(could_serve=could_serve)),
+    )
     waiting, other, unanswered = handler(), Mock(), set[str]()
     pool.ask(waiting, unanswered, [other])
     assert unanswered == {"me"}
     pool.run_tasks()
     assert unanswered == set()
-    assert waiting.pw.post.mock_calls == ([call(waiting, waiting.move, 0.0, False, "me")] if takes_it else [])
+    assert waiting.pw.post.mock_calls == (
+        [call(waiting, waiting.move, 0.0, False, "me")] if takes_it else []
+    )
     assert other.ask.mock_calls == ([] if takes_it else [call(waiting, unanswered, [])])
 
 
-def test_a_driver_that_makes_no_handler_holds_up_no_other_pool(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "getProviderManager", lambda: Mock(getRequestHandler=Mock(side_effect=ValueError("no"))))
+def test_a_driver_that_makes_no_handler_holds_up_no_other_pool(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pool,
+        "getProviderManager",
+        lambda: Mock(getRequestHandler=Mock(side_effect=ValueError("no"))),
+    )
     waiting, other, unanswered = handler(), Mock(), set[str]()
     pool.ask(waiting, unanswered, [other])
     pool.run_tasks()
@@ -148,7 +178,9 @@ def test_requests_are_looked_at_when_the_limits_are_known(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("promised", [True, False])
-def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool: Pool, promised: bool) -> None:
+def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(
+    pool: Pool, promised: bool
+) -> None:
     first, second = handler(life=Mock(released=False, promised=promised)), handler()
     assert pool.capacity.begin_creation(first) and not pool.capacity.begin_creation(second)
     pool.ended(first, Outcome(How.FULFILLED))
@@ -158,7 +190,9 @@ def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool
     assert (call(Code.TENANT_LIMIT, tenant=first.request.tenant_name) in rechecked) == promised
 
 
-def test_requests_that_a_busy_pool_refused_are_offered_again(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_a_busy_pool_refused_are_offered_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only they: the others would fill the backlog again, without an end."""
     monkeypatch.setattr(pool, "_take_on", lambda *_: None)
     assignment: Any = pool.assignment
@@ -184,7 +218,11 @@ def test_paused_requests_try_again_the_most_urgent_first(pool: Pool) -> None:
     late, urgent = handler(paused=True), handler(paused=True)
     late.request.priority, urgent.request.priority = (300, 0), (100, 0)
     pool.paused_handlers = {late, urgent}
-    for event in (pool.capacity_changed, pool.capacity.limits_known, pool.capacity.promise_released):
+    for event in (
+        pool.capacity_changed,
+        pool.capacity.limits_known,
+        pool.capacity.promise_released,
+    ):
         event()
         event()
         assert retried(pool, late, urgent) == [urgent, late], event.__name__

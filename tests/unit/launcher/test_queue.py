@@ -1,4 +1,6 @@
-"""The queue of requests: nothing is lost, nothing is considered twice, and the most urgent is first."""
+"""The queue of requests: nothing is lost, nothing is considered twice, and the most urgent is
+first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nodepool.launcher.requests import queue
-from nodepool.launcher.requests.queue import OVERDUE, ROUND, Candidate, Claim, ClassKey, RequestQueue, SortKey, Ticket
+from nodepool.launcher.requests.queue import (
+    OVERDUE,
+    ROUND,
+    Candidate,
+    Claim,
+    ClassKey,
+    RequestQueue,
+    SortKey,
+    Ticket,
+)
 from nodepool.reasons import Code, Reason, because
 
 BUSY = because(Code.BUSY)
@@ -22,11 +33,15 @@ LIMIT = because(Code.TENANT_LIMIT, tenant="t", limit=3, used=3)
 #: Why a class has to wait.
 REASONS = st.sampled_from([BUSY, PAUSED, LIMIT])
 #: Of what the end is reported: the last one is awaited by nobody.
-ENDS = st.sampled_from([BUSY, because(Code.TENANT_LIMIT, tenant="t"), because(Code.TENANT_LIMIT, tenant="u")])
+ENDS = st.sampled_from(
+    [BUSY, because(Code.TENANT_LIMIT, tenant="t"), because(Code.TENANT_LIMIT, tenant="u")]
+)
 #: What may happen while a decision is made; None: anything may have changed.
 EVENTS = st.lists(st.one_of(st.none(), ENDS), max_size=2)
 TICKETS = st.tuples(
-    st.builds(ClassKey, st.sampled_from([("a",), ("b",)]), st.none(), st.none(), st.just(frozenset[str]())),
+    st.builds(
+        ClassKey, st.sampled_from([("a",), ("b",)]), st.none(), st.none(), st.just(frozenset[str]())
+    ),
     st.tuples(st.sampled_from(["100", "200"]), st.integers(0, 2), st.just("")),
 )
 
@@ -50,7 +65,10 @@ class Model:
 
     def waiting(self, key: ClassKey | None = None) -> list[str]:
         found = [i for i in self.tickets if i not in self.claimed and i not in self.resting]
-        return sorted((i for i in found if key in (None, self.tickets[i][0])), key=lambda i: (self.tickets[i][1], i))
+        return sorted(
+            (i for i in found if key in (None, self.tickets[i][0])),
+            key=lambda i: (self.tickets[i][1], i),
+        )
 
     def happened(self, since: int, reason: Reason) -> bool:
         return any(event is None or reason.includes(event) for event in self.events[since:])
@@ -59,7 +77,9 @@ class Model:
         self.reasons.pop(key, None)
         self.again_at.pop(key, None)
         refused = self.refused.get(key, {})
-        self.refused[key] = {} if what is None else {p: r for p, r in refused.items() if not r.includes(what)}
+        self.refused[key] = (
+            {} if what is None else {p: r for p, r in refused.items() if not r.includes(what)}
+        )
 
     def queued(self, request_id: str) -> None:
         """A request is in its class that was not there: it may be its first."""
@@ -73,7 +93,10 @@ class Model:
             self.woken = True
             return
         for key in {self.tickets[i][0] for i in self.waiting()}:
-            awaited = [*self.refused.get(key, {}).values(), *([self.reasons[key]] if key in self.reasons else [])]
+            awaited = [
+                *self.refused.get(key, {}).values(),
+                *([self.reasons[key]] if key in self.reasons else []),
+            ]
             if any(reason.includes(event) for reason in awaited):
                 self.unblock(key, event)
 
@@ -155,10 +178,13 @@ class Operations(RuleBasedStateMachine):
         assert self.queue.times_left(name) == self.model.left[name][0]
 
     @rule(
-        events=EVENTS, waits=st.one_of(st.none(), st.just(()), st.tuples(REASONS)),
+        events=EVENTS,
+        waits=st.one_of(st.none(), st.just(()), st.tuples(REASONS)),
         seconds=st.one_of(st.just(math.inf), st.integers(0, 3)),
-    )  # fmt: skip
-    def decide(self, events: list[Reason | None], waits: tuple[Reason, ...] | None, seconds: float) -> None:
+    )
+    def decide(
+        self, events: list[Reason | None], waits: tuple[Reason, ...] | None, seconds: float
+    ) -> None:
         """Consider the next request; it is claimed (None), or has to wait."""
         self.model.tick()
         for name in self.queue.tick(self.model.now):
@@ -193,9 +219,20 @@ class Operations(RuleBasedStateMachine):
         self.queue.rest(name, self.model.now + seconds)
 
     @precondition(lambda self: self.model.claimed or self.model.resting)
-    @rule(data=st.data(), reason=st.one_of(st.none(), REASONS), refused=st.booleans(), before=EVENTS, after=EVENTS)
+    @rule(
+        data=st.data(),
+        reason=st.one_of(st.none(), REASONS),
+        refused=st.booleans(),
+        before=EVENTS,
+        after=EVENTS,
+    )
     def release(
-        self, data: st.DataObject, reason: Reason | None, refused: bool, before: list[Reason | None], after: list[Reason | None]
+        self,
+        data: st.DataObject,
+        reason: Reason | None,
+        refused: bool,
+        before: list[Reason | None],
+        after: list[Reason | None],
     ) -> None:
         """End a claim; events happen just before and just after it."""
         name = self.pick(data, [*self.model.claimed, *self.model.resting])
@@ -304,7 +341,9 @@ def test_request_that_another_pool_has_meanwhile_does_not_end_its_rest() -> None
 
 
 @pytest.mark.parametrize("declines", [False, True])
-def test_check_of_a_paused_pool_counts_until_reasons_to_decline_may_have_changed(declines: bool) -> None:
+def test_check_of_a_paused_pool_counts_until_reasons_to_decline_may_have_changed(
+    declines: bool,
+) -> None:
     """Also when that happens between the check and its result."""
     waiting = filled([(key(), urgency(1))])
     waiting.claim("0000", Claim("pool", waiting.changes.moment))
@@ -361,5 +400,13 @@ def test_queue_knows_no_thread_no_zookeeper_and_no_clock() -> None:
         elif isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
     assert imported == {
-        "__future__", "bisect", "collections", "collections.abc", "dataclasses", "heapq", "math", "nodepool.reasons", "typing",
-    }  # fmt: skip
+        "__future__",
+        "bisect",
+        "collections",
+        "collections.abc",
+        "dataclasses",
+        "heapq",
+        "math",
+        "nodepool.reasons",
+        "typing",
+    }

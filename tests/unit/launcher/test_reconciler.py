@@ -15,8 +15,12 @@ class Expiring:
 
     def __init__(self, min_ready: int, age: int) -> None:
         self.clock, label = HandClock(), SimpleNamespace(min_ready=min_ready, max_ready_age=age)
-        zk = SimpleNamespace(feed=None, change_unlocked=lambda _seen, _changed, written: written(None))
-        state: Any = SimpleNamespace(clock=self.clock, config=SimpleNamespace(labels={"a": label}), zk=zk)
+        zk = SimpleNamespace(
+            feed=None, change_unlocked=lambda _seen, _changed, written: written(None)
+        )
+        state: Any = SimpleNamespace(
+            clock=self.clock, config=SimpleNamespace(labels={"a": label}), zk=zk
+        )
         self.nodes = NodeReconciler(state, lambda: 1.0)
         self.problems = self.nodes.problems
 
@@ -34,7 +38,11 @@ def test_third_round_of_expired_nodes_is_a_problem_until_it_is_long_ago() -> Non
         made.expire("a", reason="its instance does not exist")
         made.clock.now += 3600 * (number % 2)
     (problem,) = made.problems()
-    assert problem.text == "6 ready nodes of label a expired unused within 4 h (max-ready-age 1 h) and were replaced"
+    assert (
+        problem.text
+        == "6 ready nodes of label a expired unused within 4 h (max-ready-age 1 h) and were "
+        "replaced"
+    )
     assert problem.help == "raise `max-ready-age` of the label, or lower its `min-ready`"
     made.clock.now += 3600
     assert made.problems() == []

@@ -21,7 +21,9 @@ from nodepool.zk import reading, reports
 
 def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPatch) -> None:
     kazoo = SimpleNamespace(client_id=(1, b""))
-    state: Any = SimpleNamespace(config=Config(), zk=SimpleNamespace(kazoo_client=kazoo), clock=SYSTEM, identifier="nl01-1")
+    state: Any = SimpleNamespace(
+        config=Config(), zk=SimpleNamespace(kazoo_client=kazoo), clock=SYSTEM, identifier="nl01-1"
+    )
     reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)
     written: list[str] = []
     removed: list[str] = []
@@ -38,7 +40,9 @@ def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPa
         reporter.publish_config()
     for _ in range(2):
         reporter.publish_config()
-    assert written == ["/nodepool/launcher-configs/nl01-1"], "what could not be written is written later, and once"
+    assert written == ["/nodepool/launcher-configs/nl01-1"], (
+        "what could not be written is written later, and once"
+    )
     kazoo.client_id = (2, b"")
     reporter.publish_config()
     assert len(written) == 2, "another session"
@@ -48,7 +52,9 @@ def test_configuration_is_published_once_per_change(monkeypatch: pytest.MonkeyPa
         reporter.publish_config()
     reporter.publish_config()
     assert len(written) == 2, "it is not made again each second"
-    assert removed == written[:1], "nobody sees the configuration before, which is not in force any more"
+    assert removed == written[:1], (
+        "nobody sees the configuration before, which is not in force any more"
+    )
 
 
 def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +63,9 @@ def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.Monke
     state: Any = SimpleNamespace(config=None, zk=zk, clock=SYSTEM, identifier="nl01-1")
     reporter = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []})
     content = reporter.compose()
-    hosts = [{"name": f"h{number}", "problem": random.randbytes(700).hex()} for number in range(1000)]
+    hosts = [
+        {"name": f"h{number}", "problem": random.randbytes(700).hex()} for number in range(1000)
+    ]
     written: list[dict[str, Any]] = []
 
     def write(_kazoo: Any, _where: str, shown: dict[str, Any]) -> None:
@@ -71,13 +79,19 @@ def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.Monke
         content = {**content, "providers": {"metal": {**entry, **({key: hosts} if key else {})}}}
         reporter.publish()
         assert list(written[-1]["providers"]) == ([left] if left else [])
-        assert bool(key) == any("too large for ZooKeeper" in line for line in written[-1]["details"])
+        assert bool(key) == any(
+            "too large for ZooKeeper" in line for line in written[-1]["details"]
+        )
     assert len(written) == 3
 
 
-def test_change_soon_after_a_report_is_published_without_another_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_soon_after_a_report_is_published_without_another_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, written = [100.0], []
-    zk = SimpleNamespace(kazoo_client=None, report_tree=SimpleNamespace(reports={}), request_tree={})
+    zk = SimpleNamespace(
+        kazoo_client=None, report_tree=SimpleNamespace(reports={}), request_tree={}
+    )
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0])
     state: Any = SimpleNamespace(config=None, zk=zk, clock=clock, identifier="nl01-1")
     reporter = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []})
@@ -88,35 +102,55 @@ def test_change_soon_after_a_report_is_published_without_another_event(monkeypat
     now[0] += 0.5
     reporter.publish()
     assert written == [100.0]
-    assert reporter.seconds_left(waiting=False) == report.INTERVAL - 0.5, "nothing else may wake the thread"
+    assert reporter.seconds_left(waiting=False) == report.INTERVAL - 0.5, (
+        "nothing else may wake the thread"
+    )
     now[0] += report.INTERVAL
     reporter.publish()
     assert written == [100.0, 102.5]
     assert reporter.seconds_left(waiting=False) == math.inf
 
 
-@pytest.mark.parametrize("hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]])
+@pytest.mark.parametrize(
+    "hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]]
+)
 def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) -> None:
     manager = SimpleNamespace(describeHosts=lambda: hosts, cloud_calls=None)
     given = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
     config = SimpleNamespace(
-        providers={"p": given}, provider_managers={"p": manager}, providers_not_running=set(), not_running_labels={}, labels={},
-        provider_failures={}, provider_errors={},
-        diskimages={}, tenant_resource_limits={},
-    )  # fmt: skip
+        providers={"p": given},
+        provider_managers={"p": manager},
+        providers_not_running=set(),
+        not_running_labels={},
+        labels={},
+        provider_failures={},
+        provider_errors={},
+        diskimages={},
+        tenant_resource_limits={},
+    )
     zk = SimpleNamespace(request_tree={})
     state: Any = SimpleNamespace(config=config, clock=SYSTEM, zk=zk, getPoolWorkers=lambda name: [])
-    entry = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []}).compose()["providers"]["p"]
+    entry = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []}).compose()[
+        "providers"
+    ]["p"]
     assert entry["driver"] == "d" and entry["error"] and "hosts" not in entry
     json.dumps(entry)
 
 
-def test_report_lists_so_many_kinds_of_waiting_requests_and_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_lists_so_many_kinds_of_waiting_requests_and_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(report, "MOST_GROUPS", 3)
     monkeypatch.setattr(report, "MOST_IDS", 4)
-    waiting: Any = [(f"100-{number}", (f"label-{number // 2}",), "requested", ()) for number in range(10)]
+    waiting: Any = [
+        (f"100-{number}", (f"label-{number // 2}",), "requested", ()) for number in range(10)
+    ]
     state: Any = SimpleNamespace(config=None, clock=SYSTEM, zk=SimpleNamespace(request_tree={}))
-    groups = Reporter(state, Trends(), lambda: waiting, lambda: (True, []), lambda: {"warnings": []}).compose()["waiting"]
+    groups = Reporter(
+        state, Trends(), lambda: waiting, lambda: (True, []), lambda: {"warnings": []}
+    ).compose()["waiting"]
     assert [(group["labels"], group["count"], len(group["ids"])) for group in groups] == [
-        (["label-0"], 2, 2), (["label-1"], 2, 2), (["label-2"], 2, 0),
-    ]  # fmt: skip
+        (["label-0"], 2, 2),
+        (["label-1"], 2, 2),
+        (["label-2"], 2, 0),
+    ]

@@ -15,7 +15,13 @@ from nodepool.launcher.statistics import QUEUE_WARNING, WARNING_INTERVAL, StatsW
 
 @pytest.mark.spec("LAU-21.155: threshold 1024, once per 60 s per queue")
 def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
+    worker = StatsWorker(
+        cast(Any, SimpleNamespace(statsd=None)),
+        cast(Any, None),
+        lambda: None,
+        Mock(),
+        cast(Any, None),
+    )
 
     def warnings(queues: dict[str, int], now: float) -> list[str]:
         caplog.clear()
@@ -29,15 +35,29 @@ def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings({"a": long, "b": long}, 1.0 + WARNING_INTERVAL) == ["a"]
 
 
-@pytest.mark.spec("issue 11: the limits of one provider that cannot be told keep back no other's, and are told of once")
+@pytest.mark.spec(
+    "issue 11: the limits of one provider that cannot be told keep back no other's, and are told "
+    "of once"
+)
 def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
     def provider(name: str, *limits: Any) -> Any:
-        return SimpleNamespace(name=name, pools={str(i): SimpleNamespace(max_servers=n) for i, n in enumerate(limits)})
+        return SimpleNamespace(
+            name=name, pools={str(i): SimpleNamespace(max_servers=n) for i, n in enumerate(limits)}
+        )
 
-    providers = {name: provider(name, *limits) for name, limits in {"a": (1, 2), "b": ("20", 1), "c": (3,)}.items()}
+    providers = {
+        name: provider(name, *limits)
+        for name, limits in {"a": (1, 2), "b": ("20", 1), "c": (3,)}.items()
+    }
     settings = SimpleNamespace(providers=providers, tenant_resource_limits={"t": {"cores": 4}})
     nothing: Any = None
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)), nothing, lambda: None, Mock(), nothing)
+    worker = StatsWorker(
+        cast(Any, SimpleNamespace(statsd=None, config=settings)),
+        nothing,
+        lambda: None,
+        Mock(),
+        nothing,
+    )
     for _ in range(2):
         values: dict[str, float] = {}
         worker._limits(values)
@@ -46,7 +66,9 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
             "nodepool.provider.c.max_servers": 3,
             "nodepool.tenant_limits.t.cores": 4,
         }
-    assert [record.getMessage() for record in caplog.records] == ["Error reporting limits of provider b:"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Error reporting limits of provider b:"
+    ]
     providers["b"].pools["0"].max_servers = 20
     values = {}
     worker._limits(values)
@@ -54,7 +76,13 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
+    worker = StatsWorker(
+        cast(Any, SimpleNamespace(statsd=None)),
+        cast(Any, None),
+        lambda: None,
+        Mock(),
+        cast(Any, None),
+    )
     for error in ("one", "one", "two"):
         worker._safely({"reporting": lambda error=error: [][len(error)]})  # type: ignore[misc]
     assert len(caplog.records) == 1
@@ -65,7 +93,13 @@ def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture
 
 def test_refused_write_keeps_back_no_other_part(caplog: pytest.LogCaptureFixture) -> None:
     """Only a broken connection concerns all parts."""
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, Mock(), cast(Any, None))
+    worker = StatsWorker(
+        cast(Any, SimpleNamespace(statsd=None)),
+        cast(Any, None),
+        lambda: None,
+        Mock(),
+        cast(Any, None),
+    )
 
     def fail(error: Exception) -> None:
         raise error
@@ -90,7 +124,9 @@ def test_election_won_in_a_lost_session_ends() -> None:
             won()
 
     zk = SimpleNamespace(kazoo_client=SimpleNamespace(Election=Election))
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, Mock(), nothing)
+    worker = StatsWorker(
+        cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, Mock(), nothing
+    )
     worker._stand_for_election()
     thread = worker._election_thread
     assert isinstance(thread, threading.Thread)

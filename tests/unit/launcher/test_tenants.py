@@ -19,7 +19,11 @@ def test_two_pools_do_not_spend_the_same_rest() -> None:
 
     def ask(key: str) -> None:
         request: Any = SimpleNamespace(node_types=["label"], tenant_name="t")
-        answers.append(tenants.tenant_shortage(state, request, {"instances": 1}, SimpleNamespace(), manager, key))  # type: ignore[arg-type]
+        answers.append(
+            tenants.tenant_shortage(
+                state, request, {"instances": 1}, SimpleNamespace(), manager, key
+            )
+        )  # type: ignore[arg-type]
 
     other = threading.Thread(target=ask, args=("other",), name="other pool")
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from nodepool.launcher.trends import BUCKET, BUCKETS, MOST_CAUSES, MOST_OLD, OTHER, SAMPLE_INTERVAL, Point, Trends
+from nodepool.launcher.trends import (
+    BUCKET,
+    BUCKETS,
+    MOST_CAUSES,
+    MOST_OLD,
+    OTHER,
+    SAMPLE_INTERVAL,
+    Point,
+    Trends,
+)
 from nodepool.zk.mirror.feed import Event
 from nodepool.zk.mirror.requests import MIN_READY
 
@@ -17,14 +26,26 @@ class Clock:
 
 
 def node(at: float, state: str, before: str = "building", **fields: object) -> Event:
-    return {"type": "node-changed", "time": at, "before": before, "state": state, "labels": ["a"], **fields}
+    return {
+        "type": "node-changed",
+        "time": at,
+        "before": before,
+        "state": state,
+        "labels": ["a"],
+        **fields,
+    }
 
 
 def request(at: float, requestor: str = "zuul", seconds: object = 2.0) -> Event:
     return {
-        "type": "request-changed", "time": at, "before": "pending", "state": "fulfilled", "labels": ["a", "a"],
-        "requestor": requestor, "seconds": seconds,
-    }  # fmt: skip
+        "type": "request-changed",
+        "time": at,
+        "before": "pending",
+        "state": "fulfilled",
+        "labels": ["a", "a"],
+        "requestor": requestor,
+        "seconds": seconds,
+    }
 
 
 def test_launches_and_waits() -> None:
@@ -105,13 +126,22 @@ def test_history_before_this_process() -> None:
     then = clock.now - 2 * BUCKET
     trends = Trends(clock)
     trends.heard(node(clock.now, "ready", seconds=4.0))
-    old, own = node(then - BUCKET * BUCKETS, "ready", seconds=8), node(clock.now + 1, "ready", seconds=8)
+    old, own = (
+        node(then - BUCKET * BUCKETS, "ready", seconds=8),
+        node(clock.now + 1, "ready", seconds=8),
+    )
     trends.recall(
         [
-            old, node(then + 8, "ready", seconds=8), node(then + 9, "failed"), request(then + 10, seconds=10), own,
-            request(then + 20, seconds=None), {"type": "x", "time": then}, node(float("nan"), "ready"),
+            old,
+            node(then + 8, "ready", seconds=8),
+            node(then + 9, "failed"),
+            request(then + 10, seconds=10),
+            own,
+            request(then + 20, seconds=None),
+            {"type": "x", "time": then},
+            node(float("nan"), "ready"),
         ]
-    )  # fmt: skip
+    )
     before = {row["time"]: row for row in trends.chart()}[int(then // BUCKET * BUCKET)]
     assert (before["ready"], before["failed"], before["launch"], before["wait"]) == (1, 1, 8, 10)
     assert trends.chart()[-1]["ready"] == 1
@@ -125,7 +155,10 @@ def test_samples_are_taken_once_a_minute_and_name_the_largest_causes() -> None:
     causes = {f"cause {number}": number + 1 for number in range(MOST_CAUSES + 2)}
     trends.sample(lambda: {"ready": 2}, lambda: causes)
     assert trends.chart()[-1]["nodes"] == {"ready": 2}
-    assert trends.chart()[-1]["waiting"] == {**{f"cause {number}": number + 1 for number in range(7, 1, -1)}, OTHER: 3}
+    assert trends.chart()[-1]["waiting"] == {
+        **{f"cause {number}": number + 1 for number in range(7, 1, -1)},
+        OTHER: 3,
+    }
     clock.now += SAMPLE_INTERVAL - 1
     trends.sample(lambda: {"ready": 3}, lambda: causes)
     assert trends.chart()[-1]["nodes"] == {"ready": 2} and trends.chart()[-2]["nodes"] is None

@@ -55,9 +55,13 @@ def test_values_use_the_statsd_format(client, server):
     client.timing("nodepool.launch.ready", datetime.timedelta(seconds=1))
     client.gauge("nodepool.x", -3)
     assert receive(server, 6) == [
-        "nodepool.nodes.ready:1|g", "nodepool.launch.ready:1|c", "nodepool.launch.ready:12.000000|ms",
-        "nodepool.launch.ready:1000.000000|ms", "nodepool.x:0|g", "nodepool.x:-3|g",
-    ]  # fmt: skip
+        "nodepool.nodes.ready:1|g",
+        "nodepool.launch.ready:1|c",
+        "nodepool.launch.ready:12.000000|ms",
+        "nodepool.launch.ready:1000.000000|ms",
+        "nodepool.x:0|g",
+        "nodepool.x:-3|g",
+    ]
 
 
 def test_pipeline_of_a_driver_records_each_value_once(client, server):
@@ -171,33 +175,87 @@ def test_shared_follows_the_environment():
 #: Each with values for its labels, the name that 11.0.0 gives it (or a new one), and the labels.
 EXAMPLES = [
     (metrics.NODES, ("in-use",), "nodepool.nodes.in-use", {"state": "in-use"}),
-    (metrics.PROVIDER_NODES, ("rack.west", "ready"), "nodepool.provider.rack.west.nodes.ready",
-     {"provider": "rack.west", "state": "ready"}),
-    (metrics.LABEL_NODES, ("noble-8g", "building"), "nodepool.label.noble-8g.nodes.building",
-     {"label": "noble-8g", "state": "building"}),
-    (metrics.ADDRESSABLE_REQUESTS, ("rack", "main"), "nodepool.provider.rack.pool.main.addressable_requests",
-     {"provider": "rack", "pool": "main"}),
+    (
+        metrics.PROVIDER_NODES,
+        ("rack.west", "ready"),
+        "nodepool.provider.rack.west.nodes.ready",
+        {"provider": "rack.west", "state": "ready"},
+    ),
+    (
+        metrics.LABEL_NODES,
+        ("noble-8g", "building"),
+        "nodepool.label.noble-8g.nodes.building",
+        {"label": "noble-8g", "state": "building"},
+    ),
+    (
+        metrics.ADDRESSABLE_REQUESTS,
+        ("rack", "main"),
+        "nodepool.provider.rack.pool.main.addressable_requests",
+        {"provider": "rack", "pool": "main"},
+    ),
     (metrics.MAX_SERVERS, ("rack",), "nodepool.provider.rack.max_servers", {"provider": "rack"}),
-    (metrics.TENANT_LIMIT, ("acme", "cores"), "nodepool.tenant_limits.acme.cores", {"tenant": "acme", "limit": "cores"}),
-    (metrics.ZOOKEEPER_QUEUE, ("np01", "node_cache.event_queue"), "nodepool.launcher.np01.zk.node_cache.event_queue",
-     {"host": "np01", "queue": "node_cache.event_queue"}),
+    (
+        metrics.TENANT_LIMIT,
+        ("acme", "cores"),
+        "nodepool.tenant_limits.acme.cores",
+        {"tenant": "acme", "limit": "cores"},
+    ),
+    (
+        metrics.ZOOKEEPER_QUEUE,
+        ("np01", "node_cache.event_queue"),
+        "nodepool.launcher.np01.zk.node_cache.event_queue",
+        {"host": "np01", "queue": "node_cache.event_queue"},
+    ),
     (metrics.LAUNCHER_CONFIG_STALE, (), "nodepool.launcher.config_stale", {}),
-    (metrics.IMAGE_SIZE, ("noble", "qcow2"), "nodepool.dib_image_build.noble.qcow2.size", {"image": "noble", "format": "qcow2"}),
-    (metrics.IMAGE_EXIT_STATUS, ("noble",), "nodepool.dib_image_build.noble.status.rc", {"image": "noble"}),
-    (metrics.IMAGE_LAST_BUILD, ("noble",), "nodepool.dib_image_build.noble.status.last_build", {"image": "noble"}),
+    (
+        metrics.IMAGE_SIZE,
+        ("noble", "qcow2"),
+        "nodepool.dib_image_build.noble.qcow2.size",
+        {"image": "noble", "format": "qcow2"},
+    ),
+    (
+        metrics.IMAGE_EXIT_STATUS,
+        ("noble",),
+        "nodepool.dib_image_build.noble.status.rc",
+        {"image": "noble"},
+    ),
+    (
+        metrics.IMAGE_LAST_BUILD,
+        ("noble",),
+        "nodepool.dib_image_build.noble.status.last_build",
+        {"image": "noble"},
+    ),
     (metrics.BUILD_REQUESTS, (), "nodepool.image_build_requests", {}),
-    (metrics.BUILD_REQUESTED, ("noble",), "nodepool.image.noble.image_build_requests", {"image": "noble"}),
-    (metrics.BUILD_STATE, ("nb01.example.org", "noble"), "nodepool.builder.nb01.example.org.image.noble.build.state",
-     {"host": "nb01.example.org", "image": "noble"}),
-    (metrics.UPLOAD_STATE, ("nb01.example.org", "noble", "p"),
-     "nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state",
-     {"host": "nb01.example.org", "image": "noble", "provider": "p"}),
-    (metrics.CURRENT_BUILDS, ("nb01.example.org",), "nodepool.builder.nb01.example.org.current_builds",
-     {"host": "nb01.example.org"}),
-]  # fmt: skip
+    (
+        metrics.BUILD_REQUESTED,
+        ("noble",),
+        "nodepool.image.noble.image_build_requests",
+        {"image": "noble"},
+    ),
+    (
+        metrics.BUILD_STATE,
+        ("nb01.example.org", "noble"),
+        "nodepool.builder.nb01.example.org.image.noble.build.state",
+        {"host": "nb01.example.org", "image": "noble"},
+    ),
+    (
+        metrics.UPLOAD_STATE,
+        ("nb01.example.org", "noble", "p"),
+        "nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state",
+        {"host": "nb01.example.org", "image": "noble", "provider": "p"},
+    ),
+    (
+        metrics.CURRENT_BUILDS,
+        ("nb01.example.org",),
+        "nodepool.builder.nb01.example.org.current_builds",
+        {"host": "nb01.example.org"},
+    ),
+]
 
 
-@pytest.mark.parametrize("definition,values,name,labels", EXAMPLES, ids=[example[2] for example in EXAMPLES])
+@pytest.mark.parametrize(
+    "definition,values,name,labels", EXAMPLES, ids=[example[2] for example in EXAMPLES]
+)
 def test_one_definition_two_forms(definition, values, name, labels):
     client = metrics.Metrics()
     client.gauge(definition(*values), 7)
@@ -239,8 +297,14 @@ def test_launches_of_zones_and_dots():
             assert values[(f"{family}_total", key)] == 1
             assert values[(f"{family}_duration_seconds_count", key)] == 1
             assert values[(f"{family}_duration_seconds_sum", key)] == 2.5
-            assert values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "2.5")])))] == 1
-            assert values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "1.0")])))] == 0
+            assert (
+                values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "2.5")])))]
+                == 1
+            )
+            assert (
+                values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "1.0")])))]
+                == 0
+            )
 
 
 def test_scrape_has_no_control_characters_of_others():
@@ -248,7 +312,10 @@ def test_scrape_has_no_control_characters_of_others():
     client.incr(metrics.TENANT_LAUNCHES("red\x1b[31m\x9b\u202e", "ready"))
     text = prometheus.Exposition(client).render()[0].decode()
     assert all(line.isprintable() for line in text.splitlines())
-    assert ("nodepool_tenant_launches_total", (("result", "ready"), ("tenant", "red\\x1b[31m\\x9b\\u202e"))) in scrape(client)
+    assert (
+        "nodepool_tenant_launches_total",
+        (("result", "ready"), ("tenant", "red\\x1b[31m\\x9b\\u202e")),
+    ) in scrape(client)
 
 
 def test_drivers_of_others_record_any_name():
@@ -274,7 +341,11 @@ def test_gauges_that_nothing_stands_behind_are_forgotten():
 
 def test_each_definition_is_in_the_manual():
     manual = REPOSITORY.joinpath("doc/operation/metrics.rst").read_text()
-    missing = [one.family for one in vars(metrics).values() if isinstance(one, metrics.Definition) and one.family not in manual]
+    missing = [
+        one.family
+        for one in vars(metrics).values()
+        if isinstance(one, metrics.Definition) and one.family not in manual
+    ]
     assert not missing
 
 

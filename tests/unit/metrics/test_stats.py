@@ -19,7 +19,9 @@ class Reporter(launches.StatsReporter):
 @pytest.mark.spec("CLI-7.2: launches, each name as timer and counter")
 def test_launch_result_is_recorded_under_all_names():
     client = metrics.Metrics()
-    Reporter(client, az="az1", requestor="NodePool:min-ready", tenant="t.1").recordLaunchStats("error.quota", 12.5)
+    Reporter(client, az="az1", requestor="NodePool:min-ready", tenant="t.1").recordLaunchStats(
+        "error.quota", 12.5
+    )
     names = {
         "nodepool.launch.error.quota",
         "nodepool.launch.provider.rack.west.error.quota",
@@ -30,13 +32,19 @@ def test_launch_result_is_recorded_under_all_names():
     }
     snapshot = client.snapshot()
     assert snapshot.counters == dict.fromkeys(names, 1)
-    assert {name: timer[:2] for name, timer in snapshot.timers.items()} == dict.fromkeys(names, (1, 12.5))
+    assert {name: timer[:2] for name, timer in snapshot.timers.items()} == dict.fromkeys(
+        names, (1, 12.5)
+    )
 
 
 def test_without_zone_and_requestor():
     client = metrics.Metrics()
     Reporter(client).recordLaunchStats("ready", 1)
-    names = {"nodepool.launch.ready", "nodepool.launch.provider.rack.west.ready", "nodepool.launch.label.small.ready"}
+    names = {
+        "nodepool.launch.ready",
+        "nodepool.launch.provider.rack.west.ready",
+        "nodepool.launch.label.small.ready",
+    }
     assert set(client.snapshot().counters) == names
 
 

@@ -39,7 +39,9 @@ def load(**options: Any) -> NodeManagerProviderConfig:
 def schema(**options: Any) -> None:
     entry = provider(**options)
     config = NodeManagerDriver().getProviderConfig(entry)
-    config.getSchema()({key: value for key, value in entry.items() if key not in ("name", "driver")})
+    config.getSchema()(
+        {key: value for key, value in entry.items() if key not in ("name", "driver")}
+    )
 
 
 @pytest.mark.spec("NM-C.8: discover: hosts from ZooKeeper, and/or hosts")
@@ -62,14 +64,18 @@ def test_backing_label_replaces_hosts() -> None:
     loaded = load(**BACKING)
     assert loaded.backing is not None and not loaded.manage_images and not loaded.hosts
     options = loaded.backing
-    assert (options.label, options.grace_time, options.min_retention_time, options.max_age, options.max_nodes) == (
-        "big",
-        60,
-        0,
-        None,
-        None,
+    assert (
+        options.label,
+        options.grace_time,
+        options.min_retention_time,
+        options.max_age,
+        options.max_nodes,
+    ) == ("big", 60, 0, None, None)
+    assert (
+        options.max_slivers == 100
+        and loaded._getLabel("big") is options
+        and loaded._getLabel("other") is None
     )
-    assert options.max_slivers == 100 and loaded._getLabel("big") is options and loaded._getLabel("other") is None
     assert (loaded.boot_timeout, loaded.launch_timeout, loaded.placement) == (120, 3600, "pack")
     full = {
         **BACKING,
@@ -81,12 +87,20 @@ def test_backing_label_replaces_hosts() -> None:
         "backing-config": {"max-slivers": 5, "network": {"default": "nat"}},
     }
     options = load(**full).backing
-    assert options is not None and options.max_slivers == 5 and options.max_nodes == 3 and options.directory == "/srv/nm"
+    assert (
+        options is not None
+        and options.max_slivers == 5
+        and options.max_nodes == 3
+        and options.directory == "/srv/nm"
+    )
     schema(**full)
     assert load(**BACKING) == load(**BACKING) != load(**{**BACKING, "grace-time": 5})
     label = {"name": "small", "cloud-image": "host", "backing-label": "huge"}
     loaded = load(**BACKING, pools=[{"name": "main", "labels": [label]}])
-    assert loaded.pools["main"].labels["small"].backing_label == "huge" and loaded._getLabel("big") is None
+    assert (
+        loaded.pools["main"].labels["small"].backing_label == "huge"
+        and loaded._getLabel("big") is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,16 +109,26 @@ def test_backing_label_replaces_hosts() -> None:
         ({"hosts": [HOST]}, "hosts cannot be used together with backing-label"),
         ({"discover": True}, "discover cannot be used together"),
         (TLS, "ca-cert cannot be used together"),
-        ({"diskimages": [{"name": "deb"}]}, "diskimages cannot be used .* would not reach machines that are launched later"),
+        (
+            {"diskimages": [{"name": "deb"}]},
+            "diskimages cannot be used .* would not reach machines that are launched later",
+        ),
         ({"backing-ssh-key": ""}, "needs backing-ssh-key"),
         ({"backing-ssh-key": "key"}, "backing-ssh-key must be an absolute path"),
         ({"backing-directory": "/"}, "backing-directory must be an absolute path"),
-        ({"max-age": 5, "min-retention-time": 10}, "max-age must be greater than or equal to min-retention-time"),
+        (
+            {"max-age": 5, "min-retention-time": 10},
+            "max-age must be greater than or equal to min-retention-time",
+        ),
         ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be set"),
         ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
         ({"backing-config": {"ssh": {"ports": "x"}}}, "must be a range of ports"),
         (
-            {"backing-config": {"sources": [{"zookeeper": {"servers": [{"host": "zk"}], "insecure": True}}]}},
+            {
+                "backing-config": {
+                    "sources": [{"zookeeper": {"servers": [{"host": "zk"}], "insecure": True}}]
+                }
+            },
             "a backing node cannot read slivers from ZooKeeper",
         ),
         ({"backing-label": "small"}, "is a label of this provider itself"),
@@ -142,15 +166,27 @@ def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None
 
 
 def test_certificates_of_the_provider_serve_its_hosts() -> None:
-    hosts = [{"name": "h1", "url": "https://h1:8120"}, {"name": "h2", "url": "https://h2:8120", **TLS, "ca-cert": "own"}]
+    hosts = [
+        {"name": "h1", "url": "https://h1:8120"},
+        {"name": "h2", "url": "https://h2:8120", **TLS, "ca-cert": "own"},
+    ]
     config = load(hosts=hosts, **TLS)
     assert config.hosts["h1"].ca_cert == "ca" and config.hosts["h2"].ca_cert == "own"
 
 
 def test_announcements_of_hosts_are_parsed_or_refused() -> None:
     config = load(discover=True, **TLS)
-    found = parse("h1", b'{"api": "https://10.0.0.1:8120", "ssh_address": "10.0.0.1", "group": "rack1", "new": 1}', config)
-    assert (found.name, found.url, found.ssh_address, found.group) == ("h1", "https://10.0.0.1:8120", "10.0.0.1", "rack1")
+    found = parse(
+        "h1",
+        b'{"api": "https://10.0.0.1:8120", "ssh_address": "10.0.0.1", "group": "rack1", "new": 1}',
+        config,
+    )
+    assert (found.name, found.url, found.ssh_address, found.group) == (
+        "h1",
+        "https://10.0.0.1:8120",
+        "10.0.0.1",
+        "rack1",
+    )
     assert (found.ca_cert, found.client_key, found.expected_name) == ("ca", "key", "h1")
     for data, text in (
         (b"", "empty"),
@@ -159,7 +195,10 @@ def test_announcements_of_hosts_are_parsed_or_refused() -> None:
         (b"{}", "api must be"),
         (b'{"api": "http://h:1"}', "api must be"),
         (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts"),
-        (b'{"api": "unix:/x", "ssh_address": "{{a}}"}', "ssh_address must be a plain name or address"),
+        (
+            b'{"api": "unix:/x", "ssh_address": "{{a}}"}',
+            "ssh_address must be a plain name or address",
+        ),
     ):
         with pytest.raises(RecordError, match=text):
             parse("h1", data, config)
@@ -171,7 +210,10 @@ def test_announcements_of_hosts_are_parsed_or_refused() -> None:
     ("label", "text"),
     [
         ({}, "label small needs either cloud-image or diskimage"),
-        ({"cloud-image": "host", "diskimage": "deb"}, "label small needs either cloud-image or diskimage"),
+        (
+            {"cloud-image": "host", "diskimage": "deb"},
+            "label small needs either cloud-image or diskimage",
+        ),
         ({"cloud-image": "nope"}, "cloud-image nope does not exist in provider metal"),
         ({"diskimage": "nope"}, "diskimage nope does not exist in provider metal"),
         ({"cloud-image": "host", "net-max": "5x"}, "net-max: '5x' is not a rate"),

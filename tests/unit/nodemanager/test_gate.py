@@ -100,13 +100,17 @@ def test_few_servers_of_a_sliver_start_in_parallel(bench: Bench) -> None:
     wait_for(lambda: bench.gate.sessions("s1") == 0 and bench.servers[0].closed, 5, "its end")
 
 
-def test_connections_above_the_limit_are_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_connections_above_the_limit_are_refused(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     clients = [bench.connect() for _ in range(LIMIT + 1)]
     assert closed(clients[-1])
     wait_for(lambda: f"refused: {LIMIT} sessions" in caplog.text, 5, "the reason")
 
 
-def test_frequent_connections_wait_in_the_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_connections_wait_in_the_kernel(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.gate.close("s1")
     monkeypatch.setattr(ssh_gate, "PACE", 0.01)
     monkeypatch.setattr(ssh_gate, "SAVED", 2.0)
@@ -118,7 +122,9 @@ def test_frequent_connections_wait_in_the_kernel(bench: Bench, monkeypatch: pyte
         clients[3].recv(1)
 
 
-def test_server_that_does_not_start_in_time_frees_its_slot(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_that_does_not_start_in_time_frees_its_slot(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     def late(_server: Server) -> Server:
         raise BackendError("no answer")
 

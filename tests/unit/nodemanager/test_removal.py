@@ -40,7 +40,9 @@ def test_tree_of_any_depth_is_removed(tmp_path: pathlib.Path) -> None:
         remove_tree(top)
 
 
-def test_user_removes_directories_of_any_depth_that_nobody_may_enter(tmp_path: pathlib.Path) -> None:
+def test_user_removes_directories_of_any_depth_that_nobody_may_enter(
+    tmp_path: pathlib.Path,
+) -> None:
     """As slivers of an ordinary user can leave them."""
     top = tmp_path / "top"
     top.mkdir()
@@ -81,7 +83,9 @@ def test_links_are_removed_not_followed(tmp_path: pathlib.Path) -> None:
     assert os.listdir(outside) == ["kept"]
 
 
-def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_does_not_keep_the_rest(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a/b/bad", "a/b/good", "c/good"):
         (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "top" / name).touch()
@@ -100,7 +104,9 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: pathlib.Path, m
     remove_tree(tmp_path / "top")
 
 
-def test_periodic_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_periodic_task_that_fails_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     done: list[str] = []
 
     def fail() -> None:
@@ -108,7 +114,9 @@ def test_periodic_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCap
 
     manager: Any = types.SimpleNamespace(
         _prune_templates=fail,
-        host=types.SimpleNamespace(tidy=lambda: done.append("tidy"), account=lambda _: done.append("account")),
+        host=types.SimpleNamespace(
+            tidy=lambda: done.append("tidy"), account=lambda _: done.append("account")
+        ),
         servers=types.SimpleNamespace(tidy=lambda: done.append("sockets")),
         slivers=types.SimpleNamespace(effective=dict),
         log=logging.getLogger("test"),

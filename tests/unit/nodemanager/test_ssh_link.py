@@ -16,9 +16,15 @@ from nodepool.driver.nodemanager.pushed.target import Target
 from tests.support.deadline import limit
 
 TARGET = Target(
-    owner="0000000001", place="p", address="192.0.2.1", port=22, username="root", host_keys=("ssh-ed25519 AAAA",),
-    python="python3", key_file="/key",
-)  # fmt: skip
+    owner="0000000001",
+    place="p",
+    address="192.0.2.1",
+    port=22,
+    username="root",
+    host_keys=("ssh-ed25519 AAAA",),
+    python="python3",
+    key_file="/key",
+)
 #: Answers the loader, says it is ready, and runs until its input ends.
 READY = """echo $$ > "$DIRECTORY/pid"; echo Welcome; echo 'nodepool:{"state": "have"}'
 echo 'nodepool:{"state": "ready", "socket": "/far"}'; cat > /dev/null"""
@@ -32,7 +38,10 @@ def ssh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     def install(script: str, forwards: int = 0) -> None:
         program = tmp_path / "ssh.new"
-        program.write_text(f'#!/bin/sh\ncase "$*" in *"-O forward"*) echo no way >&2; exit {forwards};; esac\n{script}\n')
+        program.write_text(
+            f'#!/bin/sh\ncase "$*" in *"-O forward"*) echo no way >&2; exit {forwards};; '
+            f"esac\n{script}\n"
+        )
         program.chmod(0o755)
         program.rename(tmp_path / "ssh")  # a shell may be reading the other one
 
@@ -48,7 +57,9 @@ class Scene:
         return self.changes.get(timeout=limit(10))
 
 
-def test_link_that_stops_ends_its_client_soon(tmp_path: pathlib.Path, ssh: Callable[..., None]) -> None:
+def test_link_that_stops_ends_its_client_soon(
+    tmp_path: pathlib.Path, ssh: Callable[..., None]
+) -> None:
     ssh(READY)
     scene = Scene(tmp_path)
     scene.link.start()
@@ -64,7 +75,9 @@ def test_link_that_stops_ends_its_client_soon(tmp_path: pathlib.Path, ssh: Calla
     assert scene.changes.empty()
 
 
-def test_link_connects_again_with_the_reason_in_the_meantime(tmp_path: pathlib.Path, ssh: Callable[..., None]) -> None:
+def test_link_connects_again_with_the_reason_in_the_meantime(
+    tmp_path: pathlib.Path, ssh: Callable[..., None]
+) -> None:
     ssh("echo Host key verification failed. >&2; exit 255")
     scene = Scene(tmp_path)
     scene.link.start()

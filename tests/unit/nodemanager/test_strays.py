@@ -25,8 +25,14 @@ def recovered(path: pathlib.Path, numbers: dict[str, int | None]) -> Database:
 
 
 def test_sliver_without_a_record_keeps_its_number_until_it_is_gone(tmp_path: pathlib.Path) -> None:
-    """Otherwise the first one that is gone frees the number of another, and a new sliver fails with it."""
+    """Otherwise the first one that is gone frees the number of another, and a new sliver fails
+    with it.
+    """
     database = recovered(tmp_path, {"a": 2, "b": None, "c": 1})
     assert [database.owner_of_index(number) for number in (1, 2, 3)] == ["c", "a", "b"]
-    assert {key: local["index"] for key, local in database.locals().items()} == {"sliver_a": 2, "sliver_b": 3, "sliver_c": 1}
+    assert {key: local["index"] for key, local in database.locals().items()} == {
+        "sliver_a": 2,
+        "sliver_b": 3,
+        "sliver_c": 1,
+    }
     database.close()

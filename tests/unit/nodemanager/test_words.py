@@ -31,7 +31,11 @@ class Answers:
 def test_users_13_create_of_an_unknown_one() -> None:
     args = nm.create_parser().parse_args(["create", "beta"])
     client: Any = Answers(CreateSliver=RpcFault(nm.BAD_ARGUMENT, "there is no sliver beta here"))
-    with pytest.raises(RpcFault, match="there is no sliver beta here; to create a new one, specify options such as --image host"):
+    with pytest.raises(
+        RpcFault,
+        match="there is no sliver beta here; to create a new one, specify options such as --image "
+        "host",
+    ):
         args.function(client, args)
 
 
@@ -39,11 +43,16 @@ def test_users_13_a_failed_one_stays(capsys: pytest.CaptureFixture[str]) -> None
     args = nm.create_parser().parse_args(["create", "beta", "--image", "host"])
     client: Any = Answers(PutRecord=1, WaitSliver={"state": "failed", "error": "no such image"})
     assert args.function(client, args) == 1
-    assert "no such image; it is kept for inspection" in (err := capsys.readouterr().err) and "`nodepool-nm delete beta`" in err
+    assert (
+        "no such image; it is kept for inspection" in (err := capsys.readouterr().err)
+        and "`nodepool-nm delete beta`" in err
+    )
 
 
 def test_users_13_units_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {"Memory MiB", "Limit MiB", "Disk MiB", "Sent bit/s", "Recv bit/s"} <= set(nm.TOP_COLUMNS.values())
+    assert {"Memory MiB", "Limit MiB", "Disk MiB", "Sent bit/s", "Recv bit/s"} <= set(
+        nm.TOP_COLUMNS.values()
+    )
     sliver = {
         "name": "a",
         "state": "ready",
@@ -62,7 +71,11 @@ def test_users_13_units_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_users_13_unknown_options_of_the_file() -> None:
-    with pytest.raises(ConfigurationError, match=r"bakend: extra keys not allowed; did you mean backend\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"bakend: extra keys not allowed; did you mean backend\?"
+    ):
         config.parse({"bakend": "native"}, "nodemanager.yaml")
-    with pytest.raises(ConfigurationError, match=r"ssh\.adress: extra keys not allowed; did you mean address\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"ssh\.adress: extra keys not allowed; did you mean address\?"
+    ):
         config.parse({"ssh": {"adress": "h"}}, "nodemanager.yaml")

@@ -51,14 +51,19 @@ def test_pid_file_with_the_number_of_another_process_is_taken_over(tmp_path):
 
 def test_two_in_one_process(tmp_path):
     path = str(tmp_path / "x.pid")
-    with background.PidFile(path), pytest.raises(background.PidFileError, match=f"running process {os.getpid()}"):
+    with (
+        background.PidFile(path),
+        pytest.raises(background.PidFileError, match=f"running process {os.getpid()}"),
+    ):
         background.PidFile(path, timeout=0.2).acquire()
     background.PidFile(path).release()
 
 
 def test_missing_directory_of_the_pid_file_is_reported(tmp_path):
     path = str(tmp_path / "no" / "x.pid")
-    with pytest.raises(background.PidFileError, match=f"cannot write pid file {path}: No such file or directory"):
+    with pytest.raises(
+        background.PidFileError, match=f"cannot write pid file {path}: No such file or directory"
+    ):
         background.PidFile(path).acquire()
 
 
@@ -73,13 +78,20 @@ def script(tmp_path, text):
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(text))
     return subprocess.run(
-        [sys.executable, str(path), str(tmp_path)], capture_output=True, text=True, timeout=60, check=False,
-        stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+        [sys.executable, str(path), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
 
 
 def test_detached_daemon_has_left_its_terminal(tmp_path):
-    reply = script(tmp_path, """
+    reply = script(
+        tmp_path,
+        """
         import json, os, signal, sys
         os.umask(0o077)
         leak = open("/dev/null")
@@ -98,7 +110,8 @@ def test_detached_daemon_has_left_its_terminal(tmp_path):
         print("invisible")
         report.running()
         os._exit(0)
-    """)  # fmt: skip
+    """,
+    )
     assert (reply.returncode, reply.stdout, reply.stderr) == (0, "", "")
     import json
 
@@ -109,19 +122,25 @@ def test_detached_daemon_has_left_its_terminal(tmp_path):
 
 
 def test_detach_reports_failures(tmp_path):
-    reply = script(tmp_path, """
+    reply = script(
+        tmp_path,
+        """
         import os
         from nodepool.process import background as daemon
         daemon.detach("prog").failed("port is taken")
         os._exit(1)
-    """)  # fmt: skip
+    """,
+    )
     assert (reply.returncode, reply.stderr) == (1, "prog: error: port is taken\n")
-    reply = script(tmp_path, """
+    reply = script(
+        tmp_path,
+        """
         import os
         from nodepool.process import background as daemon
         report = daemon.detach("prog")
         os._exit(1)
-    """)  # fmt: skip
+    """,
+    )
     assert (reply.returncode, reply.stderr) == (1, "prog: error: the daemon ended while starting\n")
 
 
@@ -140,7 +159,10 @@ def test_systemd_is_notified(tmp_path, monkeypatch):
 
 def test_killed_holder_is_taken_over(tmp_path):
     path = tmp_path / "x.pid"
-    code = "import sys, signal\nfrom nodepool.process.background import PidFile\nPidFile(sys.argv[1]).acquire()\nsignal.pause()\n"
+    code = (
+        "import sys, signal\nfrom nodepool.process.background import "
+        "PidFile\nPidFile(sys.argv[1]).acquire()\nsignal.pause()\n"
+    )
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment)
     try:

@@ -1,4 +1,6 @@
-"""LogWriter: records are written soon, in order, on its thread; none is lost when the process ends."""
+"""LogWriter: records are written soon, in order, on its thread; none is lost when the process
+ends.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,12 @@ def test_nobody_waits_for_the_disk_and_what_has_waited_is_written_at_once(
     logger.info("the last line")
     assert stream.done.wait(10)
     assert [line.removeprefix("MainThread ") for line in stream.getvalue().splitlines()] == [
-        "the disk begins to hang", "line 0", "line 1", "line 2", "the last line",
-    ]  # fmt: skip
+        "the disk begins to hang",
+        "line 0",
+        "line 1",
+        "line 2",
+        "the last line",
+    ]
     assert set(stream.flushed) == {"LogWriter"} and len(stream.flushed) <= 3
 
 
@@ -98,21 +104,29 @@ def test_text_has_the_parameters_as_they_were_when_it_was_logged(
     assert "['building']" in stream.getvalue()
 
 
-def test_each_handler_and_its_level_stay(logger: logging.Logger, stream: Stream, tmp_path: pathlib.Path) -> None:
+def test_each_handler_and_its_level_stay(
+    logger: logging.Logger, stream: Stream, tmp_path: pathlib.Path
+) -> None:
     handler = logging.handlers.WatchedFileHandler(tmp_path / "log")
     handler.setLevel(logging.WARNING)
     logger.addHandler(handler)
     before = list(logger.handlers)
     writer = LogWriter()
     writer.start()
-    assert any(isinstance(each, logging.NullHandler) for each in logger.handlers), "stack_dump looks for it"
+    assert any(isinstance(each, logging.NullHandler) for each in logger.handlers), (
+        "stack_dump looks for it"
+    )
     logger.info("quiet")
     logger.warning("loud")
     writer.stop()
     assert logger.handlers == before
-    assert (tmp_path / "log").read_text() == "loud\n" and stream.getvalue() == "MainThread quiet\nMainThread loud\n"
+    assert (
+        tmp_path / "log"
+    ).read_text() == "loud\n" and stream.getvalue() == "MainThread quiet\nMainThread loud\n"
     logger.info("afterwards")
-    assert stream.getvalue().endswith("afterwards\n"), "without the thread, it is written by who logs"
+    assert stream.getvalue().endswith("afterwards\n"), (
+        "without the thread, it is written by who logs"
+    )
     handler.close()
 
 
@@ -166,7 +180,9 @@ def test_faulty_filter_and_full_disk_harm_nothing_else(
     assert "ZeroDivisionError" in told and "No space left on device" in told
 
 
-def test_signal_that_ends_the_process_may_interrupt_a_write(logger: logging.Logger, writer: LogWriter) -> None:
+def test_signal_that_ends_the_process_may_interrupt_a_write(
+    logger: logging.Logger, writer: LogWriter
+) -> None:
     interrupted = threading.Event()
 
     class Interrupted(logging.Handler):
@@ -174,7 +190,9 @@ def test_signal_that_ends_the_process_may_interrupt_a_write(logger: logging.Logg
             writer.write()  # what logging.shutdown() does in a signal handler
             interrupted.set()
 
-    writer.add(Interrupted(), logger.makeRecord(logger.name, logging.INFO, __file__, 1, "a line", (), None))
+    writer.add(
+        Interrupted(), logger.makeRecord(logger.name, logging.INFO, __file__, 1, "a line", (), None)
+    )
     assert interrupted.wait(10)
 
 
@@ -191,5 +209,11 @@ logging.info("the last words")
 
 @pytest.mark.parametrize("end", ["", "logging.shutdown(); os._exit(0)"])
 def test_records_that_wait_are_written_when_the_process_ends(end: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
     assert done.stderr == "the last words\n"

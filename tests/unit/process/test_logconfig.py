@@ -13,7 +13,10 @@ from nodepool import logconfig
 def keep_logging():
     """Put the process' logging back as it was."""
     names = ["", "nodepool", "requests", "openstack", "kazoo", "nodepool.ComponentRegistry"]
-    saved = [(logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level) for n in names]
+    saved = [
+        (logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level)
+        for n in names
+    ]
     yield
     for logger, handlers, level in saved:
         for handler in logger.handlers:
@@ -30,7 +33,10 @@ def record(text, *args, exc_info=None):
 def test_multi_line_formatter_repeats_the_prefix():
     formatter = logconfig.MultiLineFormatter("%(levelname)s %(name)s: %(message)s")
     assert formatter.format(record("one %s", "word")) == "INFO nodepool.x: one word"
-    assert formatter.format(record("a\nb\nc")) == "INFO nodepool.x: a\nINFO nodepool.x:   b\nINFO nodepool.x:   c"
+    assert (
+        formatter.format(record("a\nb\nc"))
+        == "INFO nodepool.x: a\nINFO nodepool.x:   b\nINFO nodepool.x:   c"
+    )
 
 
 def test_multi_line_formatter_tracebacks():
@@ -58,7 +64,10 @@ def test_annotated_logger_order_and_missing_parts(caplog):
     same = logconfig.get_annotated_logger(log, node_request_id="100-0000000002")
     assert same is log
     same.info("again")
-    assert caplog.records[-1].getMessage() == "[e: ev] [node_request: 100-0000000002] [node: 0000000001] again"
+    assert (
+        caplog.records[-1].getMessage()
+        == "[e: ev] [node_request: 100-0000000002] [node: 0000000001] again"
+    )
     assert caplog.records[-1].node_request == "100-0000000002"
     logconfig.get_annotated_logger(base).info("plain")
     assert caplog.records[-1].getMessage() == "plain"

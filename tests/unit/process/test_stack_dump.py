@@ -20,7 +20,9 @@ def without_tools(monkeypatch):
 
 
 def messages(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "nodepool.stack_dump"]
+    return [
+        record.getMessage() for record in caplog.records if record.name == "nodepool.stack_dump"
+    ]
 
 
 @pytest.fixture
@@ -42,7 +44,11 @@ def test_dump_lists_all_threads_with_stacks(caplog, without_tools, sleeper):
     lines = threads.splitlines()
     assert f"Thread: {sleeper.ident} PoolWorker.p-main d: True" in lines
     assert f"Thread: {threading.main_thread().ident} MainThread d: False" in lines
-    assert any(line.startswith('  File "') and line.endswith(", in test_dump_lists_all_threads_with_stacks") for line in lines)
+    assert any(
+        line.startswith('  File "')
+        and line.endswith(", in test_dump_lists_all_threads_with_stacks")
+        for line in lines
+    )
     assert all(record.levelno >= logging.INFO for record in caplog.records)
 
 
@@ -98,16 +104,23 @@ def test_profilers_alternate_and_failures_are_logged(caplog, monkeypatch):
         return lambda: types.SimpleNamespace(print_all=lambda out: out.write(name + "\n"))
 
     yappi = types.SimpleNamespace(
-        start=lambda: calls.append("start"), stop=lambda: calls.append("stop"),
-        clear_stats=lambda: calls.append("clear"), get_func_stats=stats("functions"),
+        start=lambda: calls.append("start"),
+        stop=lambda: calls.append("stop"),
+        clear_stats=lambda: calls.append("clear"),
+        get_func_stats=stats("functions"),
         get_thread_stats=stats("threads"),
-    )  # fmt: skip
+    )
     objgraph = types.SimpleNamespace(show_growth=lambda limit, file: file.write(f"dict {limit}\n"))
     monkeypatch.setitem(sys.modules, "yappi", yappi)
     monkeypatch.setitem(sys.modules, "objgraph", objgraph)
     dumper = stack_dump.StackDumper()
     dumper.dump()
-    assert messages(caplog)[2:] == ["Starting Yappi", "Most common types:", "dict 100\n", "End debug handler"]
+    assert messages(caplog)[2:] == [
+        "Starting Yappi",
+        "Most common types:",
+        "dict 100\n",
+        "End debug handler",
+    ]
     caplog.clear()
     dumper.dump()
     assert messages(caplog)[2:4] == ["Stopping Yappi", "functions\nthreads\n"]

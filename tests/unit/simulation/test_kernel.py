@@ -40,7 +40,9 @@ def test_time_moves_only_while_all_tasks_wait(start: Callable[..., Kernel]) -> N
     assert seen == [(1.0, 1.0), (60.0, 60.0), (3600.0, 3600.0)]
 
 
-def test_same_seed_takes_the_same_decisions_and_another_seed_takes_others(start: Callable[..., Kernel]) -> None:
+def test_same_seed_takes_the_same_decisions_and_another_seed_takes_others(
+    start: Callable[..., Kernel],
+) -> None:
     def trace(seed: int) -> tuple[int, list[int]]:
         kernel, order = start(seed), []
 
@@ -179,18 +181,24 @@ class Echo:
 
 
 @pytest.fixture
-def talk(start: Callable[..., Kernel]) -> Callable[[Callable[[Any, Echo, Kernel, FaultyNetwork], Any]], Any]:
+def talk(
+    start: Callable[..., Kernel],
+) -> Callable[[Callable[[Any, Echo, Kernel, FaultyNetwork], Any]], Any]:
     def run(conversation: Callable[[Any, Echo, Kernel, FaultyNetwork], Any]) -> Any:
         kernel = start()
         network = FaultyNetwork(kernel)
         echo = Echo(network)
-        return kernel.run(lambda: conversation(network.create_connection(("echo", 7), 5.0), echo, kernel, network))
+        return kernel.run(
+            lambda: conversation(network.create_connection(("echo", 7), 5.0), echo, kernel, network)
+        )
 
     return run
 
 
 def test_bytes_arrive_in_order_after_the_latency(talk: Any) -> None:
-    def conversation(socket: Any, _echo: Echo, kernel: Kernel, _network: FaultyNetwork) -> tuple[bytes, bool]:
+    def conversation(
+        socket: Any, _echo: Echo, kernel: Kernel, _network: FaultyNetwork
+    ) -> tuple[bytes, bool]:
         before, found = kernel.now, b""
         for number in range(10):
             socket.send(b"%d" % number)
@@ -213,7 +221,9 @@ def test_cut_connection_breaks_both_ends(talk: Any) -> None:
 
 
 def test_muted_connection_loses_answers_only(talk: Any) -> None:
-    def conversation(socket: Any, echo: Echo, _kernel: Kernel, _network: FaultyNetwork) -> list[bytes]:
+    def conversation(
+        socket: Any, echo: Echo, _kernel: Kernel, _network: FaultyNetwork
+    ) -> list[bytes]:
         echo.connections[0].mute()
         socket.settimeout(3.0)
         socket.send(b"x")

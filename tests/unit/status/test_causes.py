@@ -29,18 +29,39 @@ class Cluster:
         self.nodes = []
         for number in range(NODES):
             node = Node(f"{number:010}")
-            node.state, node.provider, node.pool = ("used", "hold", "in-use")[number % 3], "p", "main"
-            node.type, node.state_time, node.hold_expiration = [LABELS[number % len(LABELS)]], now - 2000, 60
+            node.state, node.provider, node.pool = (
+                ("used", "hold", "in-use")[number % 3],
+                "p",
+                "main",
+            )
+            node.type, node.state_time, node.hold_expiration = (
+                [LABELS[number % len(LABELS)]],
+                now - 2000,
+                60,
+            )
             self.nodes.append(node)
         self.requests = []
         for number in range(REQUESTS):
             request = NodeRequest(f"100-{number:010}")
-            request.state, request.requestor, request.node_types = "requested", MIN_READY, [LABELS[number % len(LABELS)]]
+            request.state, request.requestor, request.node_types = (
+                "requested",
+                MIN_READY,
+                [LABELS[number % len(LABELS)]],
+            )
             self.requests.append(request)
-        reason = {"code": "pool-limit", "root": "pool-limit", "pool": "p-main", "text": "full", "help": "raise", "request": ""}
+        reason = {
+            "code": "pool-limit",
+            "root": "pool-limit",
+            "pool": "p-main",
+            "text": "full",
+            "help": "raise",
+            "request": "",
+        }
         ids = [request.id for request in self.requests]
         labels = {label: {"min_ready": 5} for label in LABELS}
-        self.report = report(providers={"p": {}}, labels=labels, waiting=[{"ids": ids, "reasons": [reason]}])
+        self.report = report(
+            providers={"p": {}}, labels=labels, waiting=[{"ids": ids, "reasons": [reason]}]
+        )
         self.node_tree = object()
 
     def _read(self, name: str, found: Any) -> Any:
@@ -63,11 +84,15 @@ class Cluster:
         return self._read("launchers", [{"hostname": "nl01", "problems": []}])
 
     def getRegisteredPools(self) -> Any:
-        pool = SimpleNamespace(provider_name="p", name="main", id="one", labels=frozenset(LABELS), paused=False)
+        pool = SimpleNamespace(
+            provider_name="p", name="main", id="one", labels=frozenset(LABELS), paused=False
+        )
         return self._read("pools", [pool])
 
 
-def test_problems_of_a_whole_cluster_look_at_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_a_whole_cluster_look_at_each_node_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looked_at: Counter[str] = Counter()
     real = known.of_node
 
@@ -83,14 +108,25 @@ def test_problems_of_a_whole_cluster_look_at_each_node_once(monkeypatch: pytest.
     assert len([problem for problem in found if "min-ready" in problem.text]) == len(LABELS)
     stuck = [problem.text for problem in found if problem.label is None]
     assert len(stuck) == causes.MOST_STUCK + 1
-    assert stuck[-1] == f"and {2 * NODES // 3 + 1 - causes.MOST_STUCK} more nodes that their owners do not release"
+    assert (
+        stuck[-1]
+        == f"and {2 * NODES // 3 + 1 - causes.MOST_STUCK} more nodes that their owners do not "
+        "release"
+    )
 
 
 def test_launcher_that_passed_a_request_on_does_not_hide_why_it_waits() -> None:
     """World seed 428: the report of the other launcher still said that it launches nodes."""
     cluster = Cluster()
     request = cluster.requests[0]
-    launching = {"code": "launching", "root": "launching", "pool": "p-main", "text": "launching nodes", "help": "", "request": ""}
+    launching = {
+        "code": "launching",
+        "root": "launching",
+        "pool": "p-main",
+        "text": "launching nodes",
+        "help": "",
+        "request": "",
+    }
     cluster.report["waiting"].append({"ids": [request.id], "reasons": [launching]})
     assert causes.of_request(Once(cluster), request).code == "pool-limit"
     cluster.nodes[0].allocated_to = request.id

@@ -19,21 +19,38 @@ from tests.support.mirror import report
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
 
 
-def request(number: int, labels: list[str], priority: int = 100, state: str = "requested", relative: int = 0) -> NodeRequest:
+def request(
+    number: int, labels: list[str], priority: int = 100, state: str = "requested", relative: int = 0
+) -> NodeRequest:
     made = NodeRequest(f"{priority}-{number:010}")
     made.state, made.node_types, made.relative_priority = state, labels, relative
     return made
 
 
-@given(st.lists(st.tuples(LABELS, st.sampled_from((100, 200)), st.sampled_from(("requested", "pending", "fulfilled")),
-                          st.integers(0, 2)), max_size=12))  # fmt: skip
-def test_queue_position_counts_earlier_requests_for_shared_labels(given: list[tuple[list[str], int, str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            LABELS,
+            st.sampled_from((100, 200)),
+            st.sampled_from(("requested", "pending", "fulfilled")),
+            st.integers(0, 2),
+        ),
+        max_size=12,
+    )
+)
+def test_queue_position_counts_earlier_requests_for_shared_labels(
+    given: list[tuple[list[str], int, str, int]],
+) -> None:
     """As many come before it as want one of its labels and are served first."""
     requests = [request(number, *entry) for number, entry in enumerate(given)]
     waiting = [each for each in requests if each.state != "fulfilled"]
 
     def before(one: NodeRequest) -> int:
-        return sum(1 for other in waiting if set(other.node_types) & set(one.node_types) and other.priority < one.priority)
+        return sum(
+            1
+            for other in waiting
+            if set(other.node_types) & set(one.node_types) and other.priority < one.priority
+        )
 
     assert places(requests) == {each.id: 1 + before(each) for each in waiting}
 
@@ -45,9 +62,16 @@ def test_a_request_with_a_strange_name_has_no_place() -> None:
 
 
 def test_expected_wait_is_that_of_the_slowest_label() -> None:
-    """By the slowest label; by the launcher that has served most; unknown when nobody knows it of one of them."""
+    """By the slowest label; by the launcher that has served most; unknown when nobody knows it
+    of one of them.
+    """
     first = report(lately={"a": {"a_minute": 2.0}, "b": {"a_minute": 30}})
-    served = rates([first, report(lately={"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}})])
+    served = rates(
+        [
+            first,
+            report(lately={"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}}),
+        ]
+    )
     assert served == {"a": 6.0, "b": 30}
     assert expected_wait(served, ["a"], 3) == 30.0
     assert expected_wait(served, ["b", "a"], 1) == 10.0
@@ -62,16 +86,45 @@ def test_expected_wait_is_that_of_the_slowest_label() -> None:
         ({"calls": None}, (None, None, None)),
         ({"calls": {"paces": [], "last_error": 5}}, (None, None, None)),
         ({"calls": {"paces": {"read": "2/s", "write": "2/s"}}}, ("2/s", None, None)),
-        ({"calls": {"paces": {"read": "2/s", "write": "0.5/s of 2/s (throttled)"}}},
-         ("read 2/s, write 0.5/s of 2/s (throttled)", None, None)),
-        ({"calls": {"last_error": {"operation": "create", "kind": "quota", "message": "too\nmany", "time": 5.0}}},
-         (None, "create (quota): too many", 5.0)),
-        ({"calls": {"last_error": {"operation": "create", "kind": "quota", "message": "m", "time": "x"}}},
-         (None, "create (quota): m", None)),
+        (
+            {"calls": {"paces": {"read": "2/s", "write": "0.5/s of 2/s (throttled)"}}},
+            ("read 2/s, write 0.5/s of 2/s (throttled)", None, None),
+        ),
+        (
+            {
+                "calls": {
+                    "last_error": {
+                        "operation": "create",
+                        "kind": "quota",
+                        "message": "too\nmany",
+                        "time": 5.0,
+                    }
+                }
+            },
+            (None, "create (quota): too many", 5.0),
+        ),
+        (
+            {
+                "calls": {
+                    "last_error": {
+                        "operation": "create",
+                        "kind": "quota",
+                        "message": "m",
+                        "time": "x",
+                    }
+                }
+            },
+            (None, "create (quota): m", None),
+        ),
     ],
-)  # fmt: skip
-def test_calls_show_rate_and_last_error(given: dict[str, Any], expected: tuple[object, ...]) -> None:
-    assert tuple(calls_of(report(providers={"p": given})["providers"]["p"]["calls"]).values()) == expected
+)
+def test_calls_show_rate_and_last_error(
+    given: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    assert (
+        tuple(calls_of(report(providers={"p": given})["providers"]["p"]["calls"]).values())
+        == expected
+    )
 
 
 def test_fields_begin_no_lines_of_their_own() -> None:
@@ -79,10 +132,14 @@ def test_fields_begin_no_lines_of_their_own() -> None:
     assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"
 
 
-def test_moments_of_the_history_have_milliseconds_and_a_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_of_the_history_have_milliseconds_and_a_time_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TZ", "XYZ-2")
     time.tzset()
-    found = Explanation("node", "1", "ready", history=[{"type": "node-removed", "time": 86400.25, "node": "1"}])
+    found = Explanation(
+        "node", "1", "ready", history=[{"type": "node-removed", "time": 86400.25, "node": "1"}]
+    )
     assert "    1970-01-02 02:00:00.250 XYZ  " in found.text()
     monkeypatch.undo()
     time.tzset()
@@ -101,6 +158,8 @@ def test_use_of_a_limit_has_units(resource: str, used: float, limit: float, text
     assert use_text(resource, used, limit) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.121, "0.12 s"), (9.97, "10 s"), (299.4, "4 min 59 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.121, "0.12 s"), (9.97, "10 s"), (299.4, "4 min 59 s")]
+)
 def test_measured_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text

@@ -37,7 +37,9 @@ class _Cluster:
         self.node.type, self.node.external_id = ["old-label"], {"host": "h0"}
         self.request = NodeRequest("100-0000000001")
         self.request.state, self.request.node_types = "requested", ["misspelt"]
-        self.request.requestor_data = Terms("me", "unix:0", "", notes={"fleet": "https://forge/team runners"}).stored()
+        self.request.requestor_data = Terms(
+            "me", "unix:0", "", notes={"fleet": "https://forge/team runners"}
+        ).stored()
         self.reads: Counter[str] = Counter()
 
     def readReports(self) -> Any:
@@ -66,12 +68,22 @@ Cluster: Any = _Cluster
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("0000000003", ["node"]), ("3", ["node"]), ("100-0000000001", ["request"]), ("200-0000000099", ["request"]),
-        ("old-label", ["label"]), ("misspelt", ["label"]), ("built", ["image"]), ("rack", ["provider"]), ("broken", ["provider"]),
-        ("h1", ["host"]), ("acme", ["tenant"]), ("runners", ["fleet"]),
-        ("debian", ["label", "image"]), ("metal", ["label", "provider"]),
+        ("0000000003", ["node"]),
+        ("3", ["node"]),
+        ("100-0000000001", ["request"]),
+        ("200-0000000099", ["request"]),
+        ("old-label", ["label"]),
+        ("misspelt", ["label"]),
+        ("built", ["image"]),
+        ("rack", ["provider"]),
+        ("broken", ["provider"]),
+        ("h1", ["host"]),
+        ("acme", ["tenant"]),
+        ("runners", ["fleet"]),
+        ("debian", ["label", "image"]),
+        ("metal", ["label", "provider"]),
     ],
-)  # fmt: skip
+)
 def test_name_leads_to_all_objects_that_have_it(name: str, kinds: list[str]) -> None:
     assert find.kinds_of(Cluster(), name) == kinds
 
@@ -85,7 +97,9 @@ def test_id_needs_no_reading_of_names() -> None:
 
 def test_unknown_name_gets_a_suggestion() -> None:
     with pytest.raises(
-        Unknown, match=r"acne is not known: .* name of a label, image, provider, fleet, host or tenant; did you mean acme\?"
+        Unknown,
+        match=r"acne is not known: .* name of a label, image, provider, fleet, host or tenant; did "
+        r"you mean acme\?",
     ):
         find.kinds_of(Cluster(), "acne")
 
@@ -110,7 +124,10 @@ def test_host_is_explained_with_limits_nodes_and_cause() -> None:
 
 def test_tenant_is_explained_with_its_limits() -> None:
     text = explained("tenant", "acme")
-    assert text.startswith("tenant acme: limited by tenant-resource-limits\n") and "launcher nl01: instances 2 of 3" in text
+    assert (
+        text.startswith("tenant acme: limited by tenant-resource-limits\n")
+        and "launcher nl01: instances 2 of 3" in text
+    )
 
 
 @pytest.mark.parametrize("kind", ["host", "tenant"])

@@ -71,14 +71,24 @@ def test_node_that_is_deleted_has_no_command() -> None:
 def test_user_of_zuul_is_shown_with_job_and_build() -> None:
     data = {"zuul_system": "z", "project_name": "nova", "builds": ["b1"]}
     found = facts(node(tenant_name="acme", requestor="NodePool:min-ready", user_data=data))
-    assert (found["tenant"], found["requestor"], found["project"]) == ("acme", "NodePool:min-ready", "nova")
+    assert (found["tenant"], found["requestor"], found["project"]) == (
+        "acme",
+        "NodePool:min-ready",
+        "nova",
+    )
     assert found["user data builds"] == '["b1"]'
 
 
 def test_lease_is_shown_with_its_owner_and_without_the_hash_of_its_token() -> None:
     terms = Terms(owner="alice", via="unix:1000", purpose="bisect", secret="f00")
-    found = facts(node(state=HOLD, allocated_to="100-1", user_data=terms.stored(), hold_expiration=3660))
-    assert (found["lease"], found["owner"], found["purpose"]) == ("100-1", "alice (unix:1000)", "bisect")
+    found = facts(
+        node(state=HOLD, allocated_to="100-1", user_data=terms.stored(), hold_expiration=3660)
+    )
+    assert (found["lease"], found["owner"], found["purpose"]) == (
+        "100-1",
+        "alice (unix:1000)",
+        "bisect",
+    )
     assert found["hold ends"].endswith("(in 1 h)")
     assert "f00" not in str(found)
 
@@ -90,8 +100,13 @@ def test_hold_without_an_end_says_when_it_ends() -> None:
 
 
 def test_slot_names_its_backing_node_and_the_other_way_around() -> None:
-    backing, slot = node(1), node(2, external_id="0000000002", driver_data={"backing_node": "0000000001", "slot": 0})
-    assert facts(slot, backing)["backing node"] == "0000000001" and "server" not in facts(slot, backing)
+    backing, slot = (
+        node(1),
+        node(2, external_id="0000000002", driver_data={"backing_node": "0000000001", "slot": 0}),
+    )
+    assert facts(slot, backing)["backing node"] == "0000000001" and "server" not in facts(
+        slot, backing
+    )
     assert facts(backing, slot)["nodes on it"] == "0000000002"
 
 

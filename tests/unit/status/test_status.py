@@ -21,8 +21,15 @@ def clock():
 
 
 def make_node(number, **kw):
-    data = {"state": "ready", "state_time": NOW - 469, "type": ["l1", "l2"], "provider": "p", "public_ipv6": "",
-            "public_ipv4": "192.0.2.1", **kw}  # fmt: skip
+    data = {
+        "state": "ready",
+        "state_time": NOW - 469,
+        "type": ["l1", "l2"],
+        "provider": "p",
+        "public_ipv6": "",
+        "public_ipv4": "192.0.2.1",
+        **kw,
+    }
     contenders = data.pop("contenders", set())
     node = records.Node.fromDict(data, f"{number:010}")
     node.lock_contenders = contenders
@@ -35,7 +42,9 @@ def stat(ctime):
 
 def make_build(image, build_id, state="ready", ctime=10):
     build = records.ImageBuild.fromDict(
-        {"state": state, "state_time": NOW - 60, "builder": "nb", "formats": "qcow2"}, image, build_id
+        {"state": state, "state_time": NOW - 60, "builder": "nb", "formats": "qcow2"},
+        image,
+        build_id,
     )
     build.stat = stat(ctime)
     return build
@@ -46,8 +55,15 @@ class FakeZK:
 
     def __init__(self, nodes=(), node_requests=(), pools=(), **images):
         self.nodes, self.requests, self.pools = list(nodes), list(node_requests), list(pools)
-        base = {"names": set(), "providers": {}, "builds": [], "uploads": [], "paused": set(), "requests": {},
-                "build_locks": {}}  # fmt: skip
+        base = {
+            "names": set(),
+            "providers": {},
+            "builds": [],
+            "uploads": [],
+            "paused": set(),
+            "requests": {},
+            "build_locks": {},
+        }
         self.images = SimpleNamespace(**{**base, **images})
 
     def readNodes(self):
@@ -84,12 +100,18 @@ def test_node_table_is_left_aligned():
     zk = FakeZK([make_node(2, contenders={"x"}), make_node(1, external_id="srv-1")])
     text = status.output(status.node_list(zk, detail=False, clock=clock), "pretty", clock=clock)
     assert text.splitlines() == [
-        "+------------+----------+-------+-----------+-------------+------+-------+-------------+----------+",
-        "| ID         | Provider | Label | Server ID | Public IPv4 | IPv6 | State | Age         | Locked   |",
-        "+------------+----------+-------+-----------+-------------+------+-------+-------------+----------+",
-        "| 0000000001 | p        | l1,l2 | srv-1     | 192.0.2.1   |      | ready | 00:00:07:49 | unlocked |",
-        "| 0000000002 | p        | l1,l2 |           | 192.0.2.1   |      | ready | 00:00:07:49 | locked   |",
-        "+------------+----------+-------+-----------+-------------+------+-------+-------------+----------+",
+        "+------------+----------+-------+-----------+-------------+------+-------+-------------+--"
+        "--------+",
+        "| ID         | Provider | Label | Server ID | Public IPv4 | IPv6 | State | Age         | "
+        "Locked   |",
+        "+------------+----------+-------+-----------+-------------+------+-------+-------------+--"
+        "--------+",
+        "| 0000000001 | p        | l1,l2 | srv-1     | 192.0.2.1   |      | ready | 00:00:07:49 | "
+        "unlocked |",
+        "| 0000000002 | p        | l1,l2 |           | 192.0.2.1   |      | ready | 00:00:07:49 | "
+        "locked   |",
+        "+------------+----------+-------+-----------+-------------+------+-------+-------------+--"
+        "--------+",
     ]
 
 
@@ -97,7 +119,11 @@ def test_node_table_is_left_aligned():
 def test_empty_table_has_a_header():
     assert (
         status.output(status.request_list(FakeZK()), "pretty").splitlines()[0::2]
-        == ["+------------+----------+-------+-----------+------------+-------+-------------+----------+"] * 2
+        == [
+            "+------------+----------+-------+-----------+------------+-------+-------------+------"
+            "----+"
+        ]
+        * 2
     )
     assert len(status.output(status.label_list(FakeZK()), "pretty").splitlines()) == 4
 
@@ -118,7 +144,8 @@ def test_rows_go_through_add_row(detail, cells, monkeypatch):
 def test_node_json_keys():
     row = json.loads(status.output(status.node_list(FakeZK([make_node(1)])), "json"))[0]
     keys = (
-        "id provider label server_id public_ipv4 ipv6 state age locked pool hostname private_ipv4 AZ username "
+        "id provider label server_id public_ipv4 ipv6 state age locked pool hostname private_ipv4 "
+        "AZ username "
         "connection_port launcher allocated_to hold_job comment user_data driver_data"
     )
     assert " ".join(row) == keys
@@ -129,9 +156,15 @@ def test_node_json_keys():
 @pytest.mark.spec("CLI-5: Port: anything but an integer is replaced by redacted")
 @pytest.mark.parametrize(
     ("port", "shown"),
-    [(22, 22), ("22", "22"), ({"token": "secret"}, "redacted"), ("abc", "redacted"), (None, "redacted"),
-     (True, "redacted")],
-)  # fmt: skip
+    [
+        (22, 22),
+        ("22", "22"),
+        ({"token": "secret"}, "redacted"),
+        ("abc", "redacted"),
+        (None, "redacted"),
+        (True, "redacted"),
+    ],
+)
 def test_ports_with_credentials_are_redacted(port, shown):
     zk = FakeZK([make_node(1, connection_port=port)])
     results = status.node_list(zk)
@@ -154,13 +187,24 @@ def test_node_without_state_time():
 def test_image_list_shows_the_age_of_the_state():
     upload = records.ImageUpload.fromDict(
         {"state": "ready", "state_time": NOW - 61.5, "external_id": "e", "external_name": "n"},
-        "b" * 32, "p", "noble", "0000000001",
-    )  # fmt: skip
+        "b" * 32,
+        "p",
+        "noble",
+        "0000000001",
+    )
     results = status.image_list(FakeZK(uploads=[upload]))
     assert json.loads(status.output(results, "json")) == [
-        {"id": "b" * 32, "upload_id": "0000000001", "provider": "p", "image": "noble", "external_name": "n",
-         "external_id": "e", "state": "ready", "age": int(NOW - 61.5)}
-    ]  # fmt: skip
+        {
+            "id": "b" * 32,
+            "upload_id": "0000000001",
+            "provider": "p",
+            "image": "noble",
+            "external_name": "n",
+            "external_id": "e",
+            "state": "ready",
+            "age": int(NOW - 61.5),
+        }
+    ]
     text = status.output(results, "pretty", clock=clock)
     assert "| Build ID" in text and "| 00:00:01:02 |" in text
     text = status.output(results, "pretty", fields=["state", "id", "nonsense", "image"])
@@ -169,12 +213,16 @@ def test_image_list_shows_the_age_of_the_state():
 
 @pytest.mark.spec("CLI-5: dib-image-list shows paused for every build of a paused image")
 def test_dib_image_list():
-    zk = FakeZK(builds=[make_build("noble", "b2"), make_build("noble", "b1"), make_build("jammy", "b3")],
-                paused={"noble"})  # fmt: skip
+    zk = FakeZK(
+        builds=[make_build("noble", "b2"), make_build("noble", "b1"), make_build("jammy", "b3")],
+        paused={"noble"},
+    )
     rows = status.dib_image_list(zk).rows
     assert [(r["id"], r["state"]) for r in rows] == [
-        ("jammy-b3", "ready"), ("noble-b1", "paused"), ("noble-b2", "paused")
-    ]  # fmt: skip
+        ("jammy-b3", "ready"),
+        ("noble-b1", "paused"),
+        ("noble-b2", "paused"),
+    ]
     assert list(rows[0]) == ["id", "image", "builder", "formats", "state", "age"]
     assert rows[0]["formats"] == ["qcow2"] and isinstance(rows[0]["age"], int)
 
@@ -186,24 +234,46 @@ def test_dib_image_list():
         ([], None, "pending"),
         ([make_build("noble", "b1")], (5, False), "pending"),
         ([make_build("noble", "b1", ctime=3)], (5, True), "pending"),
-        ([make_build("noble", "b1", "building", ctime=7), make_build("noble", "b2", ctime=9)], (5, True), "building"),
-        ([make_build("noble", "b1", ctime=3), make_build("noble", "b2", ctime=9)], (5, True), "building"),
+        (
+            [make_build("noble", "b1", "building", ctime=7), make_build("noble", "b2", ctime=9)],
+            (5, True),
+            "building",
+        ),
+        (
+            [make_build("noble", "b1", ctime=3), make_build("noble", "b2", ctime=9)],
+            (5, True),
+            "building",
+        ),
         ([make_build("other", "b1", ctime=9)], (5, True), "pending"),
     ],
 )
 def test_build_request_state(builds, lock, expected):
-    zk = FakeZK(builds=builds, requests={"noble": 1760000000.7}, build_locks={"noble": lock} if lock else {})
+    zk = FakeZK(
+        builds=builds, requests={"noble": 1760000000.7}, build_locks={"noble": lock} if lock else {}
+    )
     rows = [row for row in status.image_status(zk).rows if row["image"] == "noble"]
-    assert rows == [{"image": "noble", "paused": False, "build_request": expected, "build_request_age": 1760000000}]
+    assert rows == [
+        {
+            "image": "noble",
+            "paused": False,
+            "build_request": expected,
+            "build_request_age": 1760000000,
+        }
+    ]
 
 
 def test_image_status_of_all_known_images():
     zk = FakeZK(builds=[make_build("b", "1")], paused={"a"}, requests={"c": 1.0}, names={"d"})
     results = status.image_status(zk)
     assert [(r["image"], r["paused"], r["build_request"]) for r in results.rows] == [
-        ("a", True, None), ("b", False, None), ("c", False, "pending"), ("d", False, None)
-    ]  # fmt: skip
-    assert "| a     | True   |               |                   |" in status.output(results, "pretty")
+        ("a", True, None),
+        ("b", False, None),
+        ("c", False, "pending"),
+        ("d", False, None),
+    ]
+    assert "| a     | True   |               |                   |" in status.output(
+        results, "pretty"
+    )
 
 
 def test_info_lists_images_and_nodes_of_the_provider():
@@ -213,33 +283,59 @@ def test_info_lists_images_and_nodes_of_the_provider():
     zk = FakeZK(
         [make_node(2, external_id="s"), make_node(1, provider="q")],
         providers={("noble", "b2"): {"p"}, ("noble", "b1"): {"p", "q"}, ("jammy", "b3"): {"q"}},
-        uploads=[upload("b1", "0000000002"), upload("b1", "0000000001"), upload("b1", "0000000001", "q")],
+        uploads=[
+            upload("b1", "0000000002"),
+            upload("b1", "0000000001"),
+            upload("b1", "0000000001", "q"),
+        ],
     )
     results = status.provider_images(zk, "p")
     assert [list(row.values()) for row in results.rows] == [
-        ["noble", "b1", ["0000000001", "0000000002"]], ["noble", "b2", []]
-    ]  # fmt: skip
+        ["noble", "b1", ["0000000001", "0000000002"]],
+        ["noble", "b2", []],
+    ]
     assert "| noble      | b1       | 0000000001,0000000002 |" in status.output(results, "pretty")
     assert status.provider_nodes(zk, "p").rows == [{"id": "0000000002", "server_id": "s"}]
-    assert status.provider_images(zk, "nobody").rows == status.provider_nodes(zk, "nobody").rows == []
+    assert (
+        status.provider_images(zk, "nobody").rows == status.provider_nodes(zk, "nobody").rows == []
+    )
 
 
 def test_request_list_shows_labels_and_requestor():
     request = records.NodeRequest.fromDict(
-        {"state": "requested", "state_time": 1.0, "node_types": ["a", "b"], "requestor": "r", "event_id": "e"}, "200-0000000001"
+        {
+            "state": "requested",
+            "state_time": 1.0,
+            "node_types": ["a", "b"],
+            "requestor": "r",
+            "event_id": "e",
+        },
+        "200-0000000001",
     )
     results = status.request_list(FakeZK(node_requests=[request]))
     assert results.rows == [
-        {"id": "200-0000000001", "relative_priority": 0, "state": "requested", "requestor": "r",
-         "node_types": ["a", "b"], "nodes": [], "declined_by": [], "event_id": "e", "reasons": []}
-    ]  # fmt: skip
+        {
+            "id": "200-0000000001",
+            "relative_priority": 0,
+            "state": "requested",
+            "requestor": "r",
+            "node_types": ["a", "b"],
+            "nodes": [],
+            "declined_by": [],
+            "event_id": "e",
+            "reasons": [],
+        }
+    ]
     assert "| a,b        |" in status.output(results, "pretty")
 
 
 @pytest.mark.spec('CLI-9: /label-list equals [{"label": "fake-label"}] for one label')
 def test_label_list_contains_each_label_once():
-    pools = [SimpleNamespace(supported_labels=["b", "a"]), SimpleNamespace(supported_labels=["b"]),
-             SimpleNamespace(supported_labels=None)]  # fmt: skip
+    pools = [
+        SimpleNamespace(supported_labels=["b", "a"]),
+        SimpleNamespace(supported_labels=["b"]),
+        SimpleNamespace(supported_labels=None),
+    ]
     assert status.label_list(FakeZK(pools=pools)).rows == [{"label": "a"}, {"label": "b"}]
 
 
@@ -261,7 +357,9 @@ def test_csv_has_neither_formulas_nor_control_characters():
 
 def test_cells_of_tables_have_a_limit():
     zk = FakeZK([make_node(1, comment="x" * 200_000), make_node(2)])
-    assert max(map(len, status.output(status.node_list(zk, clock=clock), "table").splitlines())) < 2000
+    assert (
+        max(map(len, status.output(status.node_list(zk, clock=clock), "table").splitlines())) < 2000
+    )
 
 
 def test_unknown_output_format_is_an_error():

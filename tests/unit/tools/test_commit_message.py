@@ -16,26 +16,34 @@ TOOL = REPOSITORY / "tools" / "commit_message.py"
 problems = load_tool("commit_message.py").problems
 
 
-@pytest.mark.parametrize("message", [
-    "zk: keep the order of writes",
-    "zk: keep the order of writes\n\nThey were sorted by path; readers saw them in another order.\n",
-    f"zk: {'x' * 68}",
-    "\n# a comment of git\nzk: keep the order\n# another\n\nWhy.\n",
-    "zk: keep the order\n# ------------------------ >8 ------------------------\ndiff --git a/x b/x",
-    f"Merge branch 'a' into {'b' * 80}",
-    'Revert "zk: keep the order; sort."\nThis reverts commit 1.',
-    "",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message",
+    [
+        "zk: keep the order of writes",
+        "zk: keep the order of writes\n\nThey were sorted by path; readers saw them in another "
+        "order.\n",
+        f"zk: {'x' * 68}",
+        "\n# a comment of git\nzk: keep the order\n# another\n\nWhy.\n",
+        "zk: keep the order\n# ------------------------ >8 ------------------------\ndiff --git "
+        "a/x b/x",
+        f"Merge branch 'a' into {'b' * 80}",
+        'Revert "zk: keep the order; sort."\nThis reverts commit 1.',
+        "",
+    ],
+)
 def test_good_message_is_accepted(message: str) -> None:
     assert problems(message) == []
 
 
-@pytest.mark.parametrize(("message", "expected"), [
-    (f"zk: {'x' * 69}", "73 characters; the limit is 72"),
-    ("zk: keep the order of writes.", "ends with a period"),
-    ("zk: keep the order; sort the paths", "may describe two changes"),
-    ("zk: keep the order\nThey were sorted.", "second line is not blank"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (f"zk: {'x' * 69}", "73 characters; the limit is 72"),
+        ("zk: keep the order of writes.", "ends with a period"),
+        ("zk: keep the order; sort the paths", "may describe two changes"),
+        ("zk: keep the order\nThey were sorted.", "second line is not blank"),
+    ],
+)
 def test_bad_message_is_refused_with_the_reason(message: str, expected: str) -> None:
     (problem,) = problems(message)
     assert expected in problem
@@ -45,7 +53,9 @@ def test_exit_status_tells_git_to_refuse(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "COMMIT_EDITMSG"
     for message, status in (("zk: keep the order\n", 0), ("zk: keep the order.\n", 1)):
         path.write_text(message)
-        done = subprocess.run([sys.executable, TOOL, path], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [sys.executable, TOOL, path], capture_output=True, text=True, timeout=30, check=False
+        )
         assert done.returncode == status, done.stderr
         assert bool(done.stderr) == bool(status)
 

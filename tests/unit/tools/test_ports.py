@@ -21,15 +21,21 @@ sys.stdin.read()
 def test_each_process_has_a_range_of_its_own_until_it_ends() -> None:
     ours = ports.id_base(0)
     command = [sys.executable, "-c", OTHER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         number, first = map(int, other.stdout.readline().split())
         assert 1_000_000_000 + number * ports.ID_RANGES * ports.ID_SPAN != ours
         assert first != ports.reserve()
-        again = subprocess.run(command, input="", capture_output=True, text=True, check=True, timeout=60)
+        again = subprocess.run(
+            command, input="", capture_output=True, text=True, check=True, timeout=60
+        )
         assert int(again.stdout.split()[0]) != number
         other.kill()
-    again = subprocess.run(command, input="", capture_output=True, text=True, check=True, timeout=60)
+    again = subprocess.run(
+        command, input="", capture_output=True, text=True, check=True, timeout=60
+    )
     assert int(again.stdout.split()[0]) <= number
 
 

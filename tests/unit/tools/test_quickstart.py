@@ -1,4 +1,6 @@
-"""tools/quickstart and what it installs with (users 16, 17, 18): a line per step, a sentence per obstacle, and both at once."""
+"""tools/quickstart and what it installs with (users 16, 17, 18): a line per step, a sentence per
+obstacle, and both at once.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def fresh(tmp_path: pathlib.Path) -> pathlib.Path:
         (["--json", "/tmp"], 2, "--json /tmp: this is a directory"),
     ],
 )
-def test_users_16_answers_at_once(fresh: pathlib.Path, options: list[str], status: int, words: str) -> None:
+def test_users_16_answers_at_once(
+    fresh: pathlib.Path, options: list[str], status: int, words: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-P", str(fresh / "tools" / "quickstart"), *options],
         capture_output=True,
@@ -63,25 +67,37 @@ def test_users_16_answers_at_once(fresh: pathlib.Path, options: list[str], statu
 
 
 def options(**values: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"json": None, "no_image": True, "keep": False, "work": None, **values})
+    return argparse.Namespace(
+        **{"json": None, "no_image": True, "keep": False, "work": None, **values}
+    )
 
 
-def test_users_17_no_room(bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_users_17_no_room(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     import quickstart_options  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(quickstart_options.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 28))
+    monkeypatch.setattr(
+        quickstart_options.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 28)
+    )
     text = quickstart_options.obstacle(options())
     assert "has 0.2 GiB free and 0.7 GiB are needed" in text and "--no-image" not in text
     monkeypatch.setattr(quickstart_options.os, "geteuid", lambda: 0)
-    assert "leave the image out with --no-image" in quickstart_options.obstacle(options(no_image=False))
+    assert "leave the image out with --no-image" in quickstart_options.obstacle(
+        options(no_image=False)
+    )
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / "venv")
-    with pytest.raises(SystemExit, match=r"has 256 MiB free; the virtual environment in \.venv takes 400 MiB"):
+    with pytest.raises(
+        SystemExit, match=r"has 256 MiB free; the virtual environment in \.venv takes 400 MiB"
+    ):
         bootstrap.virtual_environment()
 
 
 def test_users_17_no_root(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 1000)
-    with pytest.raises(SystemExit, match="These packages are missing; install them first: apt-get install nosuch"):
+    with pytest.raises(
+        SystemExit, match="These packages are missing; install them first: apt-get install nosuch"
+    ):
         bootstrap.install({"no-such-program": "nosuch"})
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit, match="There is no apt-get here"):
@@ -91,11 +107,23 @@ def test_users_17_no_root(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("printed", "words"),
     [
-        ("E: Temporary failure resolving 'deb.debian.org'\nE: more", "The Debian mirror cannot be reached"),
-        ("E: Unable to locate package zookeeper", "The Debian mirror cannot be reached, or does not have what is wanted"),
+        (
+            "E: Temporary failure resolving 'deb.debian.org'\nE: more",
+            "The Debian mirror cannot be reached",
+        ),
+        (
+            "E: Unable to locate package zookeeper",
+            "The Debian mirror cannot be reached, or does not have what is wanted",
+        ),
         ("dpkg: error: cannot copy: No space left on device\n", "There is not enough disk space"),
-        ("E: You don't have enough free space in /var/cache/apt/archives/.", "There is not enough disk space"),
-        ("E: Could not get lock /var/lib/dpkg/lock-frontend.", "Another program is installing packages"),
+        (
+            "E: You don't have enough free space in /var/cache/apt/archives/.",
+            "There is not enough disk space",
+        ),
+        (
+            "E: Could not get lock /var/lib/dpkg/lock-frontend.",
+            "Another program is installing packages",
+        ),
         ("a\nE: something else\n\n", "It failed: E: something else"),
         ("", "It failed: nothing was printed"),
     ],
@@ -106,7 +134,10 @@ def test_users_17_one_sentence(bootstrap: Any, printed: str, words: str) -> None
 
 
 def test_users_17_pypi_cannot_be_reached(
-    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    bootstrap: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The real pip, sent to a port where nobody listens."""
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / "venv")
@@ -135,10 +166,14 @@ Do you want to continue? [Y/n] N
 """
 
 
-def test_quickstart_installs_neither_containers_nor_java(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_installs_neither_containers_nor_java(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bootstrap.shutil, "which", lambda program: None)
     monkeypatch.setattr(bootstrap.os.path, "exists", lambda path: False)
-    assert not {"default-jre-headless", "zookeeper"} & set(bootstrap.missing_packages(True, zookeeper=False))
+    assert not {"default-jre-headless", "zookeeper"} & set(
+        bootstrap.missing_packages(True, zookeeper=False)
+    )
     assert {"default-jre-headless", "zookeeper"} <= set(bootstrap.missing_packages(True))
     assert not {"podman", "crun"} & set(bootstrap.missing_packages(True, containers=False))
     assert {"podman", "crun"} <= set(bootstrap.missing_packages(True))
@@ -155,24 +190,33 @@ def test_interrupt_during_imports_leaves_nothing(tmp_path: pathlib.Path) -> None
         os.kill(os.getpid(), signal.SIGINT)
 
     command = [sys.executable, str(TOOLS / "demo"), "--no-image", "--work", str(work)]
-    done = subprocess.run(command, preexec_fn=interrupted, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, preexec_fn=interrupted, capture_output=True, text=True, check=False, timeout=60
+    )
     assert "Traceback" not in done.stderr and "interrupted" in done.stdout, done
     assert done.returncode == 1 and not work.exists()
 
 
 def test_users_18_what_will_be_installed(bootstrap: Any) -> None:
-    assert bootstrap._extent(PLAN) == " With what they need 31 packages, 48.3 MB to fetch, 211 MB on disk."
+    assert (
+        bootstrap._extent(PLAN)
+        == " With what they need 31 packages, 48.3 MB to fetch, 211 MB on disk."
+    )
     assert bootstrap._extent("") == ""
 
 
 # -- one line per step
 
 
-def test_users_18_a_quiet_line_per_step(bootstrap: Any, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_users_18_a_quiet_line_per_step(
+    bootstrap: Any, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import progress  # type: ignore[import-not-found]
 
     log = tmp_path / "log"
-    printed = progress.run_step("Working", [["sh", "-c", "echo one; echo two >&2"], ["echo", "three"]], log)
+    printed = progress.run_step(
+        "Working", [["sh", "-c", "echo one; echo two >&2"], ["echo", "three"]], log
+    )
     assert "one\ntwo\n" in printed and printed.endswith("three\n") and log.read_text() == printed
     assert capsys.readouterr().err == "Working ... done (0 s)\n"
     for command in (["sh", "-c", "echo why; exit 3"], ["/no/such/program"]):
@@ -186,7 +230,9 @@ def test_users_18_a_quiet_line_per_step(bootstrap: Any, tmp_path: pathlib.Path, 
 
 
 @pytest.mark.parametrize(("terminal", "sign"), [(True, "Working  0 s"), (False, ".")])
-def test_users_18_a_sign_of_life(bootstrap: Any, monkeypatch: pytest.MonkeyPatch, terminal: bool, sign: str) -> None:
+def test_users_18_a_sign_of_life(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, terminal: bool, sign: str
+) -> None:
     import progress
 
     monkeypatch.setattr(progress, "TURN", 0.01)
@@ -250,8 +296,10 @@ def test_interrupt_during_imports_leaves_no_traceback_and_no_folder(fresh: pathl
     options.write_text(f"{options.read_text()}\nopen({str(pipe)!r}).read()\n")
     process = subprocess.Popen(
         [sys.executable, "-S", "-P", str(fresh / "tools" / "quickstart"), "--no-image"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(fresh.parent)},
-    )  # fmt: skip
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(fresh.parent)},
+    )
     with pipe.open("w"):  # returns when the import has got so far
         process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=limit(60))

@@ -36,7 +36,9 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
     return module
 
 
-def sample_stage(runner: Any, folder: pathlib.Path, *options: str, install: Sequence[str] = ()) -> Any:
+def sample_stage(
+    runner: Any, folder: pathlib.Path, *options: str, install: Sequence[str] = ()
+) -> Any:
     command = [sys.executable, "-m", "pytest", *options, "test_sample.py"]
     return runner.Stage("samples", command, "not real", list(install), folder=folder)
 
@@ -59,7 +61,9 @@ def test_tests_that_failed_are_named_at_the_end_with_the_reason(
     assert first.startswith("samples: FAILED, ")
     broken, unsteady = sorted(others)
     assert broken.startswith("  FAILED test_sample.py::test_broken - assert False")
-    assert unsteady.startswith("  FAILED test_sample.py::test_unsteady - AssertionError: the first time")
+    assert unsteady.startswith(
+        "  FAILED test_sample.py::test_unsteady - AssertionError: the first time"
+    )
 
 
 def test_no_test_at_all(runner: Any, tmp_path: pathlib.Path) -> None:
@@ -75,7 +79,12 @@ def test_lanes_run_all_stages_and_show_what_they_print(
     cloud = sample_stage(runner, tmp_path, install=["false"])
     check = runner.Stage("a check", [sys.executable, "-c", "print('checked')"])
     runner.Run([[cloud, plain], [check]], tmp_path / "run").execute()
-    assert plain.result == check.result == "passed" and cloud.result == "left out" and plain.good and cloud.good
+    assert (
+        plain.result == check.result == "passed"
+        and cloud.result == "left out"
+        and plain.good
+        and cloud.good
+    )
     printed = capfd.readouterr().err
     assert "was run" in printed and "checked" in printed and "1 passed" in printed
 
@@ -83,9 +92,13 @@ def test_lanes_run_all_stages_and_show_what_they_print(
 def test_progress_line_says_what_runs_and_how_long_it_takes(
     runner: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "durations.json").write_text(json.dumps({"samples (short)": 400, "others (short)": 100}))
+    (tmp_path / "durations.json").write_text(
+        json.dumps({"samples (short)": 400, "others (short)": 100})
+    )
     monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
-    samples, others = (runner.Stage(what, [], "", key=f"{what} (short)") for what in ("samples", "others"))
+    samples, others = (
+        runner.Stage(what, [], "", key=f"{what} (short)") for what in ("samples", "others")
+    )
     run = runner.Run([[samples], [others]], tmp_path / "run")
     assert run.line(3) == ".. 3 s: preparing; none failed; about 6 min 40 s left"
     for stage, part in ((samples, 0.25), (others, 0.5)):
@@ -95,8 +108,12 @@ def test_progress_line_says_what_runs_and_how_long_it_takes(
         )
         stage.began = 1.0
     others.status, others.result = 0, "passed"
-    # 100 s were expected for a quarter of the samples, and it took 150: the other three quarters take 450.
-    assert run.line(150) == ".. 2 min 30 s: samples 3 of 12; 2 failed, at last others::one; about 7 min 30 s left"
+    # 100 s were expected for a quarter of the samples, and it took 150: the other three quarters
+    # take 450.
+    assert (
+        run.line(150)
+        == ".. 2 min 30 s: samples 3 of 12; 2 failed, at last others::one; about 7 min 30 s left"
+    )
 
 
 def test_each_test_is_in_one_of_the_sets(
@@ -116,24 +133,49 @@ def test_each_test_is_in_one_of_the_sets(
     assert not selection.is_short(request.node)
 
 
-def test_rest_runs_one_variant_each_of_a_part_of_the_tests_of_a_file_which_the_seed_chooses() -> None:
+def test_rest_runs_one_variant_each_of_a_part_of_the_tests_of_a_file_which_the_seed_chooses() -> (
+    None
+):
     names = [f"a.py::test_{test}[{n}]" for test in range(9) for n in range(3)] + ["b.py::test_one"]
     chosen = choose_part(names, 7)
     assert chosen == choose_part(reversed(names), 7), "each worker has to choose the same"
-    assert "b.py::test_one" in chosen and len({name.partition("[")[0] for name in chosen}) == len(chosen) == 3
-    assert set().union(*(choose_part(names, seed) for seed in range(100))) == set(names), "a few runs have run all"
+    assert (
+        "b.py::test_one" in chosen
+        and len({name.partition("[")[0] for name in chosen}) == len(chosen) == 3
+    )
+    assert set().union(*(choose_part(names, seed) for seed in range(100))) == set(names), (
+        "a few runs have run all"
+    )
 
 
-@pytest.mark.parametrize(("options", "number"), [(["--rest"], 1), (["--rest", "--all-variants"], 20)])
-def test_variants_are_left_out_in_the_rest_only(tmp_path: pathlib.Path, options: list[str], number: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "number"), [(["--rest"], 1), (["--rest", "--all-variants"], 20)]
+)
+def test_variants_are_left_out_in_the_rest_only(
+    tmp_path: pathlib.Path, options: list[str], number: int
+) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import pytest\n\n@pytest.mark.full\n@pytest.mark.parametrize('n', range(20))\ndef test_it(n):\n    pass\n"
+        "import pytest\n\n@pytest.mark.full\n@pytest.mark.parametrize('n', range(20))\ndef "
+        "test_it(n):\n    pass\n"
     )
     (tmp_path / "conftest.py").write_text(
         "from tests.support import selection\n\n"
         "def pytest_addoption(parser):\n    selection.add_options(parser)\n\n"
-        "def pytest_configure(config):\n    config.addinivalue_line('markers', 'full')\n    selection.register(config)\n"
+        "def pytest_configure(config):\n    config.addinivalue_line('markers', 'full')\n    "
+        "selection.register(config)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", *options, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-o",
+        "addopts=",
+        "--collect-only",
+        "-q",
+        *options,
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.count("::test_it[") == number, done.stdout + done.stderr

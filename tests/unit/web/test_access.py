@@ -13,13 +13,20 @@ from nodepool.web.http import HttpError, Request
 @pytest.mark.parametrize(
     "address, host, allowed",
     [
-        ("127.0.0.1", "localhost:8005", True), ("127.9.9.9", "127.0.0.1:8005", True), ("::1", "[::1]:8005", True),
-        ("::ffff:127.0.0.1", "LOCALHOST", True), ("::1", "[::1]", True), ("127.0.0.1", "", True),
-        ("10.0.0.1", "localhost", False), ("::ffff:10.0.0.1", "localhost", False), ("", "localhost", False),
-        ("127.0.0.1", "evil.example", False), ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "localhost:8005", True),
+        ("127.9.9.9", "127.0.0.1:8005", True),
+        ("::1", "[::1]:8005", True),
+        ("::ffff:127.0.0.1", "LOCALHOST", True),
+        ("::1", "[::1]", True),
+        ("127.0.0.1", "", True),
+        ("10.0.0.1", "localhost", False),
+        ("::ffff:10.0.0.1", "localhost", False),
+        ("", "localhost", False),
+        ("127.0.0.1", "evil.example", False),
+        ("127.0.0.1", "localhost.evil.example", False),
         ("127.0.0.1", "evil.example:8005", False),
     ],
-)  # fmt: skip
+)
 def test_loopback_pages_are_only_for_this_machine(address: str, host: str, allowed: bool) -> None:
     request = Request(address=address, headers={"host": host})
     if allowed:

@@ -26,7 +26,9 @@ HALF = b"GET /ready HTTP/1.1\r\nHost: localhost\r\nX-Never-Ends: "
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "CONNECTION_LIMIT", 20)
     monkeypatch.setattr(connections, "CHECK", 0.05)
-    nodepool = SimpleNamespace(getReadiness=lambda: (True, ["x" * LARGE]), getZK=lambda: None, feed=None)
+    nodepool = SimpleNamespace(
+        getReadiness=lambda: (True, ["x" * LARGE]), getZK=lambda: None, feed=None
+    )
     app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
     app.start()
     yield app.server.socket.getsockname()[1]
@@ -50,7 +52,10 @@ def test_client_with_most_connections_loses_its_oldest(port: int, sent: bytes) -
     kept = connect(port, "127.0.0.3")
     assert ready(kept) == 200
     with contextlib.ExitStack() as stack:
-        flood = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(60)]
+        flood = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            for _ in range(60)
+        ]
         for end in flood:
             with contextlib.suppress(OSError):  # it is closed already
                 end.sendall(sent)
@@ -87,7 +92,10 @@ def test_request_that_does_not_end_is_cut_off(port: int, monkeypatch: pytest.Mon
 
 def say(port: int, data: bytes, until: bytes = b"") -> bytes:
     """Return what the server answers until it says this, or closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), 20) as end, contextlib.suppress(ConnectionResetError):
+    with (
+        socket.create_connection(("127.0.0.1", port), 20) as end,
+        contextlib.suppress(ConnectionResetError),
+    ):
         end.sendall(data)
         found = b""
         while (not until or until not in found) and (part := end.recv(65536)):
@@ -96,7 +104,9 @@ def say(port: int, data: bytes, until: bytes = b"") -> bytes:
     return b""
 
 
-def test_client_that_does_not_read_its_answer_is_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_does_not_read_its_answer_is_disconnected(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "IDLE_TIMEOUT", 0.5)
     with socket.create_connection(("127.0.0.1", port), 20) as greedy:
         greedy.sendall(b"GET /ready?verbose HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -127,16 +137,48 @@ def test_client_that_reads_slowly_gets_all(port: int, monkeypatch: pytest.Monkey
     slow.close()
 
 
-@pytest.mark.parametrize("request_, status", [
-    (b"GET /metrics HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20000 + b"\r\n\r\n", b"431"),
-    (b"GET /metrics HTTP/1.1\r\nHost: a\r\n" + b"A: 12345678\r\n" * 90 + b"B: " + b"x" * 16000 + b"\r\n\r\n", b"431"),
-    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65537\r\n\r\n" + b"x" * 65537, b"413"),
-    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65536\r\n\r\n" + b"x" * 65536, b"200"),
-    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n8000\r\n" + b"x" * 0x8000 + b"\r\n0\r\n\r\n",
-     b"200"),
-    (b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n", b"400"),
-    (b"nonsense\r\n\r\n", b"400"),
-], ids=["long header", "long head", "long body", "longest body", "chunked body", "malformed body", "no HTTP"])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_, status",
+    [
+        (b"GET /metrics HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20000 + b"\r\n\r\n", b"431"),
+        (
+            b"GET /metrics HTTP/1.1\r\nHost: a\r\n"
+            + b"A: 12345678\r\n" * 90
+            + b"B: "
+            + b"x" * 16000
+            + b"\r\n\r\n",
+            b"431",
+        ),
+        (
+            b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65537\r\n\r\n" + b"x" * 65537,
+            b"413",
+        ),
+        (
+            b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 65536\r\n\r\n" + b"x" * 65536,
+            b"200",
+        ),
+        (
+            b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n8000\r\n"
+            + b"x" * 0x8000
+            + b"\r\n0\r\n\r\n",
+            b"200",
+        ),
+        (
+            b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+            b"400",
+        ),
+        (b"nonsense\r\n\r\n", b"400"),
+    ],
+    ids=[
+        "long header",
+        "long head",
+        "long body",
+        "longest body",
+        "chunked body",
+        "malformed body",
+        "no HTTP",
+    ],
+)
 def test_request_that_is_too_long_or_malformed_is_refused(
     port: int, caplog: pytest.LogCaptureFixture, request_: bytes, status: bytes
 ) -> None:

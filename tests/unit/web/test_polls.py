@@ -38,7 +38,9 @@ def test_poll_does_not_wait_when_the_hand_over_has_just_ended() -> None:
         raise Refused(http.HTTPStatus.SERVICE_UNAVAILABLE, "read", "The lease is read again")
 
     calls = LeaseCalls(zk, lambda: None, waiting)
-    later = calls.show(Call(Identity("alice", "test", Role.BORROW), {"id": "200-1"}, {"wait": "60"}))
+    later = calls.show(
+        Call(Identity("alice", "test", Role.BORROW), {"id": "200-1"}, {"wait": "60"})
+    )
     assert isinstance(later, Later)
     with ThreadPoolExecutor(1) as threads, pytest.raises(Refused, match="read again"):
         asyncio.run(later.outcome(threads))

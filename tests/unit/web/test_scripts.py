@@ -8,7 +8,9 @@ import shutil
 import subprocess
 
 import pytest
-from playwright._impl._driver import compute_driver_executable  # the only place that names its Node.js
+from playwright._impl._driver import (
+    compute_driver_executable,
+)  # the only place that names its Node.js
 
 from tests import REPOSITORY
 
@@ -17,9 +19,17 @@ STATIC = REPOSITORY / "nodepool" / "web" / "static"
 TYPES = REPOSITORY / "tests" / "javascript" / "pages.d.ts"
 TSC = REPOSITORY / "tests" / "javascript" / "node_modules" / ".bin" / "tsc"
 OPTIONS = (
-    "--noEmit", "--checkJs", "--allowJs", "--strict", "--target", "es2022", "--module", "es2022",
-    "--lib", "es2023,dom,dom.iterable",
-)  # fmt: skip
+    "--noEmit",
+    "--checkJs",
+    "--allowJs",
+    "--strict",
+    "--target",
+    "es2022",
+    "--module",
+    "es2022",
+    "--lib",
+    "es2023,dom,dom.iterable",
+)
 LONGEST = 300
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
 
@@ -39,7 +49,12 @@ def test_script_passes_its_unit_tests(script: str, tmp_path: pathlib.Path) -> No
     shutil.copy(SCRIPTS / script, tmp_path / "tests")
     node = str(compute_driver_executable()[0])
     ended = subprocess.run(
-        [node, "--test", f"tests/{script}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [node, "--test", f"tests/{script}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
@@ -50,7 +65,14 @@ def test_scripts_have_no_type_errors(tmp_path: pathlib.Path) -> None:
     (tmp_path / "uplot.js").unlink()  # not ours
     shutil.copy(TYPES, tmp_path)
     files = sorted(path.name for path in tmp_path.glob("*.[jt]s"))
-    ended = subprocess.run([TSC, *OPTIONS, *files], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [TSC, *OPTIONS, *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

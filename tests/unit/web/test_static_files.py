@@ -1,4 +1,6 @@
-"""Static files of the pages: those of others are unchanged, and the first view needs no chain of requests."""
+"""Static files of the pages: those of others are unchanged, and the first view needs no chain of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_pages_scripts_and_styles_are_compressed_for_clients_that_accept_it(path
     assert [answer(path, "gzip", head["ETag"]).status for head in heads] == [200, 304]
 
 
-@pytest.mark.parametrize("accepted", ["", "gzip;q=0", "gzip; q=0.000, br", "identity", "xgzip", "br"])
+@pytest.mark.parametrize(
+    "accepted", ["", "gzip;q=0", "gzip; q=0.000, br", "identity", "xgzip", "br"]
+)
 def test_clients_that_do_not_accept_it_get_nothing_compressed(accepted: str) -> None:
     assert answer(f"{STATIC_PATH}app.js", accepted) == answer(f"{STATIC_PATH}app.js")
 

@@ -24,14 +24,22 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
-    [((), "abcde"), (("place", "-since"), "cebda"), (("-place",), "becad"), (("since",), "abedc"), (("-since",), "debac")],
+    [
+        ((), "abcde"),
+        (("place", "-since"), "cebda"),
+        (("-place",), "becad"),
+        (("since",), "abedc"),
+        (("-since",), "debac"),
+    ],
 )
 def test_rows_are_ordered_with_empty_values_last(keys: tuple[str, ...], expected: str) -> None:
     assert ids(ordered(ROWS, keys)) == expected
 
 
 def test_numbers_come_before_texts() -> None:
-    assert [row["v"] for row in ordered([{"v": "x"}, {"v": 3}, {"v": True}, {"v": "1"}], ["v"])] == [True, 3, "1", "x"]
+    assert [
+        row["v"] for row in ordered([{"v": "x"}, {"v": 3}, {"v": True}, {"v": "1"}], ["v"])
+    ] == [True, 3, "1", "x"]
 
 
 def test_groups_are_the_largest_first_and_keep_the_order_of_their_rows() -> None:
@@ -48,10 +56,14 @@ def test_choices_contain_the_values_of_lists() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_have_the_type_of_their_numbers(name: str) -> None:
     table = TABLES[name]
-    assert {each["key"]: each["type"] for each in table.shown()} == {key: TYPES.get(key) for key in table.columns}
+    assert {each["key"]: each["type"] for each in table.shown()} == {
+        key: TYPES.get(key) for key in table.columns
+    }
     more = table.more([{**dict.fromkeys(table.columns), "bytes_sent": 1, "build_id": 2}])
     expected = [("bytes_sent", "Bytes sent"), ("build_id", "Build id")]
-    assert [(each["key"], each["title"]) for each in more] == [pair for pair in expected if pair[0] not in table.columns]
+    assert [(each["key"], each["title"]) for each in more] == [
+        pair for pair in expected if pair[0] not in table.columns
+    ]
     assert table.more([]) == []
 
 

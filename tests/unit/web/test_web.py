@@ -59,21 +59,30 @@ def get(webapp):
 
     def get(path, method="GET", **headers):
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}{path}", method=method,
+            f"http://127.0.0.1:{port}{path}",
+            method=method,
             headers={name.replace("_", "-"): value for name, value in headers.items()},
-        )  # fmt: skip
+        )
         try:
             with urllib.request.urlopen(request, timeout=10) as reply:
-                return SimpleNamespace(status=reply.status, headers=reply.headers, body=reply.read().decode())
+                return SimpleNamespace(
+                    status=reply.status, headers=reply.headers, body=reply.read().decode()
+                )
         except urllib.error.HTTPError as error:
             with error:
-                return SimpleNamespace(status=error.code, headers=error.headers, body=error.read().decode())
+                return SimpleNamespace(
+                    status=error.code, headers=error.headers, body=error.read().decode()
+                )
 
     return get
 
 
-@pytest.mark.spec("CLI-9: browser-like Accept, and text/plain: Content-Type text/plain; charset=UTF-8")
-@pytest.mark.parametrize("accept", [BROWSER, "text/plain", "*/*", "text/*", "application/json, text/plain, */*", ""])
+@pytest.mark.spec(
+    "CLI-9: browser-like Accept, and text/plain: Content-Type text/plain; charset=UTF-8"
+)
+@pytest.mark.parametrize(
+    "accept", [BROWSER, "text/plain", "*/*", "text/*", "application/json, text/plain, */*", ""]
+)
 def test_text_is_the_default_representation(get, accept):
     reply = get("/dib-image-list", Accept=accept)
     assert reply.status == 200 and reply.headers["Content-Type"] == TEXT
@@ -81,20 +90,33 @@ def test_text_is_the_default_representation(get, accept):
 
 
 @pytest.mark.spec("CLI-9: Accept application/json: Content-Type equals application/json")
-@pytest.mark.parametrize("accept", ["application/json", "application/*", "text/plain;q=0.5, application/json"])
+@pytest.mark.parametrize(
+    "accept", ["application/json", "application/*", "text/plain;q=0.5, application/json"]
+)
 def test_json_is_returned_on_request(get, accept):
     reply = get("/dib-image-list", Accept=accept)
     assert reply.headers["Content-Type"] == "application/json"
     first = json.loads(reply.body)[0]
-    assert first["id"] == "fake-image-b1" and first["formats"] == ["qcow2"] and first["state"] == "ready"
+    assert (
+        first["id"] == "fake-image-b1"
+        and first["formats"] == ["qcow2"]
+        and first["state"] == "ready"
+    )
 
 
 @pytest.mark.parametrize(
     ("accept", "expected"),
-    [(None, "text/html"), ("nonsense", "text/html"), ("application/json;q=x", "text/html"),
-     ("text/html;q=0, application/json;q=0.1", "application/json"), ("*/*;q=0.5, application/json", "application/json"),
-     ("image/png", None), ("text/html;q=0", None), ("text/*, text/html;q=0.1", "text/plain")],
-)  # fmt: skip
+    [
+        (None, "text/html"),
+        ("nonsense", "text/html"),
+        ("application/json;q=x", "text/html"),
+        ("text/html;q=0, application/json;q=0.1", "application/json"),
+        ("*/*;q=0.5, application/json", "application/json"),
+        ("image/png", None),
+        ("text/html;q=0", None),
+        ("text/*, text/html;q=0.1", "text/plain"),
+    ],
+)
 def test_most_preferred_offer_is_chosen(accept, expected):
     assert negotiate(accept, ("text/html", "text/plain", "application/json")) == expected
 
@@ -114,7 +136,9 @@ def test_fields_select_columns_of_tables_only(get):
 @pytest.mark.spec("CLI-9: /node-list")
 def test_node_list_can_be_limited_to_one_node(get):
     rows = json.loads(get("/node-list", Accept="application/json").body)
-    assert rows[0]["id"] == "0000000000" and rows[0]["connection_port"] == 22 and rows[0]["ipv6"] == ""
+    assert (
+        rows[0]["id"] == "0000000000" and rows[0]["connection_port"] == 22 and rows[0]["ipv6"] == ""
+    )
     assert [row["locked"] for row in rows] == ["unlocked", "locked"]
     one = json.loads(get("/node-list?node_id=0000000001", Accept="application/json").body)
     assert [(row["id"], row["locked"]) for row in one] == [("0000000001", "locked")]
@@ -124,7 +148,9 @@ def test_node_list_can_be_limited_to_one_node(get):
 
 @pytest.mark.spec("CLI-9: /label-list")
 def test_label_list_contains_offered_labels(get):
-    assert json.loads(get("/label-list", Accept="application/json").body) == [{"label": "fake-label"}]
+    assert json.loads(get("/label-list", Accept="application/json").body) == [
+        {"label": "fake-label"}
+    ]
 
 
 @pytest.mark.spec("CLI-6.2: /ready: 503, then OK; never from the cache")
@@ -155,7 +181,9 @@ def test_unknown_path_gives_404(get, path):
     assert get(path).status == 404
 
 
-@pytest.mark.parametrize("query", ["fields=%ff", "node_id=" + "x" * 2000, "&".join(f"a{n}=1" for n in range(50))])
+@pytest.mark.parametrize(
+    "query", ["fields=%ff", "node_id=" + "x" * 2000, "&".join(f"a{n}=1" for n in range(50))]
+)
 def test_invalid_parameter_gives_400(get, query):
     assert get(f"/node-list?{query}").status == 400
 
@@ -165,8 +193,10 @@ def test_headers_and_conditional_requests(get):
     reply = get("/image-list")
     assert reply.headers["Access-Control-Allow-Origin"] == "*"
     assert reply.headers["Cache-Control"] == "max-age=1, public"
-    modified, expires = (http.client.email.utils.parsedate_to_datetime(reply.headers[name])
-                         for name in ("Last-Modified", "Expires"))  # fmt: skip
+    modified, expires = (
+        http.client.email.utils.parsedate_to_datetime(reply.headers[name])
+        for name in ("Last-Modified", "Expires")
+    )
     assert (expires - modified).total_seconds() == 1
     old = get("/image-list", If_Modified_Since="Thu, 01 Jan 1998 00:00:00 GMT")
     assert old.status == 200
@@ -222,7 +252,9 @@ def test_zookeeper_not_reached(get, nodepool):
     assert get("/node-list").status == 503
 
 
-@pytest.mark.parametrize(("error", "code"), [(ConnectionLoss(), 503), (RuntimeError("secret"), 500)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConnectionLoss(), 503), (RuntimeError("secret"), 500)]
+)
 def test_no_traceback_out(get, nodepool, monkeypatch, error, code):
     def fail(**kw):
         raise error
@@ -254,7 +286,10 @@ def test_stop_without_start(nodepool):
     assert not [t for t in threading.enumerate() if "WebApp" in t.name]
 
 
-@pytest.mark.spec("issue 11, B7: a page that takes long holds up no other, and not for ever those who want the same")
+@pytest.mark.spec(
+    "issue 11, B7: a page that takes long holds up no other, and not for ever those who want the "
+    "same"
+)
 def test_a_slow_page_holds_up_no_other(monkeypatch):
     monkeypatch.setattr("nodepool.web.cache.MAKE_TIMEOUT", 0.1)
     cache = ResponseCache(10)
@@ -307,7 +342,11 @@ def test_lists_without_zookeeper(get, nodepool, connected):
     reply = get("/node-list")
     assert (reply.status, reply.body) == (
         503,
-        ("ZooKeeper's content is being read, try again" if connected else "ZooKeeper cannot be reached"),
+        (
+            "ZooKeeper's content is being read, try again"
+            if connected
+            else "ZooKeeper cannot be reached"
+        ),
     )
     nodepool.zk.synced = True
     assert get("/node-list").status == 200

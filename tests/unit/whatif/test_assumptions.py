@@ -25,7 +25,9 @@ def test_label_beats_file_beats_driver(tmp_path: Path) -> None:
     found = read(tmp_path / "a.yaml", "launch-time: 20\nlabels: {a: {launch-time: 7}}")
     assert found.launch_seconds("a", "aws", choice) == 7.0
     assert found.launch_seconds("b", "nodemanager", choice) == 20.0
-    assert Assumptions().launch_seconds("b", "nodemanager", choice) < Assumptions().launch_seconds("b", "aws", choice)
+    assert Assumptions().launch_seconds("b", "nodemanager", choice) < Assumptions().launch_seconds(
+        "b", "aws", choice
+    )
 
 
 def test_measured_times_are_used_only_where_nothing_was_said(tmp_path: Path) -> None:
@@ -45,12 +47,25 @@ def test_two_times_are_a_range_and_more_are_samples(tmp_path: Path) -> None:
 
 def test_sizes_come_from_the_label_unless_given(tmp_path: Path) -> None:
     found = read(tmp_path / "a.yaml", "labels: {b: {resources: {cores: 8}}}")
-    assert found.needs(SimpleNamespace(name="a", cpus=2, ram=512)) == {"instances": 1.0, "cores": 2, "ram": 512}
+    assert found.needs(SimpleNamespace(name="a", cpus=2, ram=512)) == {
+        "instances": 1.0,
+        "cores": 2,
+        "ram": 512,
+    }
     assert found.needs(SimpleNamespace(name="b", cpu=2)) == {"instances": 1.0, "cores": 8}
 
 
 @pytest.mark.parametrize(
-    "text", ["launch-time: soon", "launch-time: -1", "launch-time: []", "lables: {}", "- a", "a: [", "delete-time: .inf"]
+    "text",
+    [
+        "launch-time: soon",
+        "launch-time: -1",
+        "launch-time: []",
+        "lables: {}",
+        "- a",
+        "a: [",
+        "delete-time: .inf",
+    ],
 )
 def test_mistakes_name_the_file(tmp_path: Path, text: str) -> None:
     with pytest.raises(AssumptionsError, match=r"a\.yaml"):

@@ -25,7 +25,10 @@ def test_trace_starts_at_zero_and_is_ordered_by_time(tmp_path: Path) -> None:
 
 def test_times_may_be_dates_which_are_utc_without_a_zone(tmp_path: Path) -> None:
     text = "time,labels,duration\n2026-11-02T08:00:00,a,1\n2026-11-02T10:00:00+01:00,a,1\n"
-    assert [request.time for request in read_csv(written(tmp_path / "t.csv", text)).requests] == [0.0, 3600.0]
+    assert [request.time for request in read_csv(written(tmp_path / "t.csv", text)).requests] == [
+        0.0,
+        3600.0,
+    ]
 
 
 def test_written_trace_is_read_unchanged(tmp_path: Path) -> None:
@@ -71,11 +74,24 @@ def request(time: float, name: str, **fields: Any) -> dict[str, Any]:
 
 
 def node(time: float, name: str, before: str, state: str) -> dict[str, Any]:
-    return {"type": "node-changed", "time": time, "node": name, "before": before, "state": state, "labels": ["small"]}
+    return {
+        "type": "node-changed",
+        "time": time,
+        "node": name,
+        "before": before,
+        "state": state,
+        "labels": ["small"],
+    }
 
 
 def fulfilled(time: float, name: str, *nodes: str) -> dict[str, Any]:
-    return {"type": "request-changed", "time": time, "request": name, "state": "fulfilled", "nodes": list(nodes)}
+    return {
+        "type": "request-changed",
+        "time": time,
+        "request": name,
+        "state": "fulfilled",
+        "nodes": list(nodes),
+    }
 
 
 HISTORY = [
@@ -107,7 +123,10 @@ def test_requests_that_have_not_ended_use_the_median_of_their_label() -> None:
 
 
 def test_node_deleted_while_in_use_ends_its_use() -> None:
-    events = [*HISTORY[:6], {"type": "node-removed", "time": 162.0, "node": "1", "before": "in-use"}]
+    events = [
+        *HISTORY[:6],
+        {"type": "node-removed", "time": 162.0, "node": "1", "before": "in-use"},
+    ]
     assert from_history(events).requests[0].duration == 20.0
 
 

@@ -15,12 +15,16 @@ from nodepool.whatif.report import chart, tables
 
 
 class Scene:
-    """A node that is launched for 10 s, idle for 20 s and used for 30 s, by a request that waited 40 s."""
+    """A node that is launched for 10 s, idle for 20 s and used for 30 s, by a request that
+    waited 40 s.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.ended: list[tuple[str, list[str]]] = []
-        self.measures = Measures(lambda: self.now, lambda name, nodes: self.ended.append((name, nodes)))
+        self.measures = Measures(
+            lambda: self.now, lambda name, nodes: self.ended.append((name, nodes))
+        )
         self.measures.begin()
         self.measures.submitted("200-1", Demand(0.0, ("a", "b"), 30.0, "web"))
         self.measures.submitted("200-2", Demand(0.0, ("b",), 30.0))
@@ -47,7 +51,14 @@ class Scene:
 
 def test_waiting_times_are_grouped_by_label_and_tenant() -> None:
     summary = Scene().measures.summary()
-    expected: dict[str, Any] = {"requests": 1, "failed": 0, "unserved": 0, "p50": 40.0, "p95": 40.0, "worst": 40.0}
+    expected: dict[str, Any] = {
+        "requests": 1,
+        "failed": 0,
+        "unserved": 0,
+        "p50": 40.0,
+        "p95": 40.0,
+        "worst": 40.0,
+    }
     assert summary["labels"]["a"] == summary["tenants"]["web"] == expected
     assert summary["labels"]["b"] == expected | {"requests": 2, "failed": 1}
     assert summary["tenants"][""]["worst"] is None
@@ -55,7 +66,9 @@ def test_waiting_times_are_grouped_by_label_and_tenant() -> None:
 
 def test_machine_hours_are_split_by_use() -> None:
     found = Scene().measures.summary()["machines"]["provider cloud"]
-    assert found == pytest.approx({"in_use": 30 / 3600, "idle": 20 / 3600, "changing": 10 / 3600, "utilization": 0.5})
+    assert found == pytest.approx(
+        {"in_use": 30 / 3600, "idle": 20 / 3600, "changing": 10 / 3600, "utilization": 0.5}
+    )
 
 
 def test_time_before_the_first_request_does_not_count() -> None:
@@ -89,11 +102,16 @@ def test_percentile_is_one_of_the_values(part: float, expected: float) -> None:
 def test_tables_show_both_runs_and_labels_of_only_one() -> None:
     now, changed = Scene().measures.summary(), Scene().measures.summary()
     changed["labels"]["new"] = changed["labels"].pop("a")
-    text = "\n".join(status.output(results, "table") for _title, results in tables({"now": now, "what-if": changed}))
+    text = "\n".join(
+        status.output(results, "table")
+        for _title, results in tables({"now": now, "what-if": changed})
+    )
     header = text.splitlines()[1]
     assert "p95 (now)" in header
     assert "p95 (what-if)" in header
-    assert {"a", "b", "new"} <= {line.split()[1] for line in text.splitlines() if line.startswith("| ")}
+    assert {"a", "b", "new"} <= {
+        line.split()[1] for line in text.splitlines() if line.startswith("| ")
+    }
 
 
 def test_label_called_all_has_a_row_beside_the_total() -> None:
@@ -104,7 +122,9 @@ def test_label_called_all_has_a_row_beside_the_total() -> None:
 
 
 def test_chart_is_valid_and_has_a_panel_for_each_run() -> None:
-    root = xml.etree.ElementTree.fromstring(chart({"now": Scene().measures.summary(), "<&": Scene().measures.summary()}))
+    root = xml.etree.ElementTree.fromstring(
+        chart({"now": Scene().measures.summary(), "<&": Scene().measures.summary()})
+    )
     names = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"now", "<&"} <= set(names)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 8

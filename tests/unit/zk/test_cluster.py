@@ -22,8 +22,14 @@ def node(created: int, created_time: float | None = None) -> Node:
     return found
 
 
-def metadata(number: int | str | None, created: object = None, cluster: str | None = "here") -> dict[str, Any]:
-    found = {"nodepool_provider_name": "p", "nodepool_cluster_id": cluster, "nodepool_node_created": created}
+def metadata(
+    number: int | str | None, created: object = None, cluster: str | None = "here"
+) -> dict[str, Any]:
+    found = {
+        "nodepool_provider_name": "p",
+        "nodepool_cluster_id": cluster,
+        "nodepool_node_created": created,
+    }
     if number is not None:
         found["nodepool_node_id"] = f"{number:010}" if isinstance(number, int) else number
     return {key: value for key, value in found.items() if value is not None}
@@ -50,7 +56,9 @@ def metadata(number: int | str | None, created: object = None, cluster: str | No
         (metadata(None, cluster=None), None),
     ],
 )
-def test_a_resource_of_this_history_is_not_foreign(marks: dict[str, Any], record: Node | None) -> None:
+def test_a_resource_of_this_history_is_not_foreign(
+    marks: dict[str, Any], record: Node | None
+) -> None:
     assert VIEW.foreign(marks, record) is None
 
 
@@ -72,12 +80,16 @@ def test_a_resource_of_this_history_is_not_foreign(marks: dict[str, Any], record
         (metadata(17, cluster=None), None, "skipped"),
     ],
 )
-def test_a_resource_of_a_lost_history_is_foreign(marks: dict[str, Any], record: Node | None, reason: str) -> None:
+def test_a_resource_of_a_lost_history_is_foreign(
+    marks: dict[str, Any], record: Node | None, reason: str
+) -> None:
     assert reason in str(VIEW.foreign(marks, record))
 
 
 def test_no_machine_of_an_undamaged_history_is_foreign() -> None:
-    """Whenever points are recorded, and however the clock of the server stands still between two records."""
+    """Whenever points are recorded, and however the clock of the server stands still between two
+    records.
+    """
     for step in (0, 1, 3):
         cluster, nodes = Cluster("here"), []
         for number in range(40):
@@ -104,10 +116,15 @@ def test_the_record_survives_writing_and_reading() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {}, {"id": 5}, {"id": ""}, {"id": "here", "points": 5}, {"id": "here", "points": [[1]]},
-        {"id": "here", "points": [[1, "2"]]}, {"id": "here", "skipped": [[True, 2]]},
+        {},
+        {"id": 5},
+        {"id": ""},
+        {"id": "here", "points": 5},
+        {"id": "here", "points": [[1]]},
+        {"id": "here", "points": [[1, "2"]]},
+        {"id": "here", "skipped": [[True, 2]]},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_record_is_reported_with_its_path(content: dict[str, Any]) -> None:
     with pytest.raises(RecordError, match="/nodepool/cluster"):
         Cluster.parse(json.dumps(content).encode())

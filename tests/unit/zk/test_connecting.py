@@ -9,7 +9,9 @@ import pytest
 from kazoo.client import KazooClient
 
 
-def test_client_that_has_connected_is_connected(zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_has_connected_is_connected(
+    zk_chroot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kazoo ends the wait for the connection before it calls listeners."""
     name = "_make_state_change"
     change = getattr(KazooClient, name)

@@ -16,21 +16,36 @@ from nodepool.zk.records import Node, NodeRequest
 
 def node(state: str, request: str | None = None) -> Node:
     made = Node("0000000001")
-    made.state, made.provider, made.pool, made.type, made.allocated_to = state, "p", "main", ["a", "b"], request
+    made.state, made.provider, made.pool, made.type, made.allocated_to = (
+        state,
+        "p",
+        "main",
+        ["a", "b"],
+        request,
+    )
     return made
 
 
 def request(state: str, *declined_by: str) -> NodeRequest:
     made = NodeRequest("100-0000000001")
-    made.state, made.node_types, made.requestor, made.declined_by = state, ["a"], "zuul", list(declined_by)
+    made.state, made.node_types, made.requestor, made.declined_by = (
+        state,
+        ["a"],
+        "zuul",
+        list(declined_by),
+    )
     return made
 
 
 class Zk:
     def __init__(self) -> None:
-        self.node_tree, self.request_tree, self.image_tree, self.component_tree, self.report_tree = (
-            SimpleNamespace(listeners=[]) for _ in range(5)
-        )
+        (
+            self.node_tree,
+            self.request_tree,
+            self.image_tree,
+            self.component_tree,
+            self.report_tree,
+        ) = (SimpleNamespace(listeners=[]) for _ in range(5))
 
 
 @pytest.fixture
@@ -84,9 +99,18 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
     zk.component_tree.listeners[0]("/nodepool/components/pool/host0001", True)
     feed.note("launch-failed", node="0000000001", attempt=1, reason="no\nroom")
     assert [event["type"] for event in heard] == [
-        "request-submitted", "node-created", "node-changed", "node-allocated", "request-declined", "request-changed",
-        "request-removed", "node-removed", "image-changed", "component-changed", "launch-failed",
-    ]  # fmt: skip
+        "request-submitted",
+        "node-created",
+        "node-changed",
+        "node-allocated",
+        "request-declined",
+        "request-changed",
+        "request-removed",
+        "node-removed",
+        "image-changed",
+        "component-changed",
+        "launch-failed",
+    ]
     assert {event["type"] for event in heard} <= TYPES.keys()
     assert [event["number"] for event in heard] == list(range(1, 12))
     for event in heard:
@@ -98,8 +122,18 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
 
 def test_end_of_a_launch_and_a_wait_has_its_seconds(zk: Zk, feed: Feed) -> None:
     feed.begin()
-    old, ready, asked, done = node("building"), node("ready"), request("pending"), request("fulfilled")
-    ready.created_time, ready.state_time, done.created_time, done.state_time = 10.0, 14.0, 10.0, 12.5
+    old, ready, asked, done = (
+        node("building"),
+        node("ready"),
+        request("pending"),
+        request("fulfilled"),
+    )
+    ready.created_time, ready.state_time, done.created_time, done.state_time = (
+        10.0,
+        14.0,
+        10.0,
+        12.5,
+    )
     zk.node_tree.listeners[0]("0000000001", old, ready)
     zk.node_tree.listeners[0]("0000000001", ready, node("in-use"))
     zk.request_tree.listeners[0]("100-0000000001", asked, done)
@@ -124,10 +158,14 @@ def test_what_is_not_kept_any_more(feed: Feed) -> None:
     assert len(found) == KEPT and not complete
     assert feed.since(KEPT) == (found[-10:], True)
     assert feed.since(KEPT + 10) == ([], True)
-    assert feed.since(KEPT + 11) == (found, False), "the number is that of a process before this one"
+    assert feed.since(KEPT + 11) == (found, False), (
+        "the number is that of a process before this one"
+    )
 
 
-def test_a_listener_that_raises_harms_no_other(feed: Feed, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_harms_no_other(
+    feed: Feed, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[Event] = []
 
     def bad(event: Event) -> None:
@@ -213,7 +251,10 @@ def test_without_zookeeper_memory_is_bounded(feed: Feed) -> None:
     assert 0 < len(HistoryReader().read_all(kazoo)) <= MOST_WAITING
 
 
-@pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"[]\n5\n{}\n{\n"), zlib.compress(b'{"type": 5, "time": "x"}')])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", zlib.compress(b"[]\n5\n{}\n{\n"), zlib.compress(b'{"type": 5, "time": "x"}')],
+)
 def test_damaged_history_is_skipped(data: bytes) -> None:
     kazoo: Any = Kazoo()
     kazoo.written["0000000000"] = data
@@ -233,7 +274,14 @@ def test_history_holds_little_per_node(zk: Zk, feed: Feed) -> None:
         states = ["building", "ready", "in-use", "used", "deleting"]
         changed(node_id, None, node("building", request_id))
         for step in range(3):
-            feed.note("node-step", node=node_id, request=request_id, provider="p", pool="main", step=f"step {step}")
+            feed.note(
+                "node-step",
+                node=node_id,
+                request=request_id,
+                provider="p",
+                pool="main",
+                step=f"step {step}",
+            )
         for before, after in itertools.pairwise(states):
             changed(node_id, node(before, request_id), node(after, request_id))
         changed(node_id, node("deleting"), None)

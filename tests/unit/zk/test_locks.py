@@ -11,14 +11,17 @@ from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 from nodepool.zk import locks
 
 
-@pytest.mark.parametrize(("state", "error", "deleted", "abandoned"), [
-    ("CONNECTED", None, True, False),
-    ("CONNECTED", NoNodeError(), True, False),
-    ("CONNECTED", ConnectionLoss(), True, True),
-    ("CONNECTED", SessionExpiredError(), True, True),
-    ("SUSPENDED", None, False, True),
-    ("LOST", None, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "error", "deleted", "abandoned"),
+    [
+        ("CONNECTED", None, True, False),
+        ("CONNECTED", NoNodeError(), True, False),
+        ("CONNECTED", ConnectionLoss(), True, True),
+        ("CONNECTED", SessionExpiredError(), True, True),
+        ("SUSPENDED", None, False, True),
+        ("LOST", None, False, True),
+    ],
+)
 @pytest.mark.parametrize("ephemeral", [True, False])
 def test_mark_is_deleted_now_or_after_the_reconnect_without_waiting(
     state: str, error: Exception | None, deleted: bool, abandoned: bool, ephemeral: bool
@@ -31,7 +34,9 @@ def test_mark_is_deleted_now_or_after_the_reconnect_without_waiting(
         if error is not None:
             raise error
 
-    client: Any = SimpleNamespace(state=state, delete=delete, abandoned=SimpleNamespace(add=lambda *what: left.append(what)))
+    client: Any = SimpleNamespace(
+        state=state, delete=delete, abandoned=SimpleNamespace(add=lambda *what: left.append(what))
+    )
     locks.release(client, locks.LockHandle("/a", "/a/x", 1, ephemeral))
     assert calls == ["/a/x"] * deleted
     assert left == [("/a/x", ephemeral)] * abandoned

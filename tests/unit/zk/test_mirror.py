@@ -1,4 +1,6 @@
-"""What the mirror reads, and when, while its own writes and events of other clients cross each other."""
+"""What the mirror reads, and when, while its own writes and events of other clients cross each
+other.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ class Server:
         entry[1].set((list(names), stat(1)))
 
     def read_answered(self, path: str, state: str, zxid: int) -> None:
-        entry = next(entry for entry in self.requests if isinstance(entry[0], GetData) and entry[0].path == path)
+        entry = next(
+            entry
+            for entry in self.requests
+            if isinstance(entry[0], GetData) and entry[0].path == path
+        )
         self.requests.remove(entry)
         entry[1].set((data(state), stat(zxid)))
 
@@ -104,7 +110,9 @@ def state_of(tree: NodeTree, path: str) -> str | None:
     return found.state if found is not None else None
 
 
-def test_creation_of_another_client_beside_ours_is_read_after_the_answer(tree: NodeTree, server: Server) -> None:
+def test_creation_of_another_client_beside_ours_is_read_after_the_answer(
+    tree: NodeTree, server: Server
+) -> None:
     three = f"{NODES}/0000000003"
     tree.expect(f"{NODES}/", True)
     server.event(CREATED, TWO)
@@ -117,7 +125,9 @@ def test_creation_of_another_client_beside_ours_is_read_after_the_answer(tree: N
     assert (state_of(tree, TWO), state_of(tree, three)) == ("hold", "init")
 
 
-def test_record_that_another_client_writes_too_is_read_after_the_answer(tree: NodeTree, server: Server) -> None:
+def test_record_that_another_client_writes_too_is_read_after_the_answer(
+    tree: NodeTree, server: Server
+) -> None:
     tree.expect(ONE, False)
     server.event(CHANGED, ONE)
     server.event(CHANGED, ONE)
@@ -128,7 +138,9 @@ def test_record_that_another_client_writes_too_is_read_after_the_answer(tree: No
     assert state_of(tree, ONE) == "used"
 
 
-def test_record_that_another_client_changed_is_read_when_our_write_is_refused(tree: NodeTree, server: Server) -> None:
+def test_record_that_another_client_changed_is_read_when_our_write_is_refused(
+    tree: NodeTree, server: Server
+) -> None:
     tree.expect(ONE, False)
     server.event(CHANGED, ONE)
     assert server.asked() == []
@@ -143,7 +155,9 @@ def test_our_own_write_is_shown_without_reading(tree: NodeTree, server: Server) 
     assert server.asked() == [] and state_of(tree, ONE) == "in-use"
 
 
-def test_record_that_vanished_during_a_lost_connection_is_forgotten(tree: NodeTree, server: Server) -> None:
+def test_record_that_vanished_during_a_lost_connection_is_forgotten(
+    tree: NodeTree, server: Server
+) -> None:
     server.reconnect()
     assert not tree.synced.is_set() and state_of(tree, ONE) == "ready"
     server.synchronise()
@@ -169,24 +183,50 @@ def test_expected_events_are_forgotten_with_the_connection(tree: NodeTree, serve
     assert server.asked() == [ONE]
 
 
-RECORD = {"state": "ready", "provider": "p", "pool": "main", "tenant_name": "t", "type": ["a"], "resources": {"cores": 2}}
+RECORD = {
+    "state": "ready",
+    "provider": "p",
+    "pool": "main",
+    "tenant_name": "t",
+    "type": ["a"],
+    "resources": {"cores": 2},
+}
 
 
 def sums(tree: NodeTree) -> list[object]:
     """All that limits are compared with, without empty ones."""
-    usage = [tree.measured.places, tree.measured.tenants, tree.unmeasured.places, tree.unmeasured.tenants]
+    usage = [
+        tree.measured.places,
+        tree.measured.tenants,
+        tree.unmeasured.places,
+        tree.unmeasured.tenants,
+    ]
     return [*({key: count for key, count in one.items() if count} for one in usage), tree.counts()]
 
 
-@pytest.mark.parametrize("change", [
-    {"state": "deleting"}, {"provider": "q"}, {"pool": "other"}, {"tenant_name": "u"}, {"resources": {"cores": 3}},
-    {"resources": None}, {"resources": None, "type": ["b"]},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "deleting"},
+        {"provider": "q"},
+        {"pool": "other"},
+        {"tenant_name": "u"},
+        {"resources": {"cores": 3}},
+        {"resources": None},
+        {"resources": None, "type": ["b"]},
+    ],
+    ids=str,
+)
 def test_sums_follow_each_change_of_a_node(server: Server, change: dict[str, Any]) -> None:
     client: Any = server
     followed, fresh = NodeTree(client), NodeTree(client)
     before = {**RECORD, **({"resources": None} if "type" in change else {})}
     followed.store(["0000000009"], f"{NODES}/0000000009", json.dumps(before).encode(), stat(5))
     for tree in (followed, fresh):
-        tree.store(["0000000009"], f"{NODES}/0000000009", json.dumps({**before, **change}).encode(), stat(6, 1))
+        tree.store(
+            ["0000000009"],
+            f"{NODES}/0000000009",
+            json.dumps({**before, **change}).encode(),
+            stat(6, 1),
+        )
     assert sums(followed) == sums(fresh)

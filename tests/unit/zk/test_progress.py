@@ -14,7 +14,13 @@ from nodepool import status
 from nodepool.cmd.commands.images.log import new_lines
 from nodepool.status.results import format_bytes
 from nodepool.zk.mirror import progress as module
-from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, ProgressTree, UploadFailure, UploadProgress
+from nodepool.zk.mirror.progress import (
+    BuildProgress,
+    ProgressStore,
+    ProgressTree,
+    UploadFailure,
+    UploadProgress,
+)
 from nodepool.zk.records.progress import clean_line, clip_tail
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
@@ -43,13 +49,32 @@ def tree(zk_chroot):
 
 
 def build(**values):
-    return BuildProgress(**{"image": "noble", "build": BUILD, "builder": "nb01", "phase": "install", "started": 100.0,
-                            "formats": ["qcow2"], "sizes": {"qcow2": 4096}, "tail": ["a", "b"], **values})  # fmt: skip
+    return BuildProgress(
+        **{
+            "image": "noble",
+            "build": BUILD,
+            "builder": "nb01",
+            "phase": "install",
+            "started": 100.0,
+            "formats": ["qcow2"],
+            "sizes": {"qcow2": 4096},
+            "tail": ["a", "b"],
+            **values,
+        }
+    )
 
 
 def upload(**values):
-    return UploadProgress(**{"image": "noble", "build": BUILD, "provider": "cloud-a/b@c", "upload": "0000000001",
-                             "bytes_total": 40, **values})  # fmt: skip
+    return UploadProgress(
+        **{
+            "image": "noble",
+            "build": BUILD,
+            "provider": "cloud-a/b@c",
+            "upload": "0000000001",
+            "bytes_total": 40,
+            **values,
+        }
+    )
 
 
 # -- texts
@@ -74,8 +99,14 @@ def test_the_tail_is_bounded():
     assert clip_tail(str(n) for n in range(100)) == [str(n) for n in range(80, 100)]
     kept = clip_tail(["\N{SNOWMAN}" * 450] * 20)
     assert 0 < len(kept) < 20 and sum(len(line.encode()) + 1 for line in kept) <= 4096
-    record = json.loads(build(tail=["y" * 5000] * 50, last_line="z" * 5000, reason="r" * 5000).serialize())
-    assert len(json.dumps(record["tail"])) < 4500 and len(record["last_line"]) == 500 and len(record["reason"]) == 2000
+    record = json.loads(
+        build(tail=["y" * 5000] * 50, last_line="z" * 5000, reason="r" * 5000).serialize()
+    )
+    assert (
+        len(json.dumps(record["tail"])) < 4500
+        and len(record["last_line"]) == 500
+        and len(record["reason"]) == 2000
+    )
 
 
 def test_fraction_and_elapsed():
@@ -91,7 +122,12 @@ def test_fraction_and_elapsed():
 
 
 def test_helpers_format_short_texts():
-    assert [format_bytes(n) for n in (5, 1024, 1.5 * 2**30, 2**60)] == ["5 B", "1.0 KiB", "1.5 GiB", "1048576.0 TiB"]
+    assert [format_bytes(n) for n in (5, 1024, 1.5 * 2**30, 2**60)] == [
+        "5 B",
+        "1.0 KiB",
+        "1.5 GiB",
+        "1048576.0 TiB",
+    ]
     assert new_lines(["a", "b", "c"], ["b", "c", "d"]) == (["d"], False)
     assert new_lines(["a"], ["x"]) == (["x"], True)
     assert new_lines([], ["x"]) == (["x"], False)
@@ -102,19 +138,50 @@ def test_helpers_format_short_texts():
 
 
 def test_progress_records_survive_serialization():
-    record = build(exit_code=0, expected=12.5, next_try=9.0, manual=True, reason="because", last_line="b", log="/l")
+    record = build(
+        exit_code=0,
+        expected=12.5,
+        next_try=9.0,
+        manual=True,
+        reason="because",
+        last_line="b",
+        log="/l",
+    )
     assert BuildProgress.fromDict(json.loads(record.serialize()), BUILD) == record
     sent = upload(started=1.0, builder="nb", attempt=3)
-    assert UploadProgress.fromDict(json.loads(sent.serialize()), sent.path.rsplit("/", 1)[1]) == sent
+    assert (
+        UploadProgress.fromDict(json.loads(sent.serialize()), sent.path.rsplit("/", 1)[1]) == sent
+    )
     failed = UploadFailure("no@ble", "p/q@r", BUILD, "0000000002", "quota", 5.0, 2, 65.0)
-    assert UploadFailure.fromDict(json.loads(failed.serialize()), failed.path.rsplit("/", 1)[1]) == failed
+    assert (
+        UploadFailure.fromDict(json.loads(failed.serialize()), failed.path.rsplit("/", 1)[1])
+        == failed
+    )
 
 
 def test_fields_of_the_record():
     assert list(json.loads(build().serialize())) == [
-        "image", "build", "builder", "builder_id", "state", "reason", "exit_code", "phase", "started", "updated",
-        "ended", "expected", "duration", "log", "last_line", "tail", "formats", "sizes", "next_try", "manual",
-    ]  # fmt: skip
+        "image",
+        "build",
+        "builder",
+        "builder_id",
+        "state",
+        "reason",
+        "exit_code",
+        "phase",
+        "started",
+        "updated",
+        "ended",
+        "expected",
+        "duration",
+        "log",
+        "last_line",
+        "tail",
+        "formats",
+        "sizes",
+        "next_try",
+        "manual",
+    ]
 
 
 def test_infinite_numbers_are_left_out():
@@ -123,11 +190,32 @@ def test_infinite_numbers_are_left_out():
 
 
 def test_parsing_is_total():
-    odd = {"image": "noble", "state": "building", "reason": 5, "exit_code": "x", "started": True, "tail": [1, "a"],
-           "sizes": {"qcow2": "big", "raw": 2.0}, "formats": "qcow2", "manual": "yes", "expected": 1e400, "new": {}}  # fmt: skip
+    odd = {
+        "image": "noble",
+        "state": "building",
+        "reason": 5,
+        "exit_code": "x",
+        "started": True,
+        "tail": [1, "a"],
+        "sizes": {"qcow2": "big", "raw": 2.0},
+        "formats": "qcow2",
+        "manual": "yes",
+        "expected": 1e400,
+        "new": {},
+    }
     record = BuildProgress.fromDict(odd, BUILD)
-    assert (record.reason, record.exit_code, record.started, record.tail) == (None, None, None, ["a"])
-    assert (record.sizes, record.formats, record.manual, record.expected) == ({"raw": 2}, [], False, None)
+    assert (record.reason, record.exit_code, record.started, record.tail) == (
+        None,
+        None,
+        None,
+        ["a"],
+    )
+    assert (record.sizes, record.formats, record.manual, record.expected) == (
+        {"raw": 2},
+        [],
+        False,
+        None,
+    )
     assert UploadProgress.fromDict({"image": "i", "attempt": None}, "b-p-1").attempt == 1
     assert UploadFailure.fromDict({}, "i@p").reason == ""
 
@@ -182,7 +270,8 @@ def test_nothing_is_written_into_the_tree_of_old(store):
 def test_an_upload_ends_with_the_session_and_is_made_again(zk_chroot, store, read):
     other = zk_chroot.connect()
     ProgressStore(other.client).write(upload(bytes_total=1))
-    # The same upload, going on in a new session: the record of the old one would vanish with that session.
+    # The same upload, going on in a new session: the record of the old one would vanish with that
+    # session.
     store.write(upload(bytes_total=2))
     other.disconnect()
     assert [p.bytes_total for p in read().uploads.values()] == [2]
@@ -202,7 +291,10 @@ def test_the_mirror_follows(tree, store):
     store.write(build())
     store.write(upload())
     store.write(UploadFailure("noble", "p@q", reason="quota"))
-    wait_for(lambda: tree.data().builds and tree.data().uploads and tree.data().failures, what="the records")
+    wait_for(
+        lambda: tree.data().builds and tree.data().uploads and tree.data().failures,
+        what="the records",
+    )
     assert tree.data().uploads[(BUILD, "cloud-a/b@c", "0000000001")].bytes_total == 40
     assert tree.data().failures[("noble", "p@q")].reason == "quota"
     store.write(build(phase="finalise"))
@@ -241,7 +333,9 @@ def test_broken_data_in_the_mirror(tree, store, caplog):
 
 
 def test_another_name_for_one_build_harms_no_record(zk_chroot, tree, store):
-    """``%62`` is another way to write ``b``: neither its arrival nor its removal concerns the good record."""
+    """``%62`` is another way to write ``b``: neither its arrival nor its removal concerns the
+    good record.
+    """
     store.write(build())
     other = build().path.replace("b" * 32, "%62" + "b" * 31)
     store._kazoo.create(other, build(phase="other").serialize())
@@ -274,15 +368,31 @@ def test_rows_of_progress(store, zk_chroot):
     zk = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     now = time.time()
     store.write(build(started=now - 60, expected=120.0, last_line="unpacking"))
-    store.write(build(build="f" * 32, state="failed", reason="no space", exit_code=1, duration=5.0, next_try=now + 60))
+    store.write(
+        build(
+            build="f" * 32,
+            state="failed",
+            reason="no space",
+            exit_code=1,
+            duration=5.0,
+            next_try=now + 60,
+        )
+    )
     store.write(upload(started=now - 8))
     store.write(UploadFailure("noble", "p", BUILD, "0000000009", "quota", now, 2, now + 30))
     rows = status.image_progress(zk, clock=lambda: now).rows
     assert [(row["kind"], row["state"]) for row in rows] == [
-        ("build", "building"), ("build", "failed"), ("upload", "uploading"), ("upload", "failed")
-    ]  # fmt: skip
+        ("build", "building"),
+        ("build", "failed"),
+        ("upload", "uploading"),
+        ("upload", "failed"),
+    ]
     assert (rows[0]["elapsed"], rows[0]["expected"], rows[0]["progress"]) == (60, 120, 0.5)
-    assert (rows[1]["reason"], rows[1]["exit_code"], rows[1]["next_try"]) == ("no space", 1, int(now + 60))
+    assert (rows[1]["reason"], rows[1]["exit_code"], rows[1]["next_try"]) == (
+        "no space",
+        1,
+        int(now + 60),
+    )
     assert (rows[2]["bytes_total"], rows[2]["elapsed"]) == (40, 8)
     assert rows[3]["reason"] == "quota"
     assert all(set(row) == {*status.PROGRESS_COLUMNS, "log"} for row in rows)

@@ -38,15 +38,20 @@ class Kazoo:
 OURS, THEIRS = SimpleNamespace(ephemeralOwner=7), SimpleNamespace(ephemeralOwner=8)
 
 
-@pytest.mark.parametrize(("answers", "ephemeral", "calls"), [
-    ({"set": [OURS]}, True, "set"),
-    ({"set": [THEIRS]}, False, "set"),
-    ({"set": [NoNodeError()], "create": ["/a"]}, True, "set create"),
-    ({"set": [THEIRS], "delete": [True], "create": ["/a"]}, True, "set delete create"),
-    ({"set": [THEIRS], "delete": [NoNodeError()], "create": ["/a"]}, True, "set delete create"),
-    ({"set": [NoNodeError(), OURS], "create": [NodeExistsError()]}, True, "set create set"),
-])  # fmt: skip
-def test_znode_is_written_whatever_others_do_meanwhile(answers: dict[str, list[object]], ephemeral: bool, calls: str) -> None:
+@pytest.mark.parametrize(
+    ("answers", "ephemeral", "calls"),
+    [
+        ({"set": [OURS]}, True, "set"),
+        ({"set": [THEIRS]}, False, "set"),
+        ({"set": [NoNodeError()], "create": ["/a"]}, True, "set create"),
+        ({"set": [THEIRS], "delete": [True], "create": ["/a"]}, True, "set delete create"),
+        ({"set": [THEIRS], "delete": [NoNodeError()], "create": ["/a"]}, True, "set delete create"),
+        ({"set": [NoNodeError(), OURS], "create": [NodeExistsError()]}, True, "set create set"),
+    ],
+)
+def test_znode_is_written_whatever_others_do_meanwhile(
+    answers: dict[str, list[object]], ephemeral: bool, calls: str
+) -> None:
     kazoo: Any = Kazoo(**answers)
     reading.write(kazoo, "/a", b"x", ephemeral)
     assert " ".join(kazoo.calls) == calls

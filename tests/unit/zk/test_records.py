@@ -43,7 +43,9 @@ def test_state_constants_are_lower_case_names() -> None:
 
 
 @pytest.mark.spec(SPEC + "BaseModel_bad_id, BaseModel_bad_state, BaseModel_toDict")
-@pytest.mark.parametrize("model", [zk.Node, zk.NodeRequest, zk.BaseModel, lambda o: zk.ImageBuild("i", o)])
+@pytest.mark.parametrize(
+    "model", [zk.Node, zk.NodeRequest, zk.BaseModel, lambda o: zk.ImageBuild("i", o)]
+)
 def test_base_model_refuses_invalid_ids_and_states(model: Any) -> None:
     with pytest.raises(TypeError, match="'id' attribute must be a string type"):
         model(123)
@@ -98,7 +100,11 @@ def test_image_build_survives_serialization() -> None:
     assert (again.id, again.image_name, again.formats) == ("0" * 32, "image", ["qcow2", "raw"])
     assert again.toDict() == build.toDict()
     plain = zk.ImageBuild.fromDict({"state": "ready", "state_time": 1.0})
-    assert (plain.username, plain.python_path, plain.shell_type) == ("zuul", "/usr/bin/python2", None)
+    assert (plain.username, plain.python_path, plain.shell_type) == (
+        "zuul",
+        "/usr/bin/python2",
+        None,
+    )
     assert (plain.builder, plain.builder_id, plain.formats) == (None, None, [])
     null = zk.ImageBuild.fromDict({"state": "ready", "username": None, "python_path": None})
     assert (null.username, null.python_path) == (None, None)
@@ -107,14 +113,32 @@ def test_image_build_survives_serialization() -> None:
 @pytest.mark.spec(SPEC + "ImageUpload_toDict, ImageUpload_fromDict; ZK-11")
 def test_image_upload_survives_serialization() -> None:
     upload = zk.ImageUpload("b" * 32, "provider", "image", "0000000001", "u", "/p", "cmd")
-    upload.state, upload.external_id, upload.external_name, upload.format = zk.READY, "ext", "image-1", "raw"
+    upload.state, upload.external_id, upload.external_name, upload.format = (
+        zk.READY,
+        "ext",
+        "image-1",
+        "raw",
+    )
     data = stored(upload)
-    assert set(data) == {"state", "state_time", "external_id", "external_name", "format", "username", "python_path", "shell_type"}
+    assert set(data) == {
+        "state",
+        "state_time",
+        "external_id",
+        "external_name",
+        "format",
+        "username",
+        "python_path",
+        "shell_type",
+    }
     again = zk.ImageUpload.fromDict(data, "b" * 32, "provider", "image", "0000000001")
     assert again == upload and again.toDict() == upload.toDict()
     assert again != zk.ImageUpload.fromDict(data, "c" * 32, "provider", "image", "0000000001")
     plain = zk.ImageUpload.fromDict({"state": "ready"}, "b", "p", "i", "1")
-    assert (plain.username, plain.python_path, plain.external_id) == ("zuul", "/usr/bin/python2", None)
+    assert (plain.username, plain.python_path, plain.external_id) == (
+        "zuul",
+        "/usr/bin/python2",
+        None,
+    )
 
 
 TEXT = st.text(max_size=20)
@@ -157,11 +181,18 @@ def test_node_request_round_trip(values: dict[str, Any]) -> None:
 def test_node_request_defaults() -> None:
     record = zk.NodeRequest.fromDict({"state": "requested"}, "199-0000000042")
     assert (record.declined_by, record.node_types, record.nodes, record.reuse) == ([], [], [], True)
-    assert (record.relative_priority, record.requestor, record.event_id, record.tenant_name) == (0, None, None, None)
+    assert (record.relative_priority, record.requestor, record.event_id, record.tenant_name) == (
+        0,
+        None,
+        None,
+        None,
+    )
     assert record.priority == ("199", 0, "0000000042")
     assert zk.NodeRequest.fromDict({"relative_priority": None}, "1-2").relative_priority == 0
     record.tenant_name = "t"
-    text = "{request.id} {request.tenant_name} {request.labels} {request.requestor} {request.event_id}"
+    text = (
+        "{request.id} {request.tenant_name} {request.labels} {request.requestor} {request.event_id}"
+    )
     assert text.format(request=record.getSafeAttributes()) == "199-0000000042 t [] None None"
     fresh = zk.NodeRequest()
     fresh.declined_by.append("x")
@@ -260,17 +291,29 @@ def test_missing_node_fields_have_defaults() -> None:
     node = zk.Node.fromDict({"state": "ready"}, "1")
     for name in PLAIN:
         assert getattr(node, name) == ("zuul" if name == "username" else None), name
-    assert (node.type, node.host_keys, node.connection_port, node.hold_expiration) == ([], [], 22, None)
+    assert (node.type, node.host_keys, node.connection_port, node.hold_expiration) == (
+        [],
+        [],
+        22,
+        None,
+    )
     assert zk.Node.fromDict({"username": None}, "1").username is None
     fresh = zk.Node()
-    assert (fresh.node_properties, fresh.username, fresh.connection_port, fresh.type) == ({}, "zuul", 22, [])
+    assert (fresh.node_properties, fresh.username, fresh.connection_port, fresh.type) == (
+        {},
+        "zuul",
+        22,
+        [],
+    )
     assert (fresh.lock, fresh.lock_contenders) == (None, set())
 
 
 @pytest.mark.spec(SPEC + "custom_connection_port; ZK-7: ssh_port mirrors it for old readers")
 def test_ssh_port_mirrors_the_connection_port() -> None:
     assert zk.Node.fromDict({"ssh_port": 2222}, "1").connection_port == 2222
-    assert zk.Node.fromDict({"ssh_port": 2222, "connection_port": 5986}, "1").connection_port == 5986
+    assert (
+        zk.Node.fromDict({"ssh_port": 2222, "connection_port": 5986}, "1").connection_port == 5986
+    )
     node = zk.Node()
     node.connection_port = 99
     assert (stored(node)["connection_port"], stored(node)["ssh_port"]) == (99, 99)
@@ -279,14 +322,20 @@ def test_ssh_port_mirrors_the_connection_port() -> None:
 @pytest.mark.spec(SPEC + "Node_fromDict: plain-string type wrapped; hold_expiration coerced")
 def test_odd_node_values() -> None:
     assert zk.Node.fromDict({"type": "label"}, "1").type == ["label"]
-    assert zk.Node.fromDict({"type": None}, "1").type == zk.Node.fromDict({"type": ""}, "1").type[:0] == []
+    assert (
+        zk.Node.fromDict({"type": None}, "1").type
+        == zk.Node.fromDict({"type": ""}, "1").type[:0]
+        == []
+    )
     node = zk.Node()
     node.type = "label"
     assert node.type == ["label"] and stored(node)["type"] == ["label"]
     for value, expected in (("100", 100), (100, 100), ("x", 0), ([], 0), (None, None), (7.9, 7)):
         assert zk.Node.fromDict({"hold_expiration": value}, "1").hold_expiration == expected
     # Zuul adds the id.
-    assert "id" not in zk.Node.fromDict({"id": "0000000001", "state": "used"}, "0000000001").toDict()
+    assert (
+        "id" not in zk.Node.fromDict({"id": "0000000001", "state": "used"}, "0000000001").toDict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +379,9 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.spec("PY-2: NodeRequestLockStats, ImageBuildRequest")
 def test_small_records_compare_by_value() -> None:
-    assert zk.NodeRequestLockStats("a") == zk.NodeRequestLockStats("a") != zk.NodeRequestLockStats("b")
+    assert (
+        zk.NodeRequestLockStats("a") == zk.NodeRequestLockStats("a") != zk.NodeRequestLockStats("b")
+    )
     assert zk.NodeRequestLockStats().lock_id is None
     request = zk.ImageBuildRequest("image", True)
     assert (request.image_name, request.pending) == ("image", True)
@@ -339,7 +390,9 @@ def test_small_records_compare_by_value() -> None:
 NEWER = {"of_a_newer_release": {"a": [1, None]}, "zz": "text"}
 
 
-@pytest.mark.spec("issue 11, users 5: keys that we do not know stay when a record is rewritten, in all records")
+@pytest.mark.spec(
+    "issue 11, users 5: keys that we do not know stay when a record is rewritten, in all records"
+)
 @pytest.mark.parametrize(
     "read, write",
     [

@@ -19,7 +19,9 @@ OPERATIONS = st.lists(
             st.sampled_from(["p1", "p2", None]),
             st.sampled_from(["a", "b"]),
             st.sampled_from(["t", None]),
-            st.dictionaries(st.sampled_from(["cores", "ram", "instances"]), st.integers(0, 9), max_size=3),
+            st.dictionaries(
+                st.sampled_from(["cores", "ram", "instances"]), st.integers(0, 9), max_size=3
+            ),
         ),
         st.tuples(st.just("release"), st.integers(0, 7)),
     ),
@@ -39,7 +41,9 @@ def test_sums_equal_those_of_a_model(operations: list[tuple[Any, ...]]) -> None:
             reservations.release(key)
             model.pop(key, None)
         for provider in ("p1", "p2"):
-            assert positive(reservations.provider(provider)) == total(model, lambda v, p=provider: v[0] == p)
+            assert positive(reservations.provider(provider)) == total(
+                model, lambda v, p=provider: v[0] == p
+            )
             for pool in ("a", "b"):
                 assert positive(reservations.provider(provider, pool)) == total(
                     model, lambda v, p=provider, q=pool: v[0] == p and v[1] == q

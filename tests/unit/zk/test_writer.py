@@ -12,7 +12,9 @@ from nodepool.zk.writer import TransactionFailed, Txn, Writer
 
 
 class Server:
-    """Takes the place of the connection; remembers what was sent and which locks were left to it."""
+    """Takes the place of the connection; remembers what was sent and which locks were left to
+    it.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[list[Any], Any]] = []
@@ -35,9 +37,14 @@ class Server:
     @property
     def paths(self) -> list[list[str]]:
         """Of what was sent, by message."""
-        return [[self.unchroot(operation.path) for operation in operations] for operations, _reply in self.sent]
+        return [
+            [self.unchroot(operation.path) for operation in operations]
+            for operations, _reply in self.sent
+        ]
 
-    def answer(self, number: int, results: list[Any] | None = None, error: BaseException | None = None) -> None:
+    def answer(
+        self, number: int, results: list[Any] | None = None, error: BaseException | None = None
+    ) -> None:
         operations, reply = self.sent[number]
         if error is not None:
             reply.set_exception(error)
@@ -76,7 +83,9 @@ def test_no_more_than_the_limit_of_messages_is_under_way(server: Server, writer:
         writer.submit(txn(server, f"/{name}"))
     assert len(server.sent) == Writer.MAX_IN_FLIGHT
     server.answer(0)
-    assert server.paths[Writer.MAX_IN_FLIGHT :] == [["/a", "/b", "/c"]], "what waited is sent together, in its order"
+    assert server.paths[Writer.MAX_IN_FLIGHT :] == [["/a", "/b", "/c"]], (
+        "what waited is sent together, in its order"
+    )
 
 
 def test_messages_that_are_answered_make_place_for_as_many(server: Server, writer: Writer) -> None:
@@ -125,8 +134,12 @@ def test_transaction_beyond_the_limits_is_sent_alone(server: Server, writer: Wri
     assert [set(paths) for paths in server.paths[Writer.MAX_IN_FLIGHT :]] == [{"/large"}, {"/many"}]
 
 
-def test_later_write_of_a_path_does_not_overtake_one_that_may_be_sent_again(server: Server, writer: Writer) -> None:
-    """World seed 185: a node went from aborted back to building, because its older record was sent again after the newer one."""
+def test_later_write_of_a_path_does_not_overtake_one_that_may_be_sent_again(
+    server: Server, writer: Writer
+) -> None:
+    """World seed 185: a node went from aborted back to building, because its older record was
+    sent again after the newer one.
+    """
     fill(writer, server)
     for name in ("node", "other"):
         writer.submit(txn(server, f"/{name}", b"old"))
@@ -146,7 +159,9 @@ def test_later_write_of_a_path_does_not_overtake_one_that_may_be_sent_again(serv
     assert server.paths == [["/node"]]
 
 
-def test_write_does_not_overtake_one_that_another_thread_is_sending(server: Server, writer: Writer) -> None:
+def test_write_does_not_overtake_one_that_another_thread_is_sending(
+    server: Server, writer: Writer
+) -> None:
     fill(writer, server)
     writer.submit(txn(server, "/node", b"old"))
 
@@ -159,11 +174,16 @@ def test_write_does_not_overtake_one_that_another_thread_is_sending(server: Serv
     assert [operations[0].data for operations, _reply in server.sent[2:]] == [b"old", b"new"]
 
 
-def test_refusal_of_a_merged_message_concerns_its_transaction_only(server: Server, writer: Writer) -> None:
+def test_refusal_of_a_merged_message_concerns_its_transaction_only(
+    server: Server, writer: Writer
+) -> None:
     fill(writer, server)
     answers: dict[str, Any] = {}
     for name in "abc":
-        writer.submit(txn(server, f"/{name}"), lambda results, error, name=name: answers.update({name: error or results}))
+        writer.submit(
+            txn(server, f"/{name}"),
+            lambda results, error, name=name: answers.update({name: error or results}),
+        )
     server.answer(0)
     server.answer(2, [RolledBackError(), BadVersionError(), RolledBackError()])
     assert server.paths[3:] == [["/a"], ["/c"]], "in their order"

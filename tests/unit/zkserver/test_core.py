@@ -39,7 +39,9 @@ def test_number_of_changes_of_the_children_wraps_around() -> None:
     assert struct.unpack_from("!i", Znode(created=(1 << 30) + 3).stat(), 36)[0] == 6 - (1 << 31)
 
 
-def test_session_ends_with_its_ephemeral_znodes_when_nothing_was_heard_for_its_timeout(bench: Bench) -> None:
+def test_session_ends_with_its_ephemeral_znodes_when_nothing_was_heard_for_its_timeout(
+    bench: Bench,
+) -> None:
     holder, watcher = bench.client(2000), bench.client(60_000)
     holder.call(Create("/held", b"", OPEN, 1))
     watcher.call(Exists("/held", True))
@@ -96,12 +98,25 @@ def test_timeouts_of_sessions_are_bounded(bench: Bench, asked: int, granted: int
 @pytest.mark.parametrize(
     "data",
     [
-        struct.pack("!i", MOST_BYTES + 1), struct.pack("!i", -5) + b"x" * 20, struct.pack("!iii", 8, 1, 4),
-        struct.pack("!iiii", 12, 1, 1, -7), struct.pack("!iiiii", 16, 1, 101, 0, 0), struct.pack("!iiii", 12, 1, 4, 1 << 30),
+        struct.pack("!i", MOST_BYTES + 1),
+        struct.pack("!i", -5) + b"x" * 20,
+        struct.pack("!iii", 8, 1, 4),
+        struct.pack("!iiii", 12, 1, 1, -7),
+        struct.pack("!iiiii", 16, 1, 101, 0, 0),
+        struct.pack("!iiii", 12, 1, 4, 1 << 30),
     ],
-    ids=["too large", "negative length", "no path", "length of a string", "short list", "string longer than the request"],
-)  # fmt: skip
-def test_malformed_request_ends_the_connection_and_harms_nobody_else(bench: Bench, data: bytes) -> None:
+    ids=[
+        "too large",
+        "negative length",
+        "no path",
+        "length of a string",
+        "short list",
+        "string longer than the request",
+    ],
+)
+def test_malformed_request_ends_the_connection_and_harms_nobody_else(
+    bench: Bench, data: bytes
+) -> None:
     client, other = bench.client(), bench.client()
     assert client.pipe is not None
     client.pipe.send(data)
@@ -141,7 +156,9 @@ def test_closing_is_answered_before_the_connection_ends(bench: Bench) -> None:
     assert bench.server.sessions == {} and not bench.server.connections
 
 
-@pytest.mark.parametrize(("word", "answer"), [("ruok", "imok"), ("srvr", "Mode: standalone"), ("nope", "not executed")])
+@pytest.mark.parametrize(
+    ("word", "answer"), [("ruok", "imok"), ("srvr", "Mode: standalone"), ("nope", "not executed")]
+)
 def test_four_letter_words(bench: Bench, word: str, answer: str) -> None:
     pipe = MemoryPipe(bench.server)
     pipe.send(word.encode())

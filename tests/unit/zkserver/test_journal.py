@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from kazoo.protocol.serialization import CheckVersion, Create, Delete, Exists, SetACL, SetData, Transaction
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Delete,
+    Exists,
+    SetACL,
+    SetData,
+    Transaction,
+)
 from kazoo.security import ACL, Id
 
 from nodepool.zkserver import journal as journals
@@ -35,8 +43,12 @@ def running(directory: pathlib.Path) -> Iterator[Server]:
 
 
 def content(server: Server) -> object:
-    nodes = {path: (node.data, node.acl, node.owner, node.stat()) for path, node in server.tree.dump()}
-    return nodes, {number: (session.password, session.timeout) for number, session in server.sessions.items()}
+    nodes = {
+        path: (node.data, node.acl, node.owner, node.stat()) for path, node in server.tree.dump()
+    }
+    return nodes, {
+        number: (session.password, session.timeout) for number, session in server.sessions.items()
+    }
 
 
 def work(server: Server) -> RawClient:
@@ -51,7 +63,16 @@ def work(server: Server) -> RawClient:
     client.call(SetACL("/b", READ, -1))
     client.call(Delete("/c", -1))
     client.call(Create("/a", b"refused", OPEN, 0))
-    client.call(Transaction([CheckVersion("/a", 0), Create("/d", None, OPEN, 0), SetData("/d", b"1", 0), Delete("/d", 1)]))
+    client.call(
+        Transaction(
+            [
+                CheckVersion("/a", 0),
+                Create("/d", None, OPEN, 0),
+                SetData("/d", b"1", 0),
+                Delete("/d", 1),
+            ]
+        )
+    )
     client.call(Transaction([Create("/e", b"", OPEN, 0), Delete("/missing", -1)]))
     server.end_session(server.sessions[gone.session])
     return client
@@ -107,7 +128,9 @@ def test_damage_inside_is_an_error_that_names_file_and_line(tmp_path: pathlib.Pa
         pass
 
 
-def test_snapshot_replaces_a_large_log_and_nothing_is_lost(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_replaces_a_large_log_and_nothing_is_lost(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journals, "LARGEST_LOG", 300)
     with running(tmp_path) as server:
         work(server)
@@ -117,7 +140,9 @@ def test_snapshot_replaces_a_large_log_and_nothing_is_lost(tmp_path: pathlib.Pat
         assert content(server) == before
 
 
-def test_server_killed_between_snapshot_and_log_ignores_the_older_log(tmp_path: pathlib.Path) -> None:
+def test_server_killed_between_snapshot_and_log_ignores_the_older_log(
+    tmp_path: pathlib.Path,
+) -> None:
     with running(tmp_path) as server:
         work(server)
         before = content(server)
@@ -148,7 +173,9 @@ def test_directory_serves_one_server_only_and_is_private(tmp_path: pathlib.Path)
 
 
 def test_nothing_is_written_after_a_write_that_failed(tmp_path: pathlib.Path) -> None:
-    """The disk is full for a moment: an incomplete line in the middle of the log would make it unreadable."""
+    """The disk is full for a moment: an incomplete line in the middle of the log would make it
+    unreadable.
+    """
 
     class FullDisk(io.BytesIO):
         most = 9

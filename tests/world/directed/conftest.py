@@ -23,7 +23,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Client:
-    """The process in which the directed tests of this pytest run. It is started for the first of them."""
+    """The process in which the directed tests of this pytest run. It is started for the first of
+    them.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -50,7 +52,9 @@ class Client:
         if self._process is None:
             command = [sys.executable, "-m", "tests.world.directed.server", str(HERE)]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=REPOSITORY, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, text=True, cwd=REPOSITORY, start_new_session=True
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -74,8 +78,11 @@ _clients: dict[pytest.Config, Client] = {}
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     config = item.config
-    # Pytest asks for tests of other directories, too, and in the process of the directed tests itself.
-    if HERE not in item.path.parents or any(isinstance(each, Server) for each in config.pluginmanager.get_plugins()):
+    # Pytest asks for tests of other directories, too, and in the process of the directed tests
+    # itself.
+    if HERE not in item.path.parents or any(
+        isinstance(each, Server) for each in config.pluginmanager.get_plugins()
+    ):
         return None
     if config not in _clients:
         client = _clients[config] = Client(config)
@@ -83,7 +90,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _clients[config].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
-    # The test before has left set up what this one shares with it, such as a directory: the next one may not share it.
+    # The test before has left set up what this one shares with it, such as a directory: the next
+    # one may not share it.
     pytest_runtest_teardown(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
@@ -100,7 +108,9 @@ def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def bench(zk_chroot: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
+def bench(
+    zk_chroot: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Iterator[LauncherBench]:
     from tests.world.directed.world import WorldBench
 
     monkeypatch.setattr("tests.conftest.POLL", 0.1)

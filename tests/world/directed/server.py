@@ -1,7 +1,8 @@
-"""``python -m tests.world.directed.server``: a pytest that runs each of its tests in a simulation of its own.
+"""``python -m tests.world.directed.server``: a pytest that runs each of its tests in a simulation
+of its own.
 
-It imports everything once and then forks for each test that is asked for. A request is a line with the id of a test, the
-answer a line of JSON with its reports.
+It imports everything once and then forks for each test that is asked for. A request is a line with
+the id of a test, the answer a line of JSON with its reports.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Server:
             _pid, status = os.waitpid(pid, 0)
             file.seek(0)
             text = file.read()
-        return json.loads(text) if text else f"the process of the test has ended with status {status}"
+        return (
+            json.loads(text) if text else f"the process of the test has ended with status {status}"
+        )
 
 
 def _import() -> None:
@@ -99,19 +102,25 @@ def simulated(item: pytest.Item) -> list[Any]:
         return runtestprotocol(item, log=False)
 
     reports = kernel.run(run, until=LONGEST)
-    return [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in reports]
+    return [
+        item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
+        for report in reports
+    ]
 
 
 def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.world.directed.server", *sys.argv[1:]])
+        os.execv(
+            sys.executable, [sys.executable, "-m", "tests.world.directed.server", *sys.argv[1:]]
+        )
     # Before anything that makes a lock.
     from nodepool.simulation import install, kernel
 
     kernel.use(kernel.Kernel(0))
     install.replace_standard_library()
-    # Time limits of tests are virtual: they do not depend on this machine, and waiting costs next to nothing.
+    # Time limits of tests are virtual: they do not depend on this machine, and waiting costs next
+    # to nothing.
     os.getloadavg = lambda: (0.0, 0.0, 0.0)
     os.environ["NODEPOOL_TEST_PATIENCE"] = "20"
     answers = os.fdopen(os.dup(1), "w", encoding="utf8")
@@ -120,11 +129,27 @@ def main() -> None:
     import pytest
 
     install.adapt_libraries()
-    without = [argument for name in ("xdist", "randomly", "timeout", "cacheprovider") for argument in ("-p", f"no:{name}")]
+    without = [
+        argument
+        for name in ("xdist", "randomly", "timeout", "cacheprovider")
+        for argument in ("-p", f"no:{name}")
+    ]
     planted = ["-p", "tests.world.planted"] if os.environ.get("NODEPOOL_PLANTED") else []
     # A failure shows what the launcher did, and when.
-    log = ["--log-level=INFO", "--log-format=%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"]
-    arguments = ["-o", "addopts=--strict-markers", "-q", "--capture=no", *log, *without, *planted, *sys.argv[1:]]
+    log = [
+        "--log-level=INFO",
+        "--log-format=%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+    ]
+    arguments = [
+        "-o",
+        "addopts=--strict-markers",
+        "-q",
+        "--capture=no",
+        *log,
+        *without,
+        *planted,
+        *sys.argv[1:],
+    ]
     pytest.main(arguments, [Server(answers)])
 
 

@@ -25,9 +25,15 @@ def stays(bench: LauncherBench, node_id: str, state: str = "hold") -> None:
 
 @pytest.mark.spec(SPEC + "max_ready_age")
 def test_max_ready_age(bench: LauncherBench) -> None:
-    bench.start(config(provider(labels=["fake-label", "young"]), labels={"fake-label": {"max-ready-age": 1}}))
+    bench.start(
+        config(
+            provider(labels=["fake-label", "young"]), labels={"fake-label": {"max-ready-age": 1}}
+        )
+    )
     old = bench.ready_node("fake-provider", "main", "fake-label")
-    allocated = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=bench.submit("nowhere", state="failed"))
+    allocated = bench.ready_node(
+        "fake-provider", "main", "fake-label", allocated_to=bench.submit("nowhere", state="failed")
+    )
     unlimited = bench.ready_node("fake-provider", "main", "young", state_time=1.0)
     foreign = bench.ready_node("elsewhere", "main", "fake-label", state_time=1.0)
     begin = time.monotonic()
@@ -48,8 +54,15 @@ def test_ready_node_is_replaced_after_an_hour(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-12.4: several labels, the first limit that hits")
 def test_max_ready_age_of_several_labels(bench: LauncherBench) -> None:
-    bench.start(config(provider(labels=["a", "b"]), labels={"a": {"max-ready-age": 5000}, "b": {"max-ready-age": 100}}))
-    node = bench.ready_node("fake-provider", "main", "a", type=["a", "b"], state_time=time.time() - 200)
+    bench.start(
+        config(
+            provider(labels=["a", "b"]),
+            labels={"a": {"max-ready-age": 5000}, "b": {"max-ready-age": 100}},
+        )
+    )
+    node = bench.ready_node(
+        "fake-provider", "main", "a", type=["a", "b"], state_time=time.time() - 200
+    )
     young = bench.ready_node("fake-provider", "main", "a", state_time=time.time() - 200)
     bench.wait_gone(node.id)
     stays(bench, young.id, "ready")
@@ -100,7 +113,9 @@ def test_held_nodes_are_kept(bench: LauncherBench) -> None:
     request_id = bench.submit("fake-label")
     node_id = bench.wait_request(request_id, "fulfilled")["nodes"][0]
     bench.zuul.accept(request_id)
-    bench.zuul.write_node(node_id, state="hold", hold_job="t p j .*", comment="reason", hold_expiration=0)
+    bench.zuul.write_node(
+        node_id, state="hold", hold_job="t p j .*", comment="reason", hold_expiration=0
+    )
     bench.zuul.unlock(node_id)
     bench.use_up(bench.fulfilled("fake-label")[0])
     node = bench.node(node_id)
@@ -112,8 +127,12 @@ def test_held_nodes_are_kept(bench: LauncherBench) -> None:
 
 
 def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None:
-    """Gone or stopped in the cloud: not handed out; used ones and those of other launchers are left alone."""
-    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 3}}), cleanup_interval=0.3)
+    """Gone or stopped in the cloud: not handed out; used ones and those of other launchers are
+    left alone.
+    """
+    bench.start(
+        config(provider(labels=["a"]), labels={"a": {"min-ready": 3}}), cleanup_interval=0.3
+    )
     stopped, deleted, kept = bench.wait_nodes(3, state="ready", allocated_to=None)
     request_id, (used,) = bench.fulfilled("a")
     assert used.id in (stopped.id, deleted.id, kept.id)
@@ -124,7 +143,9 @@ def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None
     cloud = bench.cloud("fake-provider")
     cloud.get_server_by_id(idle[0].external_id).status = "SHUTOFF"
     with cloud._lock:
-        cloud._server_list[:] = [s for s in cloud._server_list if s.id not in (idle[1].external_id, used.external_id)]
+        cloud._server_list[:] = [
+            s for s in cloud._server_list if s.id not in (idle[1].external_id, used.external_id)
+        ]
     bench.wait_gone(*(node.id for node in idle))
     stays(bench, used.id, "in-use")
     stays(bench, foreign.id, "ready")
@@ -137,13 +158,18 @@ class Unspeakable(Exception):
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(OSError("no route to the cloud"), "OSError: no route"), (Unspeakable(), "Unspeakable: <exception str() failed>")],
+    [
+        (OSError("no route to the cloud"), "OSError: no route"),
+        (Unspeakable(), "Unspeakable: <exception str() failed>"),
+    ],
     ids=["error", "unspeakable"],
 )
 def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(
     bench: LauncherBench, caplog: pytest.LogCaptureFixture, error: Exception, text: str
 ) -> None:
-    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3)
+    bench.start(
+        config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3
+    )
     (node,) = bench.wait_nodes(1, state="ready")
     calls: list[object] = []
 
@@ -155,18 +181,30 @@ def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(
     wait_for(lambda: len(calls) >= 2, what="two questions")
     stays(bench, node.id, "ready")
     (line,) = {
-        r.message for r in caplog.records if "Cannot compare ready nodes of provider fake-provider with the cloud" in r.message
+        r.message
+        for r in caplog.records
+        if "Cannot compare ready nodes of provider fake-provider with the cloud" in r.message
     }
     assert text in line
 
 
-@pytest.mark.spec("issue 11: an external_id of an odd kind keeps no other ready node from being compared with the cloud")
-def test_an_odd_external_id_beside_others(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3)
+@pytest.mark.spec(
+    "issue 11: an external_id of an odd kind keeps no other ready node from being compared with "
+    "the cloud"
+)
+def test_an_odd_external_id_beside_others(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.start(
+        config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3
+    )
     (node,) = bench.wait_nodes(1, state="ready")
     odd = bench.ready_node("fake-provider", "main", "a", external_id={"host": "h", "sliver": ["s"]})
     with bench.cloud("fake-provider")._lock:
         bench.cloud("fake-provider")._server_list.clear()
     bench.wait_gone(node.id)
     stays(bench, odd.id, "ready")
-    assert f"Cannot compare ready nodes of provider fake-provider with an odd external_id ({odd.id})" in caplog.text
+    assert (
+        f"Cannot compare ready nodes of provider fake-provider with an odd external_id ({odd.id})"
+        in caplog.text
+    )

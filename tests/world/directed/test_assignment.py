@@ -37,7 +37,9 @@ def test_request_and_node_are_as_zuul_and_the_cloud_expect(
                             "min-ram": 8192,
                             "flavor-name": "Fake",
                             "instance-properties": {"a_key": "a_value"},
-                            "dynamic-instance-properties": {"dynamic-tenant": "Tenant is {request.tenant_name}"},
+                            "dynamic-instance-properties": {
+                                "dynamic-tenant": "Tenant is {request.tenant_name}"
+                            },
                         },
                         {"name": "unused", "diskimage": "fake-image", "min-ram": 8192},
                     ],
@@ -48,7 +50,14 @@ def test_request_and_node_are_as_zuul_and_the_cloud_expect(
     bench.start(
         config(
             fake,
-            diskimages=[{"name": "fake-image", "elements": ["fedora"], "username": "zuul", "python-path": "auto"}],
+            diskimages=[
+                {
+                    "name": "fake-image",
+                    "elements": ["fedora"],
+                    "username": "zuul",
+                    "python-path": "auto",
+                }
+            ],
             **{"elements-dir": ".", "images-dir": str(bench.tmp)},
         )
     )
@@ -68,7 +77,9 @@ def test_request_and_node_are_as_zuul_and_the_cloud_expect(
     assert node.resources == {"cores": 4, "instances": 1, "ram": 8192}
     assert node.attributes == {"key1": "value1"}
     assert node.host_keys == ["ssh-rsa FAKEKEY"]
-    assert node.image_id == (f"{bench.zk._imageUploadPath('fake-image', upload.build_id, 'fake-provider')}/{upload.id}")
+    assert node.image_id == (
+        f"{bench.zk._imageUploadPath('fake-image', upload.build_id, 'fake-provider')}/{upload.id}"
+    )
     assert node.interface_ip == "fake"
     assert node.created_time is not None and node.external_id is not None
     server = bench.cloud("fake-provider").get_server(node.external_id)
@@ -94,14 +105,18 @@ def test_request_and_node_are_as_zuul_and_the_cloud_expect(
     # The lock directory outlives the request, and is swept.
     assert request_id in bench.zk.getNodeRequestLockIDs()
     bench.zuul.give_back(*bench.zuul.accept(request_id))
-    wait_for(lambda: request_id not in bench.zk.getNodeRequestLockIDs(), what="lock directory swept")
+    wait_for(
+        lambda: request_id not in bench.zk.getNodeRequestLockIDs(), what="lock directory swept"
+    )
 
 
 @pytest.mark.spec("LAU-21.2; DRV-14.7; ZK-10.3")
 def test_nodes_are_in_the_order_of_the_labels(bench: LauncherBench) -> None:
     labels = ["l1", "l2", "l3", "l4"]
     bench.start(config(provider(labels=labels)))
-    idle = {label: bench.ready_node("fake-provider", "main", label).id for label in reversed(labels)}
+    idle = {
+        label: bench.ready_node("fake-provider", "main", label).id for label in reversed(labels)
+    }
     _id, nodes = bench.fulfilled("l3", "l1", "l4", "l2")
     assert [n.type for n in nodes] == [["l3"], ["l1"], ["l4"], ["l2"]]
     request_id = next(iter({n.allocated_to for n in nodes}))
@@ -117,7 +132,9 @@ def test_nodes_are_in_the_order_of_the_labels(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("ZK-10: rules 1, 4, 7, 10, 11")
 def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
-    """What Zuul wrote stays; at the moment of fulfilment the nodes are unlocked, allocated and complete."""
+    """What Zuul wrote stays; at the moment of fulfilment the nodes are unlocked, allocated and
+    complete.
+    """
     bench.start(config(provider()))
     seen: list[dict[str, Any]] = []
 
@@ -162,18 +179,32 @@ def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
         "tenant_name",
     }
     assert set(record) == allowed
-    forbidden = {"name", "aliases", "label", "lock", "stat", "reuse", "kubernetes_connection", "uuid", "private_ipv6"}
+    forbidden = {
+        "name",
+        "aliases",
+        "label",
+        "lock",
+        "stat",
+        "reuse",
+        "kubernetes_connection",
+        "uuid",
+        "private_ipv6",
+    }
     for node in seen:
         assert node["allocated_to"] == request_id and node["state"] == "ready"
         assert isinstance(node["connection_port"], int) and isinstance(node["host_keys"], list)
         assert not forbidden & set(node) and not any(key.startswith("_") for key in node)
     assert bench.zuul.client.get_children(f"/nodepool/requests/{request_id}") == []
     # Left alone until Zuul takes them, request and nodes.
-    versions = {i: bench.zuul.client.get(f"/nodepool/nodes/{i}")[1].version for i in record["nodes"]}
+    versions = {
+        i: bench.zuul.client.get(f"/nodepool/nodes/{i}")[1].version for i in record["nodes"]
+    }
     request_version = bench.zuul.client.get(f"/nodepool/requests/{request_id}")[1].version
     other = bench.fulfilled("fake-label")[0]
     bench.use_up(other)
-    assert versions == {i: bench.zuul.client.get(f"/nodepool/nodes/{i}")[1].version for i in record["nodes"]}
+    assert versions == {
+        i: bench.zuul.client.get(f"/nodepool/nodes/{i}")[1].version for i in record["nodes"]
+    }
     assert bench.zuul.client.get(f"/nodepool/requests/{request_id}")[1].version == request_version
 
 
@@ -192,7 +223,9 @@ def test_a_request_cancelled_during_the_launch_leaves_reusable_nodes(bench: Laun
     nodes = bench.wait_nodes(2, state="ready", allocated_to=None)
     wait_for(lambda: not any(bench.zuul.contenders(n.id) for n in nodes))
     second, reused = bench.fulfilled("fake-label", "fake-label")
-    assert {bench.zuul.request(second)["nodes"][0], bench.zuul.request(second)["nodes"][1]} == {n.id for n in nodes}
+    assert {bench.zuul.request(second)["nodes"][0], bench.zuul.request(second)["nodes"][1]} == {
+        n.id for n in nodes
+    }
     assert len(reused) == 2
 
 
@@ -216,7 +249,9 @@ def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> 
     request_id = bench.submit("fake-label")
     directory = f"/nodepool/requests-lock/{request_id}"
     bench.zuul.client.ensure_path(directory)
-    lock = bench.zuul.client.create(f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True)
+    lock = bench.zuul.client.create(
+        f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True
+    )
     pool.start()
     bench.wait_ready(pool)
     # Another one passes by meanwhile.
@@ -224,7 +259,9 @@ def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> 
     record = bench.zuul.request(request_id)
     assert record is not None and record["state"] == "requested"
     # Zuul revises it under its lock.
-    bench.zuul.client.set(f"/nodepool/requests/{request_id}", json.dumps({**record, "relative_priority": 3}).encode())
+    bench.zuul.client.set(
+        f"/nodepool/requests/{request_id}", json.dumps({**record, "relative_priority": 3}).encode()
+    )
     bench.zuul.client.delete(lock)
     assert bench.wait_request(request_id, "fulfilled")["relative_priority"] == 3
 
@@ -234,7 +271,9 @@ def test_pending_request_of_a_dead_launcher_is_served_again(bench: LauncherBench
     """A pending request of a dead launcher is served again, with the node that was ready for it."""
     request_id = bench.submit("fake-label", "fake-label", state="pending")
     node = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=request_id)
-    init = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=request_id, state="init")
+    init = bench.ready_node(
+        "fake-provider", "main", "fake-label", allocated_to=request_id, state="init"
+    )
     bench.start(config(provider()))
     request = bench.wait_request(request_id, "fulfilled")
     assert node.id in request["nodes"] and len(set(request["nodes"])) == 2
@@ -256,7 +295,9 @@ def test_a_ready_node_of_a_missing_request_is_freed(bench: LauncherBench) -> Non
 
 @pytest.mark.spec("ZK-10.4, ZK-10.5; ZK-8.8")
 def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBench) -> None:
-    """Between Zuul's removal of the request and ``in-use`` the node is ready, locked and allocated to nobody."""
+    """Between Zuul's removal of the request and ``in-use`` the node is ready, locked and
+    allocated to nobody.
+    """
     bench.start(
         config(
             provider(labels=["fake-label", "other"], pool={"max-servers": 1}),
@@ -285,8 +326,18 @@ def test_pools_of_a_provider_serve_their_own_labels(bench: LauncherBench) -> Non
         config(
             provider(
                 pools=[
-                    {"name": "pool1", "availability-zones": ["az1"], "max-servers": 1, "labels": ["fake-label1"]},
-                    {"name": "pool2", "availability-zones": ["az2"], "max-servers": 1, "labels": ["fake-label2"]},
+                    {
+                        "name": "pool1",
+                        "availability-zones": ["az1"],
+                        "max-servers": 1,
+                        "labels": ["fake-label1"],
+                    },
+                    {
+                        "name": "pool2",
+                        "availability-zones": ["az2"],
+                        "max-servers": 1,
+                        "labels": ["fake-label2"],
+                    },
                 ]
             )
         )
@@ -299,7 +350,10 @@ def test_pools_of_a_provider_serve_their_own_labels(bench: LauncherBench) -> Non
     ]
 
 
-@pytest.mark.spec("LAU-21.27, LAU-21.37, LAU-21.38, LAU-21.36node_ipv6, node_auto_floating_ip; OST-3.8 to OST-3.10")
+@pytest.mark.spec(
+    "LAU-21.27, LAU-21.37, LAU-21.38, LAU-21.36node_ipv6, node_auto_floating_ip; OST-3.8 to "
+    "OST-3.10"
+)
 def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
     image = {"cloud-image": "fake-image"}
     bench.start(
@@ -310,12 +364,20 @@ def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
                         "name": "plain",
                         "labels": [
                             {"name": "flavor", "flavor-name": "Fake Flavor", **image},
-                            {"name": "ipv6", "min-ram": 1, "networks": ["fake-ipv6-network-name"], **image},
+                            {
+                                "name": "ipv6",
+                                "min-ram": 1,
+                                "networks": ["fake-ipv6-network-name"],
+                                **image,
+                            },
                             {
                                 "name": "props",
                                 "min-ram": 1,
                                 "instance-properties": {"a": "b", "nodepool_pool_name": "lie"},
-                                "dynamic-instance-properties": {"t": "{request.tenant_name}", "bad": "{request.nothing}"},
+                                "dynamic-instance-properties": {
+                                    "t": "{request.tenant_name}",
+                                    "bad": "{request.nothing}",
+                                },
                                 **image,
                             },
                         ],
@@ -331,12 +393,17 @@ def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
         )
     )
     nodes = {label: bench.fulfilled(label)[1][0] for label in ("flavor", "ipv6", "props", "secure")}
-    servers = {label: bench.cloud("fake-provider").get_server(n.external_id) for label, n in nodes.items()}
+    servers = {
+        label: bench.cloud("fake-provider").get_server(n.external_id) for label, n in nodes.items()
+    }
     assert servers["flavor"]["flavor"]["id"] == "f1"
     assert (nodes["ipv6"].public_ipv6, nodes["ipv6"].interface_ip) == ("fake_v6", "fake_v6")
     assert (nodes["flavor"].public_ipv6, nodes["flavor"].interface_ip) == ("", "fake")
     assert (nodes["secure"].public_ipv4, nodes["secure"].interface_ip) == ("", "fake")
-    assert (servers["secure"]["security_groups"], servers["flavor"]["security_groups"]) == (["sg"], [])
+    assert (servers["secure"]["security_groups"], servers["flavor"]["security_groups"]) == (
+        ["sg"],
+        [],
+    )
     metadata = servers["props"]["metadata"]
     assert (metadata["a"], metadata["t"], metadata["nodepool_pool_name"]) == ("b", "None", "plain")
     assert "bad" not in metadata
@@ -348,7 +415,12 @@ def test_host_keys_are_scanned_for_ssh_connections_only(bench: LauncherBench) ->
         {"name": "fake-image", "image-name": "Fake Precise"},
         {"name": "cli", "image-name": "Fake Precise", "connection-type": "network_cli"},
         {"name": "win", "image-name": "Fake Precise", "connection-type": "winrm"},
-        {"name": "win2", "image-name": "Fake Precise", "connection-type": "winrm", "connection-port": 99},
+        {
+            "name": "win2",
+            "image-name": "Fake Precise",
+            "connection-type": "winrm",
+            "connection-port": 99,
+        },
     ]
     off = {"host-key-checking": False}
     bench.start(
@@ -366,7 +438,11 @@ def test_host_keys_are_scanned_for_ssh_connections_only(bench: LauncherBench) ->
                             {"name": "win2", "cloud-image": "win2", "min-ram": 1},
                         ],
                     },
-                    {"name": "off", **off, "labels": [{"name": "pool-off", "cloud-image": "fake-image", "min-ram": 1}]},
+                    {
+                        "name": "off",
+                        **off,
+                        "labels": [{"name": "pool-off", "cloud-image": "fake-image", "min-ram": 1}],
+                    },
                 ],
             )
         )
@@ -390,7 +466,14 @@ def test_the_test_driver_serves_through_the_classic_api(bench: LauncherBench) ->
     bench.start(
         {
             "labels": [{"name": "fake-label"}, {"name": "test-label", "min-ready": 1}],
-            "providers": [provider(), {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+            "providers": [
+                provider(),
+                {
+                    "name": "tp",
+                    "driver": "test",
+                    "pools": [{"name": "main", "labels": ["test-label"]}],
+                },
+            ],
         }
     )
     ready = bench.wait_nodes(1, state="ready", allocated_to=None, provider="tp")

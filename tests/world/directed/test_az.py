@@ -1,4 +1,6 @@
-"""Availability zones: one per request, configured or the cloud's, refreshed when they change (LAU-5)."""
+"""Availability zones: one per request, configured or the cloud's, refreshed when they change
+(LAU-5).
+"""
 
 from __future__ import annotations
 

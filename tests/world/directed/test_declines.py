@@ -30,7 +30,12 @@ def test_a_missing_image_declines(bench: LauncherBench) -> None:
         config(
             provider(
                 diskimages=[{"name": "img"}],
-                pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+                pools=[
+                    {
+                        "name": "main",
+                        "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}],
+                    }
+                ],
             ),
             diskimages=[{"name": "img", "elements": ["x"]}],
             **{"elements-dir": ".", "images-dir": str(bench.tmp)},
@@ -38,12 +43,19 @@ def test_a_missing_image_declines(bench: LauncherBench) -> None:
     )
 
     def problems() -> list[str]:
-        return [problem.text for problem in bench.pools[0].getProviderManager("fake-provider").label_problems.listed()]
+        return [
+            problem.text
+            for problem in bench.pools[0]
+            .getProviderManager("fake-provider")
+            .label_problems.listed()
+        ]
 
     bench.wait_request(bench.submit("fake-label"), "failed")
     assert problems() == ["disk image img (option diskimage) has not been uploaded here"]
     bench.store_image("img", "fake-provider")
-    wait_for(lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True))
+    wait_for(
+        lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True)
+    )
     assert problems() == [], "although nobody has requested the label since"
     bench.fulfilled("fake-label")
 
@@ -55,14 +67,20 @@ def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
     [launcher_id] = bench.wait_request(request_id, "failed")["declined_by"]
     assert [launcher_id] == list(pool.state.workers)
     noted = json.loads(bench.zuul.client.get(declines.path(request_id, launcher_id))[0])
-    assert noted == {"pool": "fake-provider-main", "reason": "pool is disabled by max_servers", "codes": ["pool-disabled"],
-                     "help": "raise `max-servers` of the pool, which is 0"}  # fmt: skip
+    assert noted == {
+        "pool": "fake-provider-main",
+        "reason": "pool is disabled by max_servers",
+        "codes": ["pool-disabled"],
+        "help": "raise `max-servers` of the pool, which is 0",
+    }
     counted = metrics.REQUESTS_DECLINED(hostnames.short(), "pool-disabled")
     assert pool.state.statsd.snapshot().counters[counted] >= 1
 
 
 @pytest.mark.spec("DRV-5.4")
-def test_a_driver_declines_for_reasons_of_its_own(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_declines_for_reasons_of_its_own(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(StateMachineHandler, "getDeclinedReasons", lambda self: ["it is Sunday"])
     bench.start(config(provider()))
     request_id = bench.submit("fake-label")
@@ -73,7 +91,12 @@ def test_a_driver_declines_for_reasons_of_its_own(bench: LauncherBench, monkeypa
 
 @pytest.mark.spec("LAU-3: a disabled pool of better priority lets the next one serve; DRV-14.6")
 def test_a_disabled_pool_of_better_priority(bench: LauncherBench) -> None:
-    bench.start(config(provider("fake-off", pool={"max-servers": 0}, priority=1), provider("fake-on", priority=2)))
+    bench.start(
+        config(
+            provider("fake-off", pool={"max-servers": 0}, priority=1),
+            provider("fake-on", priority=2),
+        )
+    )
     assert bench.fulfilled("fake-label")[1][0].provider == "fake-on"
 
 
@@ -108,7 +131,11 @@ def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -
         "model_api": 0,
     }
     path = bench.zuul.client.create(
-        "/nodepool/components/pool/h", json.dumps(registered).encode(), ephemeral=True, sequence=True, makepath=True
+        "/nodepool/components/pool/h",
+        json.dumps(registered).encode(),
+        ephemeral=True,
+        sequence=True,
+        makepath=True,
     )
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     ids = [bench.submit("fake-label"), bench.submit("x"), bench.submit("unknown")]
@@ -120,7 +147,10 @@ def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -
         bench.wait_request(request_id, "failed")
 
 
-@pytest.mark.spec("issue: a launcher that starts with requests waiting fails none that another of its pools serves")
+@pytest.mark.spec(
+    "issue: a launcher that starts with requests waiting fails none that another of its pools "
+    "serves"
+)
 def test_nothing_is_failed_while_pools_are_being_registered(bench: LauncherBench) -> None:
     providers = [provider(f"fake-{i}", labels=[f"label{i}"]) for i in range(8)]
     ids = [bench.submit(f"label{i}") for i in range(8)]
@@ -130,7 +160,9 @@ def test_nothing_is_failed_while_pools_are_being_registered(bench: LauncherBench
 
 
 @pytest.mark.spec("LAU-2, issue 'Bad input': broken records concern only themselves")
-def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_requests_disturb_nothing(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
     good = json.dumps({"state": "requested", "node_types": ["fake-label"]}).encode()
     create = bench.zuul.client.create
     for data in (
@@ -145,7 +177,9 @@ def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.Lo
     create("/nodepool/requests/strange", good)
     create("/nodepool/requests/200-abc", good)
     bench.start(config(provider()))
-    nulls = bench.submit("fake-label", relative_priority=None, declined_by=None, requestor_data=None)
+    nulls = bench.submit(
+        "fake-label", relative_priority=None, declined_by=None, requestor_data=None
+    )
     bench.wait_request(nulls, "fulfilled")
     bench.fulfilled("fake-label")
     messages = [r.getMessage() for r in caplog.records]
@@ -157,13 +191,17 @@ def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.Lo
 def test_a_minimal_request(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     path = bench.zuul.client.create(
-        "/nodepool/requests/100-", b'{"state": "requested", "node_types": ["fake-label"]}', sequence=True
+        "/nodepool/requests/100-",
+        b'{"state": "requested", "node_types": ["fake-label"]}',
+        sequence=True,
     )
     bench.wait_request(path.rsplit("/", 1)[1], "fulfilled")
     assert bench.wait_request(bench.submit(), "fulfilled")["nodes"] == []
 
 
-@pytest.mark.spec("LAU-8.5, DRV-7.3: a label that can never work is offered as broken, the rest works")
+@pytest.mark.spec(
+    "LAU-8.5, DRV-7.3: a label that can never work is offered as broken, the rest works"
+)
 def test_a_misconfigured_label(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     from nodepool.exceptions import RuntimeConfigurationException
 

@@ -28,16 +28,27 @@ def test_an_externally_deleted_node_is_replaced(bench: LauncherBench) -> None:
     assert [s.id for s in bench.servers("fake-provider")] == [new.external_id]
 
 
-@pytest.mark.spec("LAU-11; ZK-8.11: every deletable state, also what a dead launcher or executor left")
-@pytest.mark.parametrize("state", ["used", "in-use", "building", "failed", "deleting", "deleted", "aborted"])
-def test_nodes_in_deletable_states_are_deleted_and_others_stay(bench: LauncherBench, state: str) -> None:
+@pytest.mark.spec(
+    "LAU-11; ZK-8.11: every deletable state, also what a dead launcher or executor left"
+)
+@pytest.mark.parametrize(
+    "state", ["used", "in-use", "building", "failed", "deleting", "deleted", "aborted"]
+)
+def test_nodes_in_deletable_states_are_deleted_and_others_stay(
+    bench: LauncherBench, state: str
+) -> None:
     bench.start(config(provider()))
     locked = bench.ready_node("fake-provider", "main", "fake-label")
     bench.zuul.lock(locked.id)
     bench.zuul.write_node(locked.id, state=state)
     foreign = bench.ready_node("elsewhere", "main", "fake-label", state=state)
-    kept = [bench.ready_node("fake-provider", "main", "fake-label", state=s).id for s in ("hold", "testing", "ready")]
-    node = bench.ready_node("fake-provider", "main", "fake-label", state=state, external_id="never-existed")
+    kept = [
+        bench.ready_node("fake-provider", "main", "fake-label", state=s).id
+        for s in ("hold", "testing", "ready")
+    ]
+    node = bench.ready_node(
+        "fake-provider", "main", "fake-label", state=state, external_id="never-existed"
+    )
     bench.wait_gone(node.id)
     assert bench.node(locked.id).state == state
     assert bench.node(foreign.id).state == state
@@ -84,13 +95,17 @@ def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.spec(SPEC + "node_delete_error; OST-3.21")
-def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_in_error_after_its_delete_stays_visible(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     manager = pool.getProviderManager("fake-provider")
     request_id, nodes = bench.fulfilled("fake-label")
     server = bench.cloud("fake-provider").get_server(nodes[0].external_id)
 
-    def delete(external_id: str) -> None:  # without an answer: only False says that there is no such server
+    def delete(
+        external_id: str,
+    ) -> None:  # without an answer: only False says that there is no such server
         server.status = "ERROR"
 
     adapter = bench.adapter("fake-provider")
@@ -107,13 +122,17 @@ def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, 
 
 
 @pytest.mark.spec(SPEC + "leaked_node; DRV-14.25; OST-3.22")
-def test_only_leaked_servers_of_the_provider_are_deleted(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_only_leaked_servers_of_the_provider_are_deleted(
+    bench: LauncherBench, statsd: StatsdReceiver
+) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
     cloud = bench.cloud("fake-provider")
     untagged = cloud.create_server(name="mine", flavor=cloud._flavor_list[0])
     other = cloud.create_server(
-        name="theirs", flavor=cloud._flavor_list[0], meta={"nodepool_provider_name": "another", "nodepool_node_id": "0000000777"}
+        name="theirs",
+        flavor=cloud._flavor_list[0],
+        meta={"nodepool_provider_name": "another", "nodepool_node_id": "0000000777"},
     )
     bench.zk.deleteRawNode(node.id)
     wait_for(lambda: cloud.get_server(node.external_id) is None, what="the leaked server deleted")
@@ -124,7 +143,9 @@ def test_only_leaked_servers_of_the_provider_are_deleted(bench: LauncherBench, s
 
 
 @pytest.mark.spec(SPEC + "leaked_port_cleanup; OST-3.22")
-def test_ports_are_deleted_when_seen_down_twice(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_ports_are_deleted_when_seen_down_twice(
+    bench: LauncherBench, statsd: StatsdReceiver
+) -> None:
     bench.start(config(provider(**{"port-cleanup-interval": 600})), cleanup_interval=0.3)
     cloud = bench.cloud("fake-provider")
     assert len(cloud._down_ports) == 2
@@ -151,7 +172,11 @@ def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
 
     def resource(build_id: str) -> Any:
         return OpenStackResource(
-            {"nodepool_provider_name": "fake-provider", "nodepool_build_id": build_id, "nodepool_upload_id": known.id},
+            {
+                "nodepool_provider_name": "fake-provider",
+                "nodepool_build_id": build_id,
+                "nodepool_upload_id": known.id,
+            },
             "image",
             build_id,
         )
@@ -204,12 +229,16 @@ def test_a_node_locked_while_it_is_to_be_deleted(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("ZK-6.1: swept when old and without a live contender")
-def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_locks_are_swept_with_care(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 0)
     root = "/nodepool/requests-lock"
     for name in ("200-0000000001", "200-0000000002"):
         bench.zuul.client.create(f"{root}/{name}", makepath=True)
-    held = bench.zuul.client.create(f"{root}/200-0000000002/{'a' * 32}__lock__", ephemeral=True, sequence=True)
+    held = bench.zuul.client.create(
+        f"{root}/200-0000000002/{'a' * 32}__lock__", ephemeral=True, sequence=True
+    )
     waiting = bench.submit("nowhere", state="failed")
     bench.zuul.client.create(f"{root}/{waiting}")
     bench.start(config(provider()), cleanup_interval=0.2)
@@ -221,8 +250,13 @@ def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: py
     wait_for(lambda: not bench.zk.getNodeRequestLockIDs())
 
 
-@pytest.mark.spec("issue 11, B13: lock directories of requests do not pile up, and are not read one by one each minute")
-def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, B13: lock directories of requests do not pile up, and are not read one by one each "
+    "minute"
+)
+def test_request_locks_go_soon_and_without_reading(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.cleanup.GONE_FOR", 100.0)
     pool = bench.start(config(provider()), cleanup_interval=1000)
     sent: list[str] = []
@@ -230,7 +264,10 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     monkeypatch.setattr(
         pool.zk.kazoo_client,
         "_call",
-        lambda request, reply: (sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1],  # type: ignore[func-returns-value]
+        lambda request, reply: (
+            sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"),
+            call(request, reply),
+        )[1],  # type: ignore[func-returns-value]
     )
     state = copy.copy(pool.state)
     state.clock = clock = HandClock()
@@ -249,12 +286,16 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     left = set(bench.zk.getNodeRequestLockIDs())
     assert left == set(served)
     assert sweep(0) == sweep(60) == [f"GetChildren {root}"]
-    assert sorted(sweep(60)) == sorted([f"GetChildren {root}", *(f"Delete {root}/{i}" for i in served)])
+    assert sorted(sweep(60)) == sorted(
+        [f"GetChildren {root}", *(f"Delete {root}/{i}" for i in served)]
+    )
     assert bench.zk.getNodeRequestLockIDs() == []
 
 
 @pytest.mark.spec("LAU-10: a deletion that fails is tried again: the node does not stay locked")
-def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_removed_at_first(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kazoo.exceptions import ConnectionLoss
 
     from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
@@ -283,8 +324,12 @@ def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypa
     bench.wait_gone(node.id)
 
 
-@pytest.mark.spec("issue 11, A3: a deletion that fails again and again does not keep a pool full of idle nodes")
-def test_room_is_made_beside_a_stuck_deletion(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, A3: a deletion that fails again and again does not keep a pool full of idle nodes"
+)
+def test_room_is_made_beside_a_stuck_deletion(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.zk.facade.nodes.DELETION_GUARD", 2)
     bench.start(config(provider(labels=["a", "b"], pool={"max-servers": 2})))
     adapter, calls = bench.adapter("fake-provider"), []
@@ -312,12 +357,21 @@ def test_room_is_made_beside_a_stuck_deletion(bench: LauncherBench, monkeypatch:
     bench.wait_gone(stuck.id)
 
 
-@pytest.mark.spec("issue 11, A4: of the locks of other launchers only those that have changed are read")
-def test_locks_of_another_launchers_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, A4: of the locks of other launchers only those that have changed are read"
+)
+def test_locks_of_another_launchers_requests(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other, count = bench.zuul.client, 60
     requests = [bench.submit("nowhere", state="pending") for _ in range(count)]
     held = {
-        i: other.create(f"/nodepool/requests-lock/{i}/{'a' * 32}__lock__", ephemeral=True, sequence=True, makepath=True)
+        i: other.create(
+            f"/nodepool/requests-lock/{i}/{'a' * 32}__lock__",
+            ephemeral=True,
+            sequence=True,
+            makepath=True,
+        )
         for i in requests
     }
     pool = bench.start(config(provider()), cleanup_interval=3600)
@@ -333,11 +387,16 @@ def test_locks_of_another_launchers_requests(bench: LauncherBench, monkeypatch: 
     monkeypatch.setattr(client, "get_children_async", counted)
     for request_id in requests[:40]:  # as the launcher that has them does, one after the other
         record = bench.zuul.request(request_id)
-        other.set(f"/nodepool/requests/{request_id}", json.dumps({**record, "state": "failed"}).encode())
+        other.set(
+            f"/nodepool/requests/{request_id}", json.dumps({**record, "state": "failed"}).encode()
+        )
         other.delete(held[request_id])
     # The rest is given up by its launcher: found by the locks.
     for request_id in requests[40:]:
         other.delete(held[request_id])
     for request_id in requests[40:]:
-        wait_for(lambda i=request_id: bench.zuul.request(i)["state"] != "pending", what=f"request {request_id}")  # type: ignore[misc]
+        wait_for(
+            lambda i=request_id: bench.zuul.request(i)["state"] != "pending",
+            what=f"request {request_id}",
+        )  # type: ignore[misc]
     assert len(looked) <= 2 * count

@@ -85,7 +85,10 @@ def test_one_keyscan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.spec("LAU-21.48, LAU-21.49; DRV-14.21; OST-3.26")
 def test_keyscan_failures_with_console(
-    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, statsd: StatsdReceiver
+    bench: LauncherBench,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    statsd: StatsdReceiver,
 ) -> None:
     fail_scans(monkeypatch, 100)
     monkeypatch.setattr(
@@ -99,16 +102,26 @@ def test_keyscan_failures_with_console(
     messages = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     for line in ("first line", "second line"):
         assert sum(line in message for message in messages) == 3, line
-    assert not [r for r in caplog.records if r.exc_info and "Launch" in r.name], "a failed scan needs no traceback"
+    assert not [r for r in caplog.records if r.exc_info and "Launch" in r.name], (
+        "a failed scan needs no traceback"
+    )
     statsd.wait("nodepool.launch.error.keyscan", "1|c")
     assert not bench.servers("fake-provider")
-    # The node's history has it too, for the page and the command; a terminal is not given what it would obey.
+    # The node's history has it too, for the page and the command; a terminal is not given what it
+    # would obey.
     consoles = [event for event in pool.zk.feed.since(0)[0] if event["type"] == "console-log"]
     assert [event["tail"] for event in consoles] == ["first line\n\\x1b[31msecond line"] * 3
-    text = explain(pool.zk, "node", consoles[0]["node"], HistoryReader(), pool.zk.feed.since(0)[0]).text()
-    assert "the console of the machine said last\n      | first line\n      | \\x1b[31msecond line\n" in text
+    text = explain(
+        pool.zk, "node", consoles[0]["node"], HistoryReader(), pool.zk.feed.since(0)[0]
+    ).text()
+    assert (
+        "the console of the machine said last\n      | first line\n      | \\x1b[31msecond line\n"
+        in text
+    )
     (problem,) = pool.getProviderManager("fake-provider").label_problems.listed()
-    assert "check that sshd starts on the machine" in problem.help and "boot-timeout" in problem.help
+    assert (
+        "check that sshd starts on the machine" in problem.help and "boot-timeout" in problem.help
+    )
 
 
 def fail_scans(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
@@ -128,7 +141,9 @@ def fail_scans(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 @pytest.mark.spec("LAU-21.78; DRV-14.20")
 def test_session_loss_at_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch that raises session loss fails without a further attempt, and leaves nothing behind."""
+    """A launch that raises session loss fails without a further attempt, and leaves nothing
+    behind.
+    """
     from kazoo.exceptions import SessionExpiredError
 
     from nodepool.driver.openstack.machines import OpenStackCreateStateMachine
@@ -148,7 +163,9 @@ def test_session_loss_at_launch(bench: LauncherBench, monkeypatch: pytest.Monkey
 
 @pytest.mark.spec("LAU-21.81; DRV-14.20; ZK-2")
 def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
-    """All locks are gone: the request is served anew; nothing is served twice, no server is left behind."""
+    """All locks are gone: the request is served anew; nothing is served twice, no server is left
+    behind.
+    """
     pool = bench.start(config(provider()))
     cloud = bench.cloud("fake-provider")
     cloud.pause_creates = True
@@ -163,14 +180,18 @@ def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
         server.event.set()
     record = bench.wait_request(request_id, "fulfilled")
     bench.wait_nodes(1)
-    wait_for(lambda: [s.id for s in cloud._server_list] == [bench.node(record["nodes"][0]).external_id])
+    wait_for(
+        lambda: [s.id for s in cloud._server_list] == [bench.node(record["nodes"][0]).external_id]
+    )
     bench.wait_ready(pool)
     assert len(bench.zk.getRegisteredPools()) == 1
     bench.use_up(request_id)
 
 
 @pytest.mark.spec("LAU-21.73")
-def test_failing_provider_leaves_requests_to_others(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_provider_leaves_requests_to_others(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
     original = StateMachineHandler.imagesAvailable
@@ -202,8 +223,12 @@ def test_provider_that_does_not_start_harms_no_other(
         original(self, zk_conn)
 
     monkeypatch.setattr(StateMachineProvider, "start", start)
-    pool = bench.start(config(provider("fake-broken", labels=["only-broken"]), provider("fake-good")))
-    assert any("fake-broken" in r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR)
+    pool = bench.start(
+        config(provider("fake-broken", labels=["only-broken"]), provider("fake-good"))
+    )
+    assert any(
+        "fake-broken" in r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR
+    )
     failed = bench.submit("only-broken")
     bench.fulfilled("fake-label")
     assert bench.wait_request(failed, "failed")["declined_by"]

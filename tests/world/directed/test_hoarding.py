@@ -1,4 +1,6 @@
-"""No pool keeps a request that another could serve, and no two requests keep each other's nodes (LAU-4 to LAU-6)."""
+"""No pool keeps a request that another could serve, and no two requests keep each other's nodes
+(LAU-4 to LAU-6).
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,28 @@ from tests.support.launcher import LauncherBench, config, provider, reason_for
 # The fake cloud makes SDK exceptions in a way that SDK 5 will not know any more.
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
 
-ALPHA, BETA = provider("fake-alpha", pool={"max-servers": 2}), provider("fake-beta", pool={"max-servers": 6})
+ALPHA, BETA = (
+    provider("fake-alpha", pool={"max-servers": 2}),
+    provider("fake-beta", pool={"max-servers": 6}),
+)
 
 
 def served_by(bench: LauncherBench, *ids: str) -> list[str]:
     """Wait until all are fulfilled; the provider of each node, sorted."""
-    return sorted(bench.node(node_id).provider for i in ids for node_id in bench.wait_request(i, "fulfilled")["nodes"])
+    return sorted(
+        bench.node(node_id).provider
+        for i in ids
+        for node_id in bench.wait_request(i, "fulfilled")["nodes"]
+    )
 
 
 def paused(pool: Any, name: str) -> bool:
     return bool(pool.getPoolWorkers(name)[0].paused_handlers)
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: eight at once are served at once by a pool of two and one of six")
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: eight at once are served at once by a pool of two and one of six"
+)
 @pytest.mark.parametrize("launchers", [1, 2])
 def test_all_that_fit_are_served_at_once(bench: LauncherBench, launchers: int) -> None:
     if launchers == 1:
@@ -39,18 +50,29 @@ def test_all_that_fit_are_served_at_once(bench: LauncherBench, launchers: int) -
         wait_for(lambda: all(len(p.zk.getRegisteredPools()) == 2 for p in bench.pools))
     ids = [bench.submit("fake-label") for _ in range(8)]
     assert served_by(bench, *ids) == ["fake-alpha"] * 2 + ["fake-beta"] * 6
-    # Nobody has room: as in 11.0.0 it is pending somewhere, and is served by whoever has room first.
+    # Nobody has room: as in 11.0.0 it is pending somewhere, and is served by whoever has room
+    # first.
     ninth = bench.submit("fake-label")
     bench.wait_request(ninth, "pending")
-    bench.use_up(next(i for i in ids if bench.node(bench.zuul.request(i)["nodes"][0]).provider == "fake-beta"))
+    bench.use_up(
+        next(
+            i for i in ids if bench.node(bench.zuul.request(i)["nodes"][0]).provider == "fake-beta"
+        )
+    )
     assert served_by(bench, ninth) == ["fake-beta"]
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: a request that waits at a full pool goes to one that gets room, nodes and all")
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: a request that waits at a full pool goes to one that gets room, "
+    "nodes and all"
+)
 def test_a_paused_request_moves_to_a_pool_with_room(bench: LauncherBench) -> None:
     pool = bench.start(config(ALPHA, BETA))
     held = {
-        name: [bench.ready_node(name, "main", "fake-label", state="hold", resources={"instances": 1}) for _ in range(count)]
+        name: [
+            bench.ready_node(name, "main", "fake-label", state="hold", resources={"instances": 1})
+            for _ in range(count)
+        ]
         for name, count in (("fake-alpha", 1), ("fake-beta", 6))
     }
     bench.wait_nodes(7)
@@ -67,13 +89,25 @@ def test_a_paused_request_moves_to_a_pool_with_room(bench: LauncherBench) -> Non
         bench.zuul.write_node(held[first].pop().id, state="used")
     assert served_by(bench, waiting) == [first] * 2
     assert not paused(pool, second)
-    wait_for(lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="open again for everybody")
+    wait_for(
+        lambda: not any(p.paused for p in bench.zk.getRegisteredPools()),
+        what="open again for everybody",
+    )
 
 
-@pytest.mark.spec("LAU-4: a request waits a while for a better pool before a worse one has it, but not for ever")
-def test_a_request_does_not_wait_for_ever_for_a_better_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "LAU-4: a request waits a while for a better pool before a worse one has it, but not for ever"
+)
+def test_a_request_does_not_wait_for_ever_for_a_better_pool(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.moves.PATIENCE", 0.5)
-    bench.start(config(provider("fake-better", priority=1, pool={"max-servers": 1}), provider("fake-worse", priority=2)))
+    bench.start(
+        config(
+            provider("fake-better", priority=1, pool={"max-servers": 1}),
+            provider("fake-worse", priority=2),
+        )
+    )
     assert served_by(bench, bench.submit("fake-label")) == ["fake-better"]
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
@@ -81,24 +115,36 @@ def test_a_request_does_not_wait_for_ever_for_a_better_pool(bench: LauncherBench
 
 
 @pytest.mark.spec(
-    "LAU-4: a request that was sent for by a worse pool goes there, although its nodes make the better one look open"
+    "LAU-4: a request that was sent for by a worse pool goes there, although its nodes make the "
+    "better one look open"
 )
 @pytest.mark.parametrize("names", [("fake-worse", "fake-worst"), ("fake-worst", "fake-worse")])
-def test_a_request_with_nodes_moves_to_the_best_pool_with_room(bench: LauncherBench, names: tuple[str, str]) -> None:
+def test_a_request_with_nodes_moves_to_the_best_pool_with_room(
+    bench: LauncherBench, names: tuple[str, str]
+) -> None:
     priorities = {"fake-worse": 2, "fake-worst": 3}
     others = [provider(name, priority=priorities[name]) for name in names]
-    pool = bench.start(config(provider("fake-better", priority=1, pool={"max-servers": 2}), *others))
+    pool = bench.start(
+        config(provider("fake-better", priority=1, pool={"max-servers": 2}), *others)
+    )
     bench.ready_node("fake-better", "main", "fake-label", state="hold", resources={"instances": 1})
     bench.wait_nodes(1)
     waiting = bench.submit("fake-label", "fake-label")
-    wait_for(lambda: paused(pool, "fake-better"), what="a request that holds one node and waits for another")
+    wait_for(
+        lambda: paused(pool, "fake-better"),
+        what="a request that holds one node and waits for another",
+    )
     since = time.monotonic()
     assert served_by(bench, waiting) == ["fake-worse"] * 2
     assert time.monotonic() - since < moves.PATIENCE + 5
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: a request waits here for a pool of another launcher that gets room")
-def test_a_paused_request_moves_to_another_launcher(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: a request waits here for a pool of another launcher that gets room"
+)
+def test_a_paused_request_moves_to_another_launcher(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.moves.OTHERS_TURN", 0.5)
     one = bench.start(config(provider("fake-one", pool={"max-servers": 1})), name="one.yaml")
     first, _nodes = bench.fulfilled("fake-label")
@@ -110,19 +156,28 @@ def test_a_paused_request_moves_to_another_launcher(bench: LauncherBench, monkey
     assert bench.zuul.request(first)["state"] == "fulfilled"
 
 
-@pytest.mark.spec("issue 11, B15: two paused requests with half of their nodes each: the worse one gives way")
+@pytest.mark.spec(
+    "issue 11, B15: two paused requests with half of their nodes each: the worse one gives way"
+)
 @pytest.mark.parametrize("pools", [1, 2])
-def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int) -> None:
+def test_paused_requests_do_not_hold_each_others_nodes(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int
+) -> None:
     """In one pool, or in two of one provider."""
-    # In the order of those that are in force. Tries that are refused are at last further apart than a standstill and the ticks of
-    # two pools, whatever their phases are; who gives way rests until the other one has tried again.
+    # In the order of those that are in force. Tries that are refused are at last further apart than
+    # a standstill and the ticks of two pools, whatever their phases are; who gives way rests until
+    # the other one has tried again.
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
     monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 8.0)
     monkeypatch.setattr("nodepool.driver.statemachine.stage.REFUSED", Backoff(0.1, 3.0))
     names = ["main", "other"][:pools]
     bench.quota(instances=8)
     pool = bench.start(config(provider(pools=[{"name": n, "labels": [f"l-{n}"]} for n in names])))
-    adapter, cloud, gate = bench.adapter("fake-provider"), bench.cloud("fake-provider"), threading.Event()
+    adapter, cloud, gate = (
+        bench.adapter("fake-provider"),
+        bench.cloud("fake-provider"),
+        threading.Event(),
+    )
     original, lock, made = adapter._createServer, threading.Lock(), {"100": 0, "200": 0}
 
     def create(hostname: str, *args: Any, **options: Any) -> Any:
@@ -130,7 +185,9 @@ def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, mon
         priority = bench.node(hostname[2:]).allocated_to[:3]
         assert gate.wait(10)
         with lock:
-            if (made[priority] == 2 and made != {"100": 2, "200": 2}) or len(cloud._server_list) >= 4:
+            if (made[priority] == 2 and made != {"100": 2, "200": 2}) or len(
+                cloud._server_list
+            ) >= 4:
                 raise RuntimeError("Quota exceeded")
             if made != {"100": 2, "200": 2}:
                 made[priority] += 1
@@ -150,7 +207,10 @@ def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, mon
     assert pool.getReadiness()[0]
 
 
-@pytest.mark.spec("issue 11, B5: a full static pool of better priority overflows to a cloud, of this launcher or another")
+@pytest.mark.spec(
+    "issue 11, B5: a full static pool of better priority overflows to a cloud, of this launcher or "
+    "another"
+)
 @pytest.mark.parametrize("launchers", [1, 2])
 def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> None:
     hosts = {
@@ -160,7 +220,14 @@ def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> N
         "pools": [
             {
                 "name": "main",
-                "nodes": [{"name": "fake-host-1", "labels": ["both"], "host-key-checking": False, "connection-type": "winrm"}],
+                "nodes": [
+                    {
+                        "name": "fake-host-1",
+                        "labels": ["both"],
+                        "host-key-checking": False,
+                        "connection-type": "winrm",
+                    }
+                ],
             }
         ],
     }
@@ -177,16 +244,31 @@ def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> N
     assert served_by(bench, bench.submit("both"), bench.submit("both")) == ["fake-cloud"] * 2
     bench.zuul.give_back(*bench.zuul.accept(first))
     bench.wait_nodes(1, provider="static", state="ready")
-    wait_for(lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="open again for everybody")
+    wait_for(
+        lambda: not any(p.paused for p in bench.zk.getRegisteredPools()),
+        what="open again for everybody",
+    )
     assert served_by(bench, bench.submit("both")) == ["static"]
 
 
-def test_label_without_capacity_closes_a_static_pool_for_that_label_only(bench: LauncherBench) -> None:
+def test_label_without_capacity_closes_a_static_pool_for_that_label_only(
+    bench: LauncherBench,
+) -> None:
     def host(name: str, label: str) -> dict[str, Any]:
-        return {"name": name, "labels": [label], "host-key-checking": False, "connection-type": "winrm"}
+        return {
+            "name": name,
+            "labels": [label],
+            "host-key-checking": False,
+            "connection-type": "winrm",
+        }
 
     hosts = [host("fake-host-a", "a"), *(host(f"fake-host-b{i}", "b") for i in range(3))]
-    static = {"name": "static", "driver": "static", "priority": 10, "pools": [{"name": "main", "nodes": hosts}]}
+    static = {
+        "name": "static",
+        "driver": "static",
+        "priority": 10,
+        "pools": [{"name": "main", "nodes": hosts}],
+    }
     bench.start({"labels": [{"name": "a"}, {"name": "b"}], "providers": [static]}, name="one.yaml")
     two = bench.start(config(provider("fake-cloud", labels=["b"], priority=50)), name="two.yaml")
     bench.wait_nodes(4, state="ready")
@@ -199,31 +281,44 @@ def test_label_without_capacity_closes_a_static_pool_for_that_label_only(bench: 
     wait_for(lambda: registered().full_labels == {"a"}, what="the full label published")
     assert not registered().paused
     assert served_by(bench, *(bench.submit("b") for _ in range(3))) == ["static"] * 3
-    # All labels are full: everything goes elsewhere, also requests that a launcher of 11.0.0 serves.
+    # All labels are full: everything goes elsewhere, also requests that a launcher of 11.0.0
+    # serves.
     assert served_by(bench, bench.submit("b")) == ["fake-cloud"]
     wait_for(lambda: registered().paused, what="paused published")
 
 
 def open_pool_elsewhere(bench: LauncherBench) -> Any:
-    """A pool of another launcher that looks open and takes nothing, as one of 11.0.0 whose static nodes are all in use."""
+    """A pool of another launcher that looks open and takes nothing, as one of 11.0.0 whose
+    static nodes are all in use.
+    """
     from nodepool.zk.components import PoolComponent
 
     (pool,) = bench.pools
     theirs = PoolComponent(bench.zk.client, "elsewhere")
-    theirs.content.update(id="theirs", name="main", provider_name="p", state="running", supported_labels=["fake-label"])
+    theirs.content.update(
+        id="theirs",
+        name="main",
+        provider_name="p",
+        state="running",
+        supported_labels=["fake-label"],
+    )
     theirs.register()
     wait_for(lambda: len(pool.zk.getRegisteredPools()) == 2)
     return theirs
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: room promised to a request that goes elsewhere is free at once")
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: room promised to a request that goes elsewhere is free at once"
+)
 def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("requests.assignment.OTHERS_TURN", "pools.worker.FORGET"):
         monkeypatch.setattr(f"nodepool.launcher.{name}", 60.0)
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     theirs = open_pool_elsewhere(bench)
     submit, held = pool.zk.writer.submit, []  # type: ignore[var-annotated]
-    monkeypatch.setattr(pool.zk.writer, "submit", lambda *args: submit(*args) if held else held.append(args))
+    monkeypatch.setattr(
+        pool.zk.writer, "submit", lambda *args: submit(*args) if held else held.append(args)
+    )
     lost = bench.submit("fake-label")
     wait_for(lambda: held)
     second = bench.submit("fake-label")
@@ -234,10 +329,17 @@ def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.M
     theirs.unregister()
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: what a pool of another launcher does not take is kept after a while")
-def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, users 5 hoarding: what a pool of another launcher does not take is kept after a "
+    "while"
+)
+def test_another_launcher_that_does_not_take_it(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.assignment.OTHERS_TURN", 0.5)
-    pool = bench.start(config(provider("fake-one", labels=["fake-label", "idle"], pool={"max-servers": 1})))
+    pool = bench.start(
+        config(provider("fake-one", labels=["fake-label", "idle"], pool={"max-servers": 1}))
+    )
     theirs = open_pool_elsewhere(bench)
     _first, (idle,) = bench.fulfilled("idle")
     bench.zuul.cancel(_first)
@@ -250,9 +352,14 @@ def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatc
     theirs.unregister()
 
 
-@pytest.mark.spec("issue 11, A1: a driver that raises when it is asked whether it could serve a waiting request stops nobody")
+@pytest.mark.spec(
+    "issue 11, A1: a driver that raises when it is asked whether it could serve a waiting request "
+    "stops nobody"
+)
 @pytest.mark.parametrize("where", ["getRequestHandler", "labelReady"])
-def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_driver_that_raises_when_it_is_asked(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     pool = bench.start(
         config(
             provider("fake-one", pool={"max-servers": 1}),
@@ -273,7 +380,13 @@ def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(pool.getProviderManager(other), where, fail)
-        bench.use_up(next(i for i in (first, second) if bench.node(bench.zuul.request(i)["nodes"][0]).provider == other))
+        bench.use_up(
+            next(
+                i
+                for i in (first, second)
+                if bench.node(bench.zuul.request(i)["nodes"][0]).provider == other
+            )
+        )
         wait_for(lambda: asked)
         bench.fulfilled("other")
         assert bench.zuul.request(waiting)["state"] == "pending"
@@ -281,7 +394,10 @@ def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch
     bench.wait_request(waiting, "fulfilled")
 
 
-@pytest.mark.spec("issue 11, B15: so do requests of two launchers in one pool, also when the other one is of 11.0.0")
+@pytest.mark.spec(
+    "issue 11, B15: so do requests of two launchers in one pool, also when the other one is of "
+    "11.0.0"
+)
 def test_a_request_gives_way_to_one_of_another_launcher(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,12 +410,16 @@ def test_a_request_gives_way_to_one_of_another_launcher(
     bench.zuul.client.ensure_path(directory)
     bench.zuul.client.create(f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True)
     for values in ({"allocated_to": theirs}, {"state": "hold"}):
-        node = bench.ready_node("fake-provider", "main", "fake-label", resources={"instances": 1}, **values)
+        node = bench.ready_node(
+            "fake-provider", "main", "fake-label", resources={"instances": 1}, **values
+        )
         bench.zuul.lock(node.id)
     bench.wait_nodes(2)
     ours = bench.submit("fake-label", "fake-label")
     bench.wait_request(ours, "pending")
-    wait_for(lambda: f"Releasing request and nodes: request {theirs}, which comes first" in caplog.text)
+    wait_for(
+        lambda: f"Releasing request and nodes: request {theirs}, which comes first" in caplog.text
+    )
     bench.wait_request(ours, "requested", "pending")
     bench.zuul.give_back(*list(bench.zuul.locks))
     bench.zuul.cancel(theirs)

@@ -18,18 +18,31 @@ OWNER = "NodePool:metastatic:meta-provider"
 
 
 def meta(*labels: dict[str, Any], name: str = "meta-provider", **pool: Any) -> dict[str, Any]:
-    return {"name": name, "driver": "metastatic", "pools": [{"name": "main", "labels": list(labels), **pool}]}
+    return {
+        "name": name,
+        "driver": "metastatic",
+        "pools": [{"name": "main", "labels": list(labels), **pool}],
+    }
 
 
 def slot(name: str = "user-label", **options: Any) -> dict[str, Any]:
-    return {"name": name, "backing-label": "backing-label", "max-parallel-jobs": 2, "grace-time": 0, **options}
+    return {
+        "name": name,
+        "backing-label": "backing-label",
+        "max-parallel-jobs": 2,
+        "grace-time": 0,
+        **options,
+    }
 
 
-def setup(*labels: dict[str, Any], backing: dict[str, Any] | None = None, **pool: Any) -> dict[str, Any]:
+def setup(
+    *labels: dict[str, Any], backing: dict[str, Any] | None = None, **pool: Any
+) -> dict[str, Any]:
     return config(
-        provider(labels=["backing-label"], pool=backing), meta(*(labels or (slot(),)), **pool),
+        provider(labels=["backing-label"], pool=backing),
+        meta(*(labels or (slot(),)), **pool),
         labels={"backing-label": {}, "user-label": {}},
-    )  # fmt: skip
+    )
 
 
 def get(bench: LauncherBench, *labels: str, **fields: Any) -> Any:
@@ -57,15 +70,27 @@ def records(bench: LauncherBench, label: str = "user-label") -> list[Any]:
 def test_slots_share_a_backing_node_and_inherit_its_fields(bench: LauncherBench) -> None:
     bench.start(
         setup(
-            backing={"node-attributes": {"backing": "1", "both": "backing"}}, **{"node-attributes": {"meta": "2", "both": "meta"}}
+            backing={"node-attributes": {"backing": "1", "both": "backing"}},
+            **{"node-attributes": {"meta": "2", "both": "meta"}},
         )
     )
     first = get(bench, tenant_name="tenant-1")
     (backing,) = backing_nodes(bench)
     assert first.driver_data["backing_node"] == backing.id
     assert (first.provider, first.pool, first.type) == ("meta-provider", "main", ["user-label"])
-    for name in ("interface_ip", "python_path", "shell_type", "cloud", "host_keys", "username", "connection_type",
-                 "connection_port", "az", "region", "public_ipv4"):  # fmt: skip
+    for name in (
+        "interface_ip",
+        "python_path",
+        "shell_type",
+        "cloud",
+        "host_keys",
+        "username",
+        "connection_type",
+        "connection_port",
+        "az",
+        "region",
+        "public_ipv4",
+    ):
         assert getattr(first, name) == getattr(backing, name), name
     assert first.attributes == {"backing": "1", "both": "meta", "meta": "2"}
     assert first.external_id == first.id
@@ -112,7 +137,11 @@ def test_backing_node_of_a_removed_label_is_released_when_empty(bench: LauncherB
     node = get(bench)
     (backing,) = backing_nodes(bench)
     bench.config(setup(slot("other-label", **{"grace-time": 1000})))
-    wait_for(lambda: any("other-label" in pool.supported_labels for pool in bench.zk.getRegisteredPools()))
+    wait_for(
+        lambda: any(
+            "other-label" in pool.supported_labels for pool in bench.zk.getRegisteredPools()
+        )
+    )
     new = get(bench, "other-label")
     assert new.driver_data["backing_node"] != backing.id
     assert bench.node(backing.id).state == "in-use"
@@ -122,7 +151,9 @@ def test_backing_node_of_a_removed_label_is_released_when_empty(bench: LauncherB
 
 
 @pytest.mark.spec("LAU-21.189; MST-8.7")
-def test_backing_node_of_a_failed_scan_gets_no_new_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backing_node_of_a_failed_scan_gets_no_new_nodes(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.start(setup(slot(**{"host-key-checking": True, "max-parallel-jobs": 4})))  # type: ignore[arg-type]
     first = get(bench)
     (bad,) = backing_nodes(bench)

@@ -16,7 +16,12 @@ from tests.support.launcher import LauncherBench, config, provider
 
 @pytest.mark.spec("LAU-21.26")
 def test_min_ready_nodes(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(pool={"node-attributes": {"key1": "value1"}}), labels={"fake-label": {"min-ready": 2}}))
+    pool = bench.start(
+        config(
+            provider(pool={"node-attributes": {"key1": "value1"}}),
+            labels={"fake-label": {"min-ready": 2}},
+        )
+    )
     nodes = bench.wait_nodes(2, state="ready", allocated_to=None)
     for node in nodes:
         assert (node.provider, node.pool, node.type) == ("fake-provider", "main", ["fake-label"])
@@ -33,14 +38,18 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
     wait_for(lambda: not pool.zk.request_tree.min_ready)
 
 
-def test_many_missing_nodes_are_requested_a_few_at_a_time(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_missing_nodes_are_requested_a_few_at_a_time(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The end of a session is one message with all that the session owns."""
     monkeypatch.setattr("nodepool.launcher.requests.minready.MOST", 2)
     created: list[int] = []
     run = Writer.run
 
     def counted(writer: Writer, txn: Txn, *args: Any) -> Any:
-        created.append(sum(isinstance(op, Create) and "/requests/900-" in op.path for op in txn.operations))
+        created.append(
+            sum(isinstance(op, Create) and "/requests/900-" in op.path for op in txn.operations)
+        )
         return run(writer, txn, *args)
 
     monkeypatch.setattr(Writer, "run", counted)
@@ -57,8 +66,20 @@ def test_the_request_of_a_min_ready_node(bench: LauncherBench) -> None:
     request_id = wait_for(bench.zk.getNodeRequests)[0]
     assert request_id.startswith("900-")
     record = wait_for(lambda: bench.zuul.request(request_id))
-    assert {"state", "state_time", "event_id", "requestor_data", "requestor", "node_types", "provider"} <= set(record)
-    assert (record["requestor"], record["reuse"], record["node_types"]) == ("NodePool:min-ready", False, ["fake-label"])
+    assert {
+        "state",
+        "state_time",
+        "event_id",
+        "requestor_data",
+        "requestor",
+        "node_types",
+        "provider",
+    } <= set(record)
+    assert (record["requestor"], record["reuse"], record["node_types"]) == (
+        "NodePool:min-ready",
+        False,
+        ["fake-label"],
+    )
     assert len(record["event_id"]) == 32
     stat = bench.zuul.client.exists(f"/nodepool/requests/{request_id}")
     assert stat.ephemeralOwner == pool.zk.client.session_id
@@ -69,7 +90,8 @@ def test_the_request_of_a_min_ready_node(bench: LauncherBench) -> None:
 def test_a_disabled_label(bench: LauncherBench, amount: int) -> None:
     bench.start(
         config(
-            provider(labels=["fake-label", "wanted"]), labels={"fake-label": {"min-ready": amount}, "wanted": {"min-ready": 1}}
+            provider(labels=["fake-label", "wanted"]),
+            labels={"fake-label": {"min-ready": amount}, "wanted": {"min-ready": 1}},
         )
     )
     bench.wait_nodes(1, state="ready", type=["wanted"], allocated_to=None)
@@ -97,12 +119,20 @@ def test_two_launchers_keep_exactly_n(bench: LauncherBench) -> None:
     assert len(bench.zk.getNodes()) == 4
 
 
-@pytest.mark.spec("LAU-14: only when an image is there; follows raised numbers; failed ones are tried again")
+@pytest.mark.spec(
+    "LAU-14: only when an image is there; follows raised numbers; failed ones are tried again"
+)
 def test_min_ready_waits_for_an_image(bench: LauncherBench) -> None:
-    dib = {"diskimages": [{"name": "img", "elements": ["x"]}], "elements-dir": ".", "images-dir": str(bench.tmp)}
+    dib = {
+        "diskimages": [{"name": "img", "elements": ["x"]}],
+        "elements-dir": ".",
+        "images-dir": str(bench.tmp),
+    }
     fake = provider(
         diskimages=[{"name": "img"}],
-        pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+        pools=[
+            {"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}
+        ],
     )
     bench.start(config(fake, labels={"fake-label": {"min-ready": 1}}, **dib))
     assert not bench.zk.getNodeRequests()
@@ -116,7 +146,9 @@ def test_min_ready_waits_for_an_image(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-14: min-ready in no pool or in a missing provider is tolerated")
 def test_min_ready_without_a_pool(bench: LauncherBench) -> None:
-    bench.start(config(provider(), labels={"orphan": {"min-ready": 1}, "fake-label": {"min-ready": 1}}))
+    bench.start(
+        config(provider(), labels={"orphan": {"min-ready": 1}, "fake-label": {"min-ready": 1}})
+    )
     bench.wait_nodes(1, state="ready", allocated_to=None)
     bench.zk.deleteRawNode(bench.zk.getNodes()[0])
     bench.wait_nodes(1, state="ready", allocated_to=None)
@@ -158,7 +190,9 @@ def test_driver_that_exits_while_it_checks_a_label_holds_up_no_other(
     monkeypatch.setattr(
         StateMachineProvider,
         "labelReady",
-        lambda manager, label: sys.exit("no license") if manager.provider.name == "fake-p1" else ready(manager, label),
+        lambda manager, label: (
+            sys.exit("no license") if manager.provider.name == "fake-p1" else ready(manager, label)
+        ),
     )
     content = config(
         provider("fake-p1", labels=["a"]),
@@ -171,7 +205,13 @@ def test_driver_that_exits_while_it_checks_a_label_holds_up_no_other(
 
 
 def test_node_that_nobody_frees_does_not_count_as_arriving(bench: LauncherBench) -> None:
-    left = bench.ready_node("unconfigured", "main", "fake-label", allocated_to="100-0000009999", requestor="NodePool:min-ready")
+    left = bench.ready_node(
+        "unconfigured",
+        "main",
+        "fake-label",
+        allocated_to="100-0000009999",
+        requestor="NodePool:min-ready",
+    )
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     bench.wait_nodes(1, provider="fake-provider", state="ready", allocated_to=None)
     assert bench.node(left.id).allocated_to == "100-0000009999"

@@ -37,7 +37,8 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
 
 def waits_behind(pool: Any, request_id: str, first: str) -> bool:
     return any(
-        request == request_id and any(reason.includes(because(Code.POOL_PAUSED, request=first)) for reason in reasons)
+        request == request_id
+        and any(reason.includes(because(Code.POOL_PAUSED, request=first)) for reason in reasons)
         for request, _labels, reasons in pool.assignment.explain()
     )
 
@@ -48,9 +49,14 @@ def test_urgent_request_overtakes_a_paused_one_that_holds_nothing(bench: Launche
     low = bench.submit("fake-label", priority="300")
     bench.wait_request(low, "pending")
     also_low = bench.submit("fake-label", priority="300")
-    wait_for(lambda: waits_behind(pool, also_low, low), what="the reason with the id of the request that comes first")
+    wait_for(
+        lambda: waits_behind(pool, also_low, low),
+        what="the reason with the id of the request that comes first",
+    )
     urgent = bench.submit("fake-label", priority="100")
-    bench.wait_request(urgent, "pending", timeout=1)  # at once, although others with its labels wait behind the first
+    bench.wait_request(
+        urgent, "pending", timeout=1
+    )  # at once, although others with its labels wait behind the first
     wait_for(lambda: waits_behind(pool, also_low, urgent))
     bench.use_up(blockers[0])
     bench.wait_request(urgent, "fulfilled")
@@ -64,7 +70,9 @@ def test_overtaken_request_changes_its_state_as_often_as_any_other(bench: Launch
     states: dict[str, list[str]] = {}
     pool.zk.request_tree.listeners.append(
         lambda i, old, new: (
-            states.setdefault(i, []).append(new.state) if new and (old is None or old.state != new.state) else None
+            states.setdefault(i, []).append(new.state)
+            if new and (old is None or old.state != new.state)
+            else None
         )
     )
     used = bench.fulfilled("fake-label")[0]
@@ -81,7 +89,9 @@ def test_overtaken_request_changes_its_state_as_often_as_any_other(bench: Launch
     assert states[low] == ["requested", "pending", "fulfilled"]
 
 
-def test_request_is_not_overtaken_when_it_holds_a_node_or_is_as_urgent(bench: LauncherBench) -> None:
+def test_request_is_not_overtaken_when_it_holds_a_node_or_is_as_urgent(
+    bench: LauncherBench,
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 2})))
     blocker = bench.fulfilled("fake-label")[0]
     holding = bench.submit("fake-label", "fake-label", priority="300")
@@ -105,7 +115,9 @@ def test_min_ready_request_overtakes_nothing(bench: LauncherBench) -> None:
     low = bench.submit("fake-label", priority="300")
     bench.wait_request(low, "pending")
     moved: list[Any] = []
-    bench.monkeypatch.setattr(NodeRequestHandler, "move", lambda handler, *_args: moved.append(handler))
+    bench.monkeypatch.setattr(
+        NodeRequestHandler, "move", lambda handler, *_args: moved.append(handler)
+    )
     stock = bench.submit("fake-label", priority="100", requestor="NodePool:min-ready")
     wait_for(lambda: waits_behind(pool, stock, low))
     assert not moved
@@ -130,10 +142,16 @@ def test_requests_are_served_by_precedence_priority_and_age(bench: LauncherBench
     # Zuul revises one of them.
     record = bench.zuul.request(ids["normal-2"])
     assert record is not None
-    bench.zuul.client.set(f"/nodepool/requests/{ids['normal-2']}", json.dumps({**record, "relative_priority": 0}).encode())
+    bench.zuul.client.set(
+        f"/nodepool/requests/{ids['normal-2']}",
+        json.dumps({**record, "relative_priority": 0}).encode(),
+    )
     wait_for(lambda: pool.zk.request_tree.get(ids["normal-2"]).relative_priority == 0)
     bench.use_up(blocker)
-    expected = [paused, *(ids[k] for k in ("high", "child", "normal-2", "normal-1", "normal-1-later", "low"))]
+    expected = [
+        paused,
+        *(ids[k] for k in ("high", "child", "normal-2", "normal-1", "normal-1-later", "low")),
+    ]
     assert order_of_service(bench, pool, expected) == expected
 
 
@@ -180,7 +198,10 @@ def test_priority_of_the_pool_comes_before_that_of_the_provider(bench: LauncherB
         config(
             provider(
                 priority=5,
-                pools=[{"name": "a", "labels": ["fake-label"]}, {"name": "b", "priority": 1, "labels": ["fake-label"]}],
+                pools=[
+                    {"name": "a", "labels": ["fake-label"]},
+                    {"name": "b", "priority": 1, "labels": ["fake-label"]},
+                ],
             )
         )
     )
@@ -189,9 +210,14 @@ def test_priority_of_the_pool_comes_before_that_of_the_provider(bench: LauncherB
     assert {p.name: p.priority for p in bench.zk.getRegisteredPools()} == {"a": 5, "b": 1}
 
 
-@pytest.mark.spec(SPEC + "node_request_provider, node_request_invalid_provider, node_request_provider_label_mismatch")
+@pytest.mark.spec(
+    SPEC
+    + "node_request_provider, node_request_invalid_provider, node_request_provider_label_mismatch"
+)
 def test_requested_provider_is_used_if_it_can_serve(bench: LauncherBench) -> None:
-    bench.start(config(provider("fake-one", labels=["fake-label", "only-one"]), provider("fake-two")))
+    bench.start(
+        config(provider("fake-one", labels=["fake-label", "only-one"]), provider("fake-two"))
+    )
     for name in ("fake-one", "fake-two", "fake-one"):
         assert bench.fulfilled("fake-label", provider=name)[1][0].provider == name
     bench.fulfilled("fake-label", provider="invalid")
@@ -201,12 +227,19 @@ def test_requested_provider_is_used_if_it_can_serve(bench: LauncherBench) -> Non
 @pytest.mark.spec("LAU-2.4: the wish is void when the wanted provider has declined")
 def test_a_declined_provider_wish(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-one", pool={"max-servers": 1}), provider("fake-two")))
-    assert bench.fulfilled("fake-label", "fake-label", provider="fake-one")[1][0].provider == "fake-two"
+    assert (
+        bench.fulfilled("fake-label", "fake-label", provider="fake-one")[1][0].provider
+        == "fake-two"
+    )
 
 
-@pytest.mark.spec("LAU-2.5, ZK-4: a better pool of another launcher is yielded to while it is not paused")
+@pytest.mark.spec(
+    "LAU-2.5, ZK-4: a better pool of another launcher is yielded to while it is not paused"
+)
 def test_yield_to_another_launcher(bench: LauncherBench) -> None:
-    first = bench.start(config(provider("fake-one", priority=1, pool={"max-servers": 1})), name="one.yaml")
+    first = bench.start(
+        config(provider("fake-one", priority=1, pool={"max-servers": 1})), name="one.yaml"
+    )
     second = bench.start(config(provider("fake-two", priority=2)), name="two.yaml")
     wait_for(lambda: all(len(p.zk.getRegisteredPools()) == 2 for p in (first, second)))
     assert bench.fulfilled("fake-label")[1][0].provider == "fake-one"
@@ -245,12 +278,22 @@ def test_pools_whose_joined_names_are_equal_both_work(bench: LauncherBench) -> N
 def test_turn_to_create_nodes_goes_to_the_most_urgent_request(bench: LauncherBench) -> None:
     (worker,) = bench.start(config(provider())).getPoolWorkers("fake-provider")
     posted: list[str] = []
-    bench.monkeypatch.setattr(worker, "post", lambda handler, _function: posted.append(handler.request.id))
+    bench.monkeypatch.setattr(
+        worker, "post", lambda handler, _function: posted.append(handler.request.id)
+    )
     ids = ["200-0000000001", "300-0000000002", "200-0000000004", "100-0000000005", "200-0000000003"]
     handlers = [SimpleNamespace(request=NodeRequest(request_id), run=None) for request_id in ids]
-    assert [worker.capacity.begin_creation(handler) for handler in handlers] == [True, False, False, False, False]
+    assert [worker.capacity.begin_creation(handler) for handler in handlers] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     worker.capacity.end_creation(handlers[4])  # it waits no longer
     for handler in (handlers[0], handlers[3], handlers[2]):
         worker.capacity.end_creation(handler)
-        assert worker.capacity.begin_creation(next(h for h in handlers if h.request.id == posted[-1]))
+        assert worker.capacity.begin_creation(
+            next(h for h in handlers if h.request.id == posted[-1])
+        )
     assert posted == ["100-0000000005", "200-0000000004", "300-0000000002"]

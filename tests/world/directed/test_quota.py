@@ -48,7 +48,9 @@ def two_then_two(bench: LauncherBench, pool: Any) -> None:
     bench.wait_gone(*nodes)
     assert len(bench.servers("fake-provider")) == 2
     wait_for(lambda: not worker.paused_handlers)
-    wait_for(lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="unpaused published")
+    wait_for(
+        lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="unpaused published"
+    )
     bench.use_up(second)
 
 
@@ -63,16 +65,26 @@ def two_then_two(bench: LauncherBench, pool: Any) -> None:
         ({"max-volume-gb": 80}, VOLUME),
     ],
 )
-def test_request_waits_for_limits_of_the_pool(bench: LauncherBench, limit: dict[str, int], label: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_the_pool(
+    bench: LauncherBench, limit: dict[str, int], label: dict[str, Any]
+) -> None:
     two_then_two(bench, bench.start(config(provider(pool=limit, label=label))))
 
 
 @pytest.mark.spec("LAU-21.14, LAU-21.15, LAU-21.16, LAU-21.17, LAU-21.18; OST-3.12")
 @pytest.mark.parametrize(
     ("limits", "label"),
-    [({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 80}, VOLUME)],
+    [
+        ({"cores": 8}, {}),
+        ({"instances": 2}, {}),
+        ({"ram": 16384}, {}),
+        ({"volumes": 2}, VOLUME),
+        ({"gigabytes": 80}, VOLUME),
+    ],
 )
-def test_request_waits_for_limits_of_the_cloud(bench: LauncherBench, limits: dict[str, float], label: dict[str, Any]) -> None:
+def test_request_waits_for_limits_of_the_cloud(
+    bench: LauncherBench, limits: dict[str, float], label: dict[str, Any]
+) -> None:
     bench.quota(**limits)
     two_then_two(bench, bench.start(config(provider(label=label))))
 
@@ -80,7 +92,9 @@ def test_request_waits_for_limits_of_the_cloud(bench: LauncherBench, limits: dic
 @pytest.mark.spec("LAU-21.14: no limit; OST-3.12")
 @pytest.mark.parametrize("unlimited", [-1, math.inf])
 def test_cloud_without_limits_serves_all(bench: LauncherBench, unlimited: float) -> None:
-    bench.quota(cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited)
+    bench.quota(
+        cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited
+    )
     bench.start(config(provider(label=VOLUME)))
     bench.fulfilled(*["fake-label"] * 6)
 
@@ -116,7 +130,9 @@ def test_over_quota_error_pauses_and_is_retried(bench: LauncherBench, ignore: bo
     assert len(bench.servers("fake-provider")) == 1
 
 
-@pytest.mark.spec("DRV-14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
+@pytest.mark.spec(
+    "DRV-14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried"
+)
 def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a new node each second nor a request that keeps what has failed."""
     monkeypatch.setattr("nodepool.driver.statemachine.stage.REFUSED", Backoff(0.2, 30.0))
@@ -134,7 +150,10 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     wait_for(lambda: len(tries) >= 3, what="it is tried again")
     (handler,) = wait_for(lambda: list(worker.paused_handlers), what="a paused handler")
     assert len(handler.launchers) <= 1
-    wait_for(lambda: "cloud quota exceeded (label fake-label)" in str(handler.shortage), what="the reason")
+    wait_for(
+        lambda: "cloud quota exceeded (label fake-label)" in str(handler.shortage),
+        what="the reason",
+    )
     assert bench.zuul.request(request_id)["state"] == "pending"
     monkeypatch.setattr(adapter, "_createServer", original)
     bench.wait_request(request_id, "fulfilled", timeout=30)
@@ -142,9 +161,13 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
 
 
 @pytest.mark.spec("DRV-14.11: a refused node of a request that waits for room occupies nothing")
-def test_a_refused_node_of_a_request_that_waits_already(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_node_of_a_request_that_waits_already(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.start(config(provider(pool={"max-servers": 3})))
-    held = bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1})
+    held = bench.ready_node(
+        "fake-provider", "main", "fake-label", state="hold", resources={"instances": 1}
+    )
     bench.wait_nodes(1)
     adapter, refused = bench.adapter("fake-provider"), []
     original = adapter._createServer
@@ -164,7 +187,9 @@ def test_a_refused_node_of_a_request_that_waits_already(bench: LauncherBench, mo
 
 
 @pytest.mark.spec("LAU-21.79; OST-3.15; DRV-14.11: statistics")
-def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_fault_pauses(
+    bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.fake.adapter import FakeLaunchAndGetFaultCloud
     from nodepool.driver.statemachine import StateMachineProvider
 
@@ -228,7 +253,9 @@ def test_provider_errors_with_ignored_quota(bench: LauncherBench, statsd: Any) -
 def test_min_ready_requests_never_wait(bench: LauncherBench) -> None:
     bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
-    request_id = bench.submit("fake-label", priority="900", requestor="NodePool:min-ready", reuse=False)
+    request_id = bench.submit(
+        "fake-label", priority="900", requestor="NodePool:min-ready", reuse=False
+    )
     assert len(bench.wait_request(request_id, "failed")["declined_by"]) == 1
 
 
@@ -247,10 +274,16 @@ def test_provider_wont_wedge(bench: LauncherBench) -> None:
 def test_pool_goes_on_while_zookeeper_does_not_answer_that_a_node_makes_room(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = bench.start(config(provider(labels=["fake-label1", "fake-label2"], pool={"max-servers": 1})))
+    pool = bench.start(
+        config(provider(labels=["fake-label1", "fake-label2"], pool={"max-servers": 1}))
+    )
     bench.ready_node("fake-provider", "main", "fake-label1")
     wait_for(lambda: pool.zk.node_tree.oldest_free("fake-provider", "main"))
-    held, submit, is_deletion = threading.Event(), pool.zk.writer.submit, sets(NODES, state="deleting")
+    held, submit, is_deletion = (
+        threading.Event(),
+        pool.zk.writer.submit,
+        sets(NODES, state="deleting"),
+    )
 
     def hold(txn: Any, callback: Any = None) -> None:
         held.set() if is_deletion(txn) else submit(txn, callback)
@@ -296,7 +329,12 @@ def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.Monk
     worker = pool.getPoolWorkers("fake-provider")[0]
     wait_for(lambda: len(worker.paused_handlers) == 2)
     # Somebody's nodes fill the pool; then there is room for one, and later for the other.
-    held = [bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1}) for _ in range(2)]
+    held = [
+        bench.ready_node(
+            "fake-provider", "main", "fake-label", state="hold", resources={"instances": 1}
+        )
+        for _ in range(2)
+    ]
     bench.wait_nodes(2)
     monkeypatch.setattr(adapter, "_createServer", original)
     assert len(worker.paused_handlers) == 2
@@ -372,7 +410,9 @@ def test_max_concurrency_limits_launches_at_a_time(bench: LauncherBench) -> None
 
 @pytest.mark.spec("DRV-14.33: max-concurrency 0 accepts nothing")
 def test_max_concurrency_zero(bench: LauncherBench) -> None:
-    bench.start(config(provider("fake-one", **{"max-concurrency": 0}), provider("fake-two", labels=["two"])))
+    bench.start(
+        config(provider("fake-one", **{"max-concurrency": 0}), provider("fake-two", labels=["two"]))
+    )
     request_id = bench.submit("fake-label")
     bench.fulfilled("two")
     assert bench.zuul.request(request_id)["state"] == "requested"
@@ -396,7 +436,9 @@ class SlowLimits:
 
 
 @pytest.mark.spec("DRV-6.4: if fetching limits fails and an older value exists, use that")
-def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_fail_after_a_refusal_fail_no_request(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.quota(instances=2)
     pool = bench.start(config(provider()))
     bench.fulfilled("fake-label")
@@ -414,7 +456,9 @@ def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, 
 
 
 @pytest.mark.spec("LAU-8.1: limits are asked for again after a refusal, before the next launch")
-def test_a_refused_request_waits_for_the_limits_without_launching(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_request_waits_for_the_limits_without_launching(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.quota(instances=2)
     pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
     first, _nodes = bench.fulfilled("fake-label")
@@ -422,7 +466,9 @@ def test_a_refused_request_waits_for_the_limits_without_launching(bench: Launche
     cloud, (worker,) = bench.cloud("fake-provider"), pool.getPoolWorkers("fake-provider")
     limits, creations, ticks = SlowLimits(bench, monkeypatch), [], []
     create, tick = cloud.create_server, worker._tick
-    monkeypatch.setattr(cloud, "create_server", lambda *a, **kw: (creations.append(a), create(*a, **kw))[1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        cloud, "create_server", lambda *a, **kw: (creations.append(a), create(*a, **kw))[1]
+    )  # type: ignore[func-returns-value]
     monkeypatch.setattr(worker, "_tick", lambda: (ticks.append(limits.asked), tick())[1])  # type: ignore[func-returns-value]
     bench.quota(instances=1)
     second = bench.submit("fake-label")
@@ -438,7 +484,9 @@ def test_a_refused_request_waits_for_the_limits_without_launching(bench: Launche
 
 
 def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the cloud takes its time over the limits, launches go on, and ready nodes are given out."""
+    """While the cloud takes its time over the limits, launches go on, and ready nodes are given
+    out.
+    """
     pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
     bench.fulfilled("fake-label")
     manager = pool.getProviderManager("fake-provider")
@@ -449,14 +497,19 @@ def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.Mon
     bench.fulfilled("other-label")
     assert limits.asked == 1
     too_big = bench.submit(*["fake-label"] * 200)
-    wait_for(lambda: "reading the limits" in reason_for(pool.assignment, too_big), what="a request that waits")
+    wait_for(
+        lambda: "reading the limits" in reason_for(pool.assignment, too_big),
+        what="a request that waits",
+    )
     bench.fulfilled("fake-label")
     bench.quota(instances=5)
     limits.open.set()
     bench.wait_request(too_big, "failed")
 
 
-def test_raised_limits_are_noticed_before_a_request_is_declined(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raised_limits_are_noticed_before_a_request_is_declined(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.quota(instances=1)
     pool = bench.start(config(provider()))
     bench.wait_request(bench.submit("fake-label", "fake-label"), "failed")
@@ -466,18 +519,33 @@ def test_raised_limits_are_noticed_before_a_request_is_declined(bench: LauncherB
     bench.fulfilled("fake-label", "fake-label")
 
 
-@pytest.mark.spec("issue 11, users 5: limits for which a request waits are looked at every 15 to 30 s, others are not")
-def test_limits_that_grow_while_a_request_waits(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quota shrinks behind the launcher's back, nova refuses; later it is raised, and no event tells."""
+@pytest.mark.spec(
+    "issue 11, users 5: limits for which a request waits are looked at every 15 to 30 s, others "
+    "are not"
+)
+def test_limits_that_grow_while_a_request_waits(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quota shrinks behind the launcher's back, nova refuses; later it is raised, and no
+    event tells.
+    """
     bench.quota(instances=2)
-    pool = bench.start(config(provider(pools=[{"name": n, "labels": [n], "max-servers": 2} for n in ("one", "two")])))
+    pool = bench.start(
+        config(
+            provider(pools=[{"name": n, "labels": [n], "max-servers": 2} for n in ("one", "two")])
+        )
+    )
     manager = pool.getProviderManager("fake-provider")
     assert 15 <= manager.WAITING_AGE <= 29
     bench.fulfilled("one")
     bench.quota(instances=1)
     waiting = bench.submit("one")
     reasons = lambda: {i: render(reasons) for i, _labels, _state, reasons in pool.explain()}  # noqa: E731
-    wait_for(lambda: "provider fake-provider, instances: 1 needed, 0 of 1 left" in reasons().get(waiting, ""))  # type: ignore[no-untyped-call]
+    wait_for(
+        lambda: (
+            "provider fake-provider, instances: 1 needed, 0 of 1 left" in reasons().get(waiting, "")
+        )
+    )  # type: ignore[no-untyped-call]
     bench.quota(instances=2)
     limits = SlowLimits(bench, monkeypatch)
     limits.open.set()
@@ -490,7 +558,9 @@ def test_limits_that_grow_while_a_request_waits(bench: LauncherBench, monkeypatc
     assert limits.asked == 1
 
 
-def test_limits_are_left_alone_while_a_request_waits_for_its_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_left_alone_while_a_request_waits_for_its_pool(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
@@ -528,7 +598,9 @@ class Burst:
 
         def consider(worker: PoolWorker, *args: Any) -> None:
             real_consider(worker, *args)
-            wait_for(lambda: self.answers(worker) >= self.writing(worker), what="the answer of ZooKeeper")
+            wait_for(
+                lambda: self.answers(worker) >= self.writing(worker), what="the answer of ZooKeeper"
+            )
             self.considered += 1
             if self.considered >= self.count:
                 held, self.held = self.held, []
@@ -542,13 +614,22 @@ class Burst:
         return sum(other is worker for other, _handler, _task in self.held)
 
     def writing(self, worker: PoolWorker) -> int:
-        return sum(handler.state is State.WRITING for handler in worker.request_handlers) if self.considered < self.count else 0
+        return (
+            sum(handler.state is State.WRITING for handler in worker.request_handlers)
+            if self.considered < self.count
+            else 0
+        )
 
     def submit(self, label: str) -> list[str]:
         """All requests in one transaction."""
         txn = self.bench.zuul.client.transaction()
         for _ in range(self.count):
-            record = {"node_types": [label], "requestor": "zuul", "state": "requested", "state_time": time.time()}
+            record = {
+                "node_types": [label],
+                "requestor": "zuul",
+                "state": "requested",
+                "state_time": time.time(),
+            }
             txn.create("/nodepool/requests/200-", json.dumps(record).encode(), sequence=True)
         return [str(path).rsplit("/", 1)[1] for path in txn.commit()]
 
@@ -561,13 +642,24 @@ def test_burst_that_fits_stays_at_the_provider_of_best_priority(bench: LauncherB
         )
     )
     requests = Burst(bench, 8).submit("fake-label")
-    nodes = [bench.node(i) for request in requests for i in bench.wait_request(request, "fulfilled")["nodes"]]
+    nodes = [
+        bench.node(i)
+        for request in requests
+        for i in bench.wait_request(request, "fulfilled")["nodes"]
+    ]
     assert [node.provider for node in nodes] == ["fake-good"] * 8
 
 
-def test_burst_that_fits_beside_idle_nodes_deletes_none_and_does_not_pause(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(labels=["fake-label", "idle-label"], pool={"max-servers": 10})))
-    idle = [bench.ready_node("fake-provider", "main", "idle-label", resources={"instances": 1}).id for _ in range(2)]
+def test_burst_that_fits_beside_idle_nodes_deletes_none_and_does_not_pause(
+    bench: LauncherBench,
+) -> None:
+    pool = bench.start(
+        config(provider(labels=["fake-label", "idle-label"], pool={"max-servers": 10}))
+    )
+    idle = [
+        bench.ready_node("fake-provider", "main", "idle-label", resources={"instances": 1}).id
+        for _ in range(2)
+    ]
     wait_for(lambda: pool.zk.node_tree.usage("fake-provider", "main").get("instances") == 2)
     paused: list[Any] = []
     real = PoolCapacity.pause_changed

@@ -1,4 +1,6 @@
-"""Whoever waits is told why: declined requests, misspelt labels, no launcher, broken drivers, static hosts, failing builds."""
+"""Whoever waits is told why: declined requests, misspelt labels, no launcher, broken drivers,
+static hosts, failing builds.
+"""
 
 from __future__ import annotations
 
@@ -47,25 +49,36 @@ def messages(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
 # -- users 4: a failed request says why
 
 
-def test_users_4_a_misspelt_label(bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture) -> None:
+def test_users_4_a_misspelt_label(
+    bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    bench.start(config(provider("fake-one", labels=["host"]), provider("fake-two", labels=["other"])))
+    bench.start(
+        config(provider("fake-one", labels=["host"]), provider("fake-two", labels=["other"]))
+    )
     out, err = command("request", "create", "hsot", "--wait", status=1)
     assert "no launcher offers hsot; did you mean host?" in err
     request_id = out.split()[0]
     line = out.splitlines()[-1]
     assert line.endswith("declined by 2 pools do not offer it")
-    (logged,) = wait_for(lambda: messages(caplog, f"Failed request {request_id}"), what="the line in the log")
+    (logged,) = wait_for(
+        lambda: messages(caplog, f"Failed request {request_id}"), what="the line in the log"
+    )
     assert "no pool offers hsot" in logged
     shown, _err = command("request", "show", request_id)
     assert "Why: no launcher offers hsot; did you mean host?" in shown
     assert "Declined by: 2 pools do not offer it" in shown
     (row,) = json.loads(command("request-list", "--format", "json")[0])
-    assert sorted(row["reasons"]) == ["fake-one-main: does not offer hsot", "fake-two-main: does not offer hsot"]
+    assert sorted(row["reasons"]) == [
+        "fake-one-main: does not offer hsot",
+        "fake-two-main: does not offer hsot",
+    ]
     assert "fake-one-main: does not offer hsot" in command("request-list", "--detail")[0]
 
 
-def test_users_4_without_wait_the_command_tells_as_well(bench: LauncherBench, command: Command) -> None:
+def test_users_4_without_wait_the_command_tells_as_well(
+    bench: LauncherBench, command: Command
+) -> None:
     bench.start(config(provider(labels=["host"])))
     out, err = command("request", "create", "nosuch")
     assert out.startswith("100-")
@@ -73,7 +86,9 @@ def test_users_4_without_wait_the_command_tells_as_well(bench: LauncherBench, co
     assert command("request", "create", "host")[1] == ""
 
 
-def test_users_4_more_than_the_pool_may_have(bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture) -> None:
+def test_users_4_more_than_the_pool_may_have(
+    bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     bench.start(config(provider(pool={"max-servers": 2})))
     out, err = command("request", "create", *["fake-label"] * 3, "--wait", status=1)
@@ -84,7 +99,9 @@ def test_users_4_more_than_the_pool_may_have(bench: LauncherBench, command: Comm
     assert [reason.split(":")[0] for reason in record["reasons"]] == ["fake-provider-main"]
 
 
-def test_users_4_labels_of_different_pools(bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture) -> None:
+def test_users_4_labels_of_different_pools(
+    bench: LauncherBench, command: Command, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     bench.start(config(provider("fake-one", labels=["a"]), provider("fake-two", labels=["b"])))
     out, err = command("request", "create", "a", "b", "--wait", status=1)
@@ -94,7 +111,9 @@ def test_users_4_labels_of_different_pools(bench: LauncherBench, command: Comman
     assert any("no pool offers a and b together" in text for text in logged)
 
 
-def test_labels_of_failed_requests_cannot_forge_the_log(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_labels_of_failed_requests_cannot_forge_the_log(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     bench.start(config(provider("fake-one", labels=["a"])))
     bench.wait_request(bench.zuul.submit("\x1b[2J\u202e" + "x" * 50_000), "failed")
@@ -107,16 +126,26 @@ def test_users_4_a_missing_image(bench: LauncherBench, command: Command) -> None
         config(
             provider(
                 diskimages=[{"name": "img"}],
-                pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+                pools=[
+                    {
+                        "name": "main",
+                        "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}],
+                    }
+                ],
             ),
             diskimages=[{"name": "img", "elements": ["x"]}],
             **{"elements-dir": ".", "images-dir": str(bench.tmp)},
         )
     )
-    assert "fake-provider-main: images are not available" in command("request", "create", "fake-label", "--wait", status=1)[0]
+    assert (
+        "fake-provider-main: images are not available"
+        in command("request", "create", "fake-label", "--wait", status=1)[0]
+    )
 
 
-def test_users_4_a_node_that_cannot_be_made(bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_4_a_node_that_cannot_be_made(
+    bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.start(config(provider(**{"launch-retries": 1})))
 
     def refuse(*args: Any, **kw: Any) -> Any:
@@ -141,7 +170,9 @@ def test_users_4_what_it_waits_for(bench: LauncherBench, command: Command) -> No
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
-    wait_for(lambda: any(p.paused for p in bench.zk.getRegisteredPools()), what="the pool is paused")
+    wait_for(
+        lambda: any(p.paused for p in bench.zk.getRegisteredPools()), what="the pool is paused"
+    )
     assert pool.ready
     text = "pool main, instances: 1 needed, 0 of 1 left"
     wait_for(lambda: text in command("request", "show", waiting)[0], what="the reason is published")
@@ -153,18 +184,26 @@ def test_users_4_what_it_waits_for(bench: LauncherBench, command: Command) -> No
 
 
 def test_reasons_end_with_the_request(bench: LauncherBench, command: Command) -> None:
-    """Nothing is left in ZooKeeper: not when the owner removes the request, nor when the launcher has gone."""
+    """Nothing is left in ZooKeeper: not when the owner removes the request, nor when the
+    launcher has gone.
+    """
     pool = bench.start(config(provider()))
     kazoo = bench.zuul.client
     gone, kept = bench.submit("nosuch"), bench.submit("nosuch")
     for request_id in (gone, kept):
         bench.wait_request(request_id, "failed")
     assert len(kazoo.get_children(declines.ROOT)) == 2
-    assert "reason" not in (bench.zuul.request(kept) or {}) and not kazoo.get_children(f"/nodepool/requests/{kept}")
+    assert "reason" not in (bench.zuul.request(kept) or {}) and not kazoo.get_children(
+        f"/nodepool/requests/{kept}"
+    )
     command("request", "cancel", gone)
-    wait_for(lambda: len(kazoo.get_children(declines.ROOT)) == 1, what="the reason goes with the request")
+    wait_for(
+        lambda: len(kazoo.get_children(declines.ROOT)) == 1, what="the reason goes with the request"
+    )
     bench.stop(pool)
-    wait_for(lambda: kazoo.get_children(declines.ROOT) == [], what="the rest goes with the launcher")
+    wait_for(
+        lambda: kazoo.get_children(declines.ROOT) == [], what="the rest goes with the launcher"
+    )
     assert "Declined by: fake-provider-main on " in command("request", "show", kept)[0]
 
 
@@ -176,10 +215,17 @@ def test_a_reason_for_a_request_that_has_gone_meanwhile_does_not_stay(bench: Lau
     bench.wait_request(kept, "failed")
     gone = NodeRequest("100-0000000099")
     pool.state.declines.note(gone, "launcher", "pool", [because(Declined.NO_IMAGE)])
-    # What is sent on one connection is done in order: when the last one is there, the others have been dealt with.
-    pool.state.declines.note(pool.zk.request_tree.get(kept), "another", "pool", [because(Declined.NO_IMAGE)])
-    wait_for(lambda: bench.zuul.client.exists(declines.path(kept, "another")), what="the last is written")
-    assert not [name for name in bench.zuul.client.get_children(declines.ROOT) if "0000000099" in name]
+    # What is sent on one connection is done in order: when the last one is there, the others have
+    # been dealt with.
+    pool.state.declines.note(
+        pool.zk.request_tree.get(kept), "another", "pool", [because(Declined.NO_IMAGE)]
+    )
+    wait_for(
+        lambda: bench.zuul.client.exists(declines.path(kept, "another")), what="the last is written"
+    )
+    assert not [
+        name for name in bench.zuul.client.get_children(declines.ROOT) if "0000000099" in name
+    ]
 
 
 def test_no_more_reasons_are_published_than_one_session_should_own(
@@ -192,7 +238,9 @@ def test_no_more_reasons_are_published_than_one_session_should_own(
     for count in (1, 2, 2):
         ids.append(bench.submit("nosuch"))
         bench.wait_request(ids[-1], "failed")
-        wait_for(lambda count=count: len(client.get_children(declines.ROOT)) == count, what="the reasons")
+        wait_for(
+            lambda count=count: len(client.get_children(declines.ROOT)) == count, what="the reasons"
+        )
     command("request", "cancel", ids[0])
     wait_for(lambda: len(client.get_children(declines.ROOT)) == 1, what="room for one")
     bench.wait_request(bench.submit("nosuch"), "failed")
@@ -223,7 +271,9 @@ def test_broken_reasons_disturb_nobody(bench: LauncherBench, command: Command) -
 # -- problem-list and /ready
 
 
-def test_users_5_a_driver_whose_handler_raises(bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_5_a_driver_whose_handler_raises(
+    bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
     pool = bench.start(config(provider()))
@@ -238,14 +288,18 @@ def test_users_5_a_driver_whose_handler_raises(bench: LauncherBench, command: Co
     ready, lines = pool.getReadiness()
     assert ready
     assert any("label fake-label" in line and "no attribute 'colour'" in line for line in lines)
-    rows = wait_for(lambda: json.loads(command("problem-list", "--format", "json")[0]), what="published")
+    rows = wait_for(
+        lambda: json.loads(command("problem-list", "--format", "json")[0]), what="published"
+    )
     assert (rows[0]["provider"], rows[0]["label"]) == ("fake-provider", "fake-label")
     monkeypatch.setattr(StateMachineHandler, "imagesAvailable", working)
     bench.fulfilled("fake-label")
     wait_for(lambda: pool.getReadiness() == (True, []), what="the problem goes when it works")
 
 
-def test_users_5_a_driver_that_makes_no_handler(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_5_a_driver_that_makes_no_handler(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     manager = pool.getProviderManager("fake-provider")
 
@@ -254,14 +308,21 @@ def test_users_5_a_driver_that_makes_no_handler(bench: LauncherBench, monkeypatc
 
     monkeypatch.setattr(manager, "getRequestHandler", broken)
     bench.submit("fake-label")
-    wait_for(lambda: any("three arguments wanted" in line for line in pool.getReadiness()[1]), what="it is told")
+    wait_for(
+        lambda: any("three arguments wanted" in line for line in pool.getReadiness()[1]),
+        what="it is told",
+    )
 
 
 def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
     pool = bench.start(config(provider()))
     now = time.time()
     store = bench.zk.progress
-    store.write(BuildProgress("img", "1" * 32, builder="b1", state="ready", started=now - 90, ended=now - 80))
+    store.write(
+        BuildProgress(
+            "img", "1" * 32, builder="b1", state="ready", started=now - 90, ended=now - 80
+        )
+    )
     store.write(
         BuildProgress(
             "img",
@@ -274,9 +335,21 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
             next_try=now + 300,
         )
     )
-    store.write(BuildProgress("fine", "3" * 32, builder="b1", state="failed", started=now - 90, ended=now - 80))
-    store.write(BuildProgress("fine", "4" * 32, builder="b1", state="ready", started=now - 30, ended=now - 20))
-    store.write(UploadFailure("img", "fake-provider", build="1" * 32, upload="1", reason="cloud is full", time=now))
+    store.write(
+        BuildProgress(
+            "fine", "3" * 32, builder="b1", state="failed", started=now - 90, ended=now - 80
+        )
+    )
+    store.write(
+        BuildProgress(
+            "fine", "4" * 32, builder="b1", state="ready", started=now - 30, ended=now - 20
+        )
+    )
+    store.write(
+        UploadFailure(
+            "img", "fake-provider", build="1" * 32, upload="1", reason="cloud is full", time=now
+        )
+    )
 
     def told() -> list[str]:
         return [
@@ -286,13 +359,24 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
 
     store.write(
         BuildProgress(
-            "removed", "6" * 32, builder="b1", state="failed", started=now - 9999, ended=now - 9990, next_try=now - 4000
+            "removed",
+            "6" * 32,
+            builder="b1",
+            state="failed",
+            started=now - 9999,
+            ended=now - 9990,
+            next_try=now - 4000,
         )
     )
     lines = told()
     assert len(lines) == 2
-    assert any(line.startswith("b1 None image img: the last build failed: no space left") for line in lines)
-    assert any(line.startswith("None fake-provider image img: the last upload failed: cloud is full") for line in lines)
+    assert any(
+        line.startswith("b1 None image img: the last build failed: no space left") for line in lines
+    )
+    assert any(
+        line.startswith("None fake-provider image img: the last upload failed: cloud is full")
+        for line in lines
+    )
     wait_for(lambda: len(pool.getReadiness()[1]) == 2, what="/ready tells")
     assert pool.getReadiness()[0] is True
     with pytest.MonkeyPatch.context() as patch:  # ZooKeeper is away: nobody is asked
@@ -301,7 +385,9 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
         assert len(pool.getReadiness()[1]) >= 2
         pool.zk.progress_tree.synced.set()
     store.delete(UploadFailure("img", "fake-provider"))
-    store.write(BuildProgress("img", "5" * 32, builder="b1", state="ready", started=now - 5, ended=now))
+    store.write(
+        BuildProgress("img", "5" * 32, builder="b1", state="ready", started=now - 5, ended=now)
+    )
     wait_for(lambda: told() == [] and pool.getReadiness() == (True, []), what="all is well again")
 
 
@@ -323,7 +409,10 @@ def interrupt_when_asked(monkeypatch: pytest.MonkeyPatch, *wanted: str) -> None:
 
 
 def test_users_15_an_interrupted_create_withdraws(
-    bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: LauncherBench,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
@@ -342,7 +431,10 @@ def test_users_15_an_interrupted_create_withdraws(
 
 
 def test_users_15_fulfilled_ones_are_named(
-    bench: LauncherBench, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: LauncherBench,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     bench.start(config(provider()))
     interrupt_when_asked(monkeypatch, "fulfilled")

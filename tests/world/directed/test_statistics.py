@@ -28,10 +28,15 @@ def test_addressable_requests_are_counted(bench: LauncherBench, statsd: StatsdRe
 
 
 @pytest.mark.spec("LAU-20: zero-filled gauges by state, label and provider; elected reporter")
-def test_node_gauges_are_zero_filled_and_sent_by_one_launcher(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_node_gauges_are_zero_filled_and_sent_by_one_launcher(
+    bench: LauncherBench, statsd: StatsdReceiver
+) -> None:
     from nodepool.zk.records import Node
 
-    content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}), provider("fake-two", labels=["unused"]))
+    content = config(
+        provider("fake-one", labels=["a"], pool={"max-servers": 7}),
+        provider("fake-two", labels=["unused"]),
+    )
     first = bench.start(content, name="one.yaml")
     wait_for(lambda: first.statistics.elected)
     second = bench.start(content, name="two.yaml")
@@ -52,17 +57,31 @@ def test_node_gauges_are_zero_filled_and_sent_by_one_launcher(bench: LauncherBen
 
 
 @pytest.mark.spec("LAU-20: launch results by provider, zone and requestor")
-def test_launch_results_are_counted_by_provider_zone_and_requestor(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+def test_launch_results_are_counted_by_provider_zone_and_requestor(
+    bench: LauncherBench, statsd: StatsdReceiver
+) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az1"]})))
     bench.fulfilled("fake-label", requestor="a.b:c")
-    for name in ("ready", "provider.fake-provider.ready", "provider.fake-provider.az1.ready", "requestor.a_b_c.ready"):
+    for name in (
+        "ready",
+        "provider.fake-provider.ready",
+        "provider.fake-provider.az1.ready",
+        "requestor.a_b_c.ready",
+    ):
         statsd.wait(f"nodepool.launch.{name}", "1|c")
         statsd.wait_line(rf"nodepool\.launch\.{name}:.*\|ms")
 
 
-@pytest.mark.spec("issue: time from request to fulfilment per label and tenant; statsd and Prometheus from one definition")
+@pytest.mark.spec(
+    "issue: time from request to fulfilment per label and tenant; statsd and Prometheus from one "
+    "definition"
+)
 def test_wait_of_requests(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider("fake-wait", labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
+    pool = bench.start(
+        config(
+            provider("fake-wait", labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}
+        )
+    )
     host = hostnames.short()
     # Of this process, so those of other tests are among them.
     before = pool.statsd.snapshot().timers
@@ -78,13 +97,19 @@ def test_wait_of_requests(bench: LauncherBench) -> None:
     # Its parts, and those of its launches (and of the node that is kept ready).
     parts = [f"nodepool.launcher.{host}.request_step.{step}" for step in ("accept", "serve")]
     steps = [f"nodepool.provider.fake-wait.launch_step.{step}" for step in ("create", "scan")]
-    for name, numbers in [*((name, {1}) for name in (*names, *parts)), *((name, {2, 3}) for name in steps)]:
+    for name, numbers in [
+        *((name, {1}) for name in (*names, *parts)),
+        *((name, {2, 3}) for name in steps),
+    ]:
         number, total = added(name)
         assert number in numbers and 0 <= total < 60_000 * number, (name, number, total)
     launches = [f"nodepool.launch.{kind}.ready" for kind in ("label.wait-a", "tenant.wait_1")]
     assert [added(name)[0] for name in launches] == [2, 2]
     # Each of the three is rounded to whole milliseconds.
     assert added(names[0])[1] == pytest.approx(added(parts[0])[1] + added(parts[1])[1], abs=1.6)
-    wait_for(lambda: f"nodepool.launcher.{host}.zk.mirror_lag" in pool.statsd.snapshot().timers, what="lag of the mirror")
+    wait_for(
+        lambda: f"nodepool.launcher.{host}.zk.mirror_lag" in pool.statsd.snapshot().timers,
+        what="lag of the mirror",
+    )
     bench.wait_nodes(1, state="ready", allocated_to=None)
     assert "nodepool.label.wait-b.request_wait" not in pool.statsd.snapshot().timers

@@ -18,7 +18,9 @@ SPEC = "LAU-21: "
 
 def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
     """The request has been looked at and is waiting for its tenant."""
-    wait_for(lambda: "tenant" in reason_for(pool.assignment, request_id), what="waiting for the tenant")
+    wait_for(
+        lambda: "tenant" in reason_for(pool.assignment, request_id), what="waiting for the tenant"
+    )
     record = bench.zuul.request(request_id)
     assert record is not None and record["state"] == "requested" and not record.get("declined_by")
 
@@ -35,9 +37,18 @@ def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
     ],
 )
 def test_request_waits_for_limits_of_its_tenant(
-    bench: LauncherBench, statsd: StatsdReceiver, limit: dict[str, int], label: dict[str, Any], gauge: str
+    bench: LauncherBench,
+    statsd: StatsdReceiver,
+    limit: dict[str, int],
+    label: dict[str, Any],
+    gauge: str,
 ) -> None:
-    pool = bench.start(config(provider(label=label), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}))
+    pool = bench.start(
+        config(
+            provider(label=label),
+            **{"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]},
+        )
+    )
     first = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
     bench.wait_request(first, "fulfilled")
     second = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
@@ -76,7 +87,10 @@ def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
 @pytest.mark.spec("LAU-8.4: an idle node counts for no tenant, whoever had it before")
 def test_nodes_of_a_withdrawn_request_do_not_count(bench: LauncherBench) -> None:
     bench.start(
-        config(provider(labels=["one", "two"]), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]})
+        config(
+            provider(labels=["one", "two"]),
+            **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]},
+        )
     )
     withdrawn = bench.submit("one", tenant_name="tenant-1")
     bench.wait_nodes(1, state="building")
@@ -88,7 +102,9 @@ def test_nodes_of_a_withdrawn_request_do_not_count(bench: LauncherBench) -> None
     waits(bench, bench.pools[0], waiting)
 
 
-@pytest.mark.spec("LAU-8.4: over all providers; accepted but unrecorded nodes count; others pass by")
+@pytest.mark.spec(
+    "LAU-8.4: over all providers; accepted but unrecorded nodes count; others pass by"
+)
 def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> None:
     pool = bench.start(
         config(
@@ -118,7 +134,9 @@ def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> 
     assert not pool.zk.reservations.tenant("tenant-1").get("instances")
 
 
-@pytest.mark.spec("LAU-8.4: deferred even when it can never fit; the limit follows the configuration")
+@pytest.mark.spec(
+    "LAU-8.4: deferred even when it can never fit; the limit follows the configuration"
+)
 def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
     limited = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1, "something": 7}]}
     pool = bench.start(config(provider(), **limited))
@@ -131,7 +149,12 @@ def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-8.4: a node that another launcher gives to another tenant makes room")
 def test_a_node_goes_to_another_tenant(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]}))
+    pool = bench.start(
+        config(
+            provider(),
+            **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]},
+        )
+    )
     _first, (node,) = bench.fulfilled("fake-label", tenant_name="tenant-1")
     second = bench.submit("fake-label", tenant_name="tenant-1")
     waits(bench, pool, second)
@@ -163,19 +186,30 @@ def test_static_nodes_count_for_launchers_without_their_provider(bench: Launcher
     wait_for(lambda: expected in reason_for(cloud.assignment, last), what="the reason")
     for pool in bench.pools:
         shown = pool.reporter.compose()["tenants"]["t"]
-        assert (shown["limits"], shown["used"]["instances"]) == ({"instances": 3}, 3), "what the page of tenants shows"
+        assert (shown["limits"], shown["used"]["instances"]) == ({"instances": 3}, 3), (
+            "what the page of tenants shows"
+        )
     bench.use_up(hosts[0])
     bench.wait_request(last, "fulfilled")
 
 
 def test_node_recorded_during_the_check_counts(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]}))
+    pool = bench.start(
+        config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]})
+    )
     reservations, tree = pool.zk.reservations, pool.zk.node_tree
     reservations.reserve("promise", None, None, "t", {"instances": 1})
     real = reservations.tenant
 
     def recorded_meanwhile(tenant: str) -> Any:
-        bench.ready_node("fake-provider", "main", "fake-label", tenant_name="t", state="hold", resources={"instances": 1})
+        bench.ready_node(
+            "fake-provider",
+            "main",
+            "fake-label",
+            tenant_name="t",
+            state="hold",
+            resources={"instances": 1},
+        )
         wait_for(lambda: tree.measured.tenants["t"]["instances"] == 1)
         reservations.release("promise")
         return real(tenant)
@@ -185,5 +219,7 @@ def test_node_recorded_during_the_check_counts(bench: LauncherBench) -> None:
     request = NodeRequest("200-0000000001")
     request.node_types, request.tenant_name = ["fake-label"], "t"
     limits = pool.config.tenant_resource_limits["t"]
-    short = tenant_shortage(pool.state, request, limits, worker.getPoolConfig(), worker.getProviderManager(), "key")
+    short = tenant_shortage(
+        pool.state, request, limits, worker.getPoolConfig(), worker.getProviderManager(), "key"
+    )
     assert short is not None and short.includes(because(Code.TENANT_LIMIT, used=1))

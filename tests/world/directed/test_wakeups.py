@@ -31,7 +31,10 @@ class Slow:
         self.finish(*range(len(self.cloud._server_list)))
 
 
-@pytest.mark.spec("issue 11, B4: max-concurrency: each launch that ends makes room, not only the last one of a request")
+@pytest.mark.spec(
+    "issue 11, B4: max-concurrency: each launch that ends makes room, not only the last one of a "
+    "request"
+)
 def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(**{"max-concurrency": 2})))
     slow = Slow(bench)
@@ -47,7 +50,10 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
         bench.wait_request(request_id, "fulfilled")
 
 
-@pytest.mark.spec("issue 11, B4: what a tenant was promised for a request that is given back goes to its other requests")
+@pytest.mark.spec(
+    "issue 11, B4: what a tenant was promised for a request that is given back goes to its other "
+    "requests"
+)
 def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
@@ -71,7 +77,9 @@ def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.Mon
     def raise_later() -> None:
         from nodepool.driver.quota.support import LimitsPending
 
-        raise LimitsPending("induced")  # not taken after all, for a reason that has nothing to do with the tenant
+        raise LimitsPending(
+            "induced"
+        )  # not taken after all, for a reason that has nothing to do with the tenant
 
     monkeypatch.setattr(StateMachineHandler, "getDeclinedReasons", slow)
     manager = pool.getProviderManager("fake-one")
@@ -105,13 +113,22 @@ def test_request_whose_wake_up_is_lost_is_served_after_the_periodic_comparison(
     bench.wait_request(second, "fulfilled", timeout=60)
 
 
-@pytest.mark.spec("issue 11, B4: nodes that were counted twice for a moment, as promised and as there, keep nobody waiting")
-def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
+@pytest.mark.spec(
+    "issue 11, B4: nodes that were counted twice for a moment, as promised and as there, keep "
+    "nobody waiting"
+)
+def test_a_node_that_was_counted_twice(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(
+        config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]})
+    )
     slow = Slow(bench)
     (worker,) = pool.state.workers.values()
     recorded, held = worker.capacity.recorded, []  # type: ignore[var-annotated]
-    monkeypatch.setattr(worker.capacity, "recorded", lambda *args: recorded(*args) if held else held.append(args))
+    monkeypatch.setattr(
+        worker.capacity, "recorded", lambda *args: recorded(*args) if held else held.append(args)
+    )
     first = bench.submit("fake-label", tenant_name="t")
     slow.started(1)
     assert held, "a record is in the mirror, and its promise still counts"
@@ -127,7 +144,9 @@ def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest
 def test_full_pool_of_another_launcher_changes_no_decline(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     theirs = PoolComponent(bench.zk.client, "elsewhere")
-    theirs.content.update(id="theirs", name="main", provider_name="p", state="running", supported_labels=["other"])
+    theirs.content.update(
+        id="theirs", name="main", provider_name="p", state="running", supported_labels=["other"]
+    )
     theirs.register()
 
     def seen() -> Any:
@@ -137,9 +156,12 @@ def test_full_pool_of_another_launcher_changes_no_decline(bench: LauncherBench) 
     changes = pool.assignment.queue.changes
     wait_for(lambda: changes.declines > 0)
     for change, again in (
-        ({"paused": True}, False), ({"full_labels": ["other"]}, False), ({"paused": False}, False),
-        ({"priority": 5}, True), ({"supported_labels": ["other", "more"]}, True),
-    ):  # fmt: skip
+        ({"paused": True}, False),
+        ({"full_labels": ["other"]}, False),
+        ({"paused": False}, False),
+        ({"priority": 5}, True),
+        ({"supported_labels": ["other", "more"]}, True),
+    ):
         before, woken = changes.declines, changes.moment
         theirs.update(**change)
         wait_for(lambda woken=woken: changes.moment > woken, what=f"the wake-up by {change}")  # type: ignore[misc]

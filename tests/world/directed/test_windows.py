@@ -1,4 +1,6 @@
-"""Moments at which a pool comes, goes or changes while requests are in its hands: nothing is lost, nothing fails."""
+"""Moments at which a pool comes, goes or changes while requests are in its hands: nothing is
+lost, nothing fails.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ONE = {"max-servers": 1}
 
 
 def rename(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, inside: Any) -> None:
-    """fake-a becomes fake-b; ``inside`` runs when the new configuration is in force and the pools do not know it yet."""
+    """fake-a becomes fake-b; ``inside`` runs when the new configuration is in force and the
+    pools do not know it yet.
+    """
     (pool,) = bench.pools
     update, done = pool._update_workers, threading.Event()
 
@@ -42,8 +46,13 @@ def rename(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, inside: Any) -
     assert done.wait(20)
 
 
-@pytest.mark.spec("issue 11, B1: a capacity event while the provider of a waiting request is renamed fails no request")
-def test_a_capacity_event_during_a_rename(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, B1: a capacity event while the provider of a waiting request is renamed fails no "
+    "request"
+)
+def test_a_capacity_event_during_a_rename(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-a", pool=ONE)))
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
@@ -60,7 +69,9 @@ def test_a_capacity_event_during_a_rename(bench: LauncherBench, monkeypatch: pyt
     assert record["declined_by"] == [] and bench.node(record["nodes"][0]).provider == "fake-b"
 
 
-def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-a"), provider("fake-b", priority=200)))
     (old,), (new,) = pool.getPoolWorkers("fake-a"), pool.getPoolWorkers("fake-b")
     offers: list[str] = []
@@ -73,7 +84,9 @@ def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(bench: LauncherBe
 
     monkeypatch.setattr(new, "_consider", slowly)
     launch, launchers = StateMachineNodeLauncher.launch, list[Any]()
-    monkeypatch.setattr(StateMachineNodeLauncher, "launch", lambda launcher: launchers.append(launcher))
+    monkeypatch.setattr(
+        StateMachineNodeLauncher, "launch", lambda launcher: launchers.append(launcher)
+    )
     request_id = bench.submit("fake-label")
     wait_for(lambda: launchers)
     monkeypatch.setattr(StateMachineNodeLauncher, "launch", launch)
@@ -104,7 +117,9 @@ def test_request_written_by_another_client_is_returned_not_declined(bench: Launc
     assert served["declined_by"] == [] and served["relative_priority"] == 7
 
 
-@pytest.mark.spec("issue 11, B1: nor does a launch that its provider, just renamed, does not begin any more")
+@pytest.mark.spec(
+    "issue 11, B1: nor does a launch that its provider, just renamed, does not begin any more"
+)
 def test_a_launch_during_a_rename(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider("fake-a")))
     launching, original = threading.Event(), StateMachineNodeLauncher.launch
@@ -124,9 +139,13 @@ def test_a_launch_during_a_rename(bench: LauncherBench, monkeypatch: pytest.Monk
     assert record["declined_by"] == [] and bench.node(record["nodes"][0]).provider == "fake-b"
 
 
-@pytest.mark.spec("issue 11, B1: nor the first look at a request whose pool, or its manager, has gone meanwhile")
+@pytest.mark.spec(
+    "issue 11, B1: nor the first look at a request whose pool, or its manager, has gone meanwhile"
+)
 @pytest.mark.parametrize("tenant", [None, "t"])
-def test_the_first_look_during_a_rename(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, tenant: str | None) -> None:
+def test_the_first_look_during_a_rename(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, tenant: str | None
+) -> None:
     limits = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5}]}
     pool = bench.start(config(provider("fake-a"), **limits))
     (worker,) = pool.getPoolWorkers("fake-a")
@@ -145,7 +164,10 @@ def test_the_first_look_during_a_rename(bench: LauncherBench, monkeypatch: pytes
     assert bench.wait_request(request_id, "fulfilled")["declined_by"] == []
 
 
-@pytest.mark.spec("issue 11, C1: the list of pools cannot be had while a request is declined: tried again, not forgotten")
+@pytest.mark.spec(
+    "issue 11, C1: the list of pools cannot be had while a request is declined: tried again, not "
+    "forgotten"
+)
 def test_a_decline_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(config(provider()))
     raised: list[int] = []
@@ -171,7 +193,12 @@ def test_a_static_provider_becomes_a_cloud(bench: LauncherBench) -> None:
             {
                 "name": "main",
                 "nodes": [
-                    {"name": "fake-host-1", "labels": "fake-label", "host-key-checking": False, "connection-type": "winrm"}
+                    {
+                        "name": "fake-host-1",
+                        "labels": "fake-label",
+                        "host-key-checking": False,
+                        "connection-type": "winrm",
+                    }
                 ],
             }
         ],
@@ -186,7 +213,10 @@ def test_a_static_provider_becomes_a_cloud(bench: LauncherBench) -> None:
     bench.wait_request(waiting, "fulfilled")
 
 
-@pytest.mark.spec("issue 11, C4: a handler that is to be handed back waits for the answer of ZooKeeper; it does not spin")
+@pytest.mark.spec(
+    "issue 11, C4: a handler that is to be handed back waits for the answer of ZooKeeper; it does "
+    "not spin"
+)
 def test_handing_back_does_not_spin(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider("fake-a"), provider("fake-b", priority=200)))
     (worker,) = pool.getPoolWorkers("fake-a")
@@ -213,7 +243,9 @@ def test_handing_back_does_not_spin(bench: LauncherBench, monkeypatch: pytest.Mo
     assert hand_backs() <= 2
 
 
-@pytest.mark.spec("issue 11, C8: a request that is offered to a pool that has just ended goes back to the queue")
+@pytest.mark.spec(
+    "issue 11, C8: a request that is offered to a pool that has just ended goes back to the queue"
+)
 @pytest.mark.parametrize("late", [False, True])
 def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> None:
     pool = bench.start(config(provider("fake-a"), provider("fake-b", labels=["other"])))
@@ -235,12 +267,22 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
     assert released == ["200-0000000009"] and not worker.backlog.ids
 
 
-def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, Any]:
-    """A classic handler whose session was lost while it waited for ZooKeeper: it, its request, what takes the answer."""
+def dropped_with_an_answer_to_come(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, str, Any]:
+    """A classic handler whose session was lost while it waited for ZooKeeper: it, its request,
+    what takes the answer.
+    """
     pool = bench.start(
         {
             "labels": [{"name": "test-label"}],
-            "providers": [{"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+            "providers": [
+                {
+                    "name": "tp",
+                    "driver": "test",
+                    "pools": [{"name": "main", "labels": ["test-label"]}],
+                }
+            ],
         }
     )
     held: list[Any] = []
@@ -254,8 +296,13 @@ def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.Mon
     return handler, request_id, answered
 
 
-@pytest.mark.spec("issue 11, C10: what is kept for a handler goes with it, also when an answer comes after its end")
-def test_nothing_is_kept_for_a_handler_that_has_ended(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, C10: what is kept for a handler goes with it, also when an answer comes after its "
+    "end"
+)
+def test_nothing_is_kept_for_a_handler_that_has_ended(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
     kept = weakref.ref(handler)
     answered(None, SessionExpiredError())
@@ -269,12 +316,18 @@ def test_nothing_is_kept_for_a_handler_that_has_ended(bench: LauncherBench, monk
     wait_for(gone, what="nobody knows the handler any more")
 
 
-@pytest.mark.spec("issue 11, C10: an answer that comes after the end of a handler takes the request from nobody else")
+@pytest.mark.spec(
+    "issue 11, C10: an answer that comes after the end of a handler takes the request from nobody "
+    "else"
+)
 def test_a_late_answer(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
     finished: list[Any] = []
     bench.wait_request(request_id, "fulfilled")
-    wait_for(lambda: request_id not in bench.pools[0].state.handlers, what="the end of the handler that has served it")
+    wait_for(
+        lambda: request_id not in bench.pools[0].state.handlers,
+        what="the end of the handler that has served it",
+    )
     monkeypatch.setattr(handler.pw, "ended", lambda *args, **_options: finished.append(args))
     answered(None, TransactionFailed(0, BadVersionError(), paths.request(request_id)))
     passed = threading.Event()

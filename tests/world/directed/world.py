@@ -40,7 +40,10 @@ class WorldChroot(Chroot):
 
     def options(self, hosts: str) -> dict[str, Any]:
         host, port = hosts.rsplit(":", 1)
-        return {"zookeeper-servers": [{"host": host, "port": int(port)}], "zookeeper-insecure": True}
+        return {
+            "zookeeper-servers": [{"host": host, "port": int(port)}],
+            "zookeeper-insecure": True,
+        }
 
 
 class WorldBench(LauncherBench):

@@ -1,8 +1,15 @@
-"""Planted defects that the world does not find: each takes one guard away, and one quick test fails."""
+"""Planted defects that the world does not find: each takes one guard away, and one quick test
+fails.
+"""
 
 from __future__ import annotations
 
 from tests.world.guards import adapters, launches, leases, slivers
 from tests.world.mutation import Mutation
 
-GUARDS: dict[str, Mutation] = {**leases.GUARDS, **launches.GUARDS, **adapters.GUARDS, **slivers.GUARDS}
+GUARDS: dict[str, Mutation] = {
+    **leases.GUARDS,
+    **launches.GUARDS,
+    **adapters.GUARDS,
+    **slivers.GUARDS,
+}

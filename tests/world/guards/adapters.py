@@ -22,7 +22,8 @@ GUARDS: dict[str, Mutation] = {
     # -- adapters
     "webhooks-need-no-signature": Mutation(
         _IN_INSTANCE,
-        'if not hmac.compare_digest(expected.encode(), given.get("x-gitea-signature", "").encode()):',
+        'if not hmac.compare_digest(expected.encode(), given.get("x-gitea-signature", '
+        '"").encode()):',
         "if False:",
         f"{_GITEA}test_webhook_wakes_only_with_the_right_signature"
         '[webhook-secret-{"action": "queued", "workflow_job": {"id": 1}}--workflow_job-403-False]',
@@ -34,7 +35,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_GITEA}test_registrations_are_kept_while_the_leases_are_unknown",
     ),
     "registrations-of-living-runners-are-removed": Mutation(
-        _IN_INSTANCE, " and each.name not in alive", "", f"{_GITEA}test_registration_without_a_lease_is_removed_later"
+        _IN_INSTANCE,
+        " and each.name not in alive",
+        "",
+        f"{_GITEA}test_registration_without_a_lease_is_removed_later",
     ),
     "lasting-runners-are-used": Mutation(
         _IN_API,
@@ -52,13 +56,15 @@ GUARDS: dict[str, Mutation] = {
         _IN_API,
         "self._session = DirectSession()",
         "self._session = requests.Session()",
-        f"{_GITEA_API}test_bad_answer_is_an_error_and_never_an_empty_queue[reply6-redirects to https://new.example.com/]",
+        f"{_GITEA_API}test_bad_answer_is_an_error_and_never_an_empty_queue[reply6-redirects to "
+        "https://new.example.com/]",
     ),
     "answers-of-forges-have-no-bound": Mutation(
         _IN_ANSWERS,
         "if len(found) > most or time.monotonic() > deadline:",
         "if False:",
-        f"{_GITEA_API}test_answer_that_is_compressed_too_long_or_too_slow_is_refused[<lambda>-more than 5000 bytes]",
+        f"{_GITEA_API}test_answer_that_is_compressed_too_long_or_too_slow_is_refused[<lambda>-more "
+        "than 5000 bytes]",
     ),
     "errors-of-forges-show-tokens": Mutation(
         _IN_ANSWERS,
@@ -97,7 +103,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_RUNNERS}test_runner_that_cannot_start_is_removed_from_the_forge",
     ),
     "leases-of-other-fleets-are-adopted": Mutation(
-        _IN_FLEET, 'notes.get("fleet") == self.kind.mark and ', "", f"{_RUNNERS}test_only_leases_of_the_own_place_are_adopted"
+        _IN_FLEET,
+        'notes.get("fleet") == self.kind.mark and ',
+        "",
+        f"{_RUNNERS}test_only_leases_of_the_own_place_are_adopted",
     ),
     "failing-runners-are-started-together": Mutation(
         _IN_FLEET,

@@ -20,7 +20,8 @@ GUARDS: dict[str, Mutation] = {
         "nodepool.zk.cluster",
         "        kazoo.sync_async(paths.NODES).get(timeout=TIMEOUT)\n",
         "",
-        "tests/integration/zk/test_cluster.py::test_counter_of_a_server_that_lags_behind_is_not_used",
+        "tests/integration/zk/test_cluster.py::test_counter_of_a_server_that_lags_behind_is_not_"
+        "used",
     ),
     "silent-servers-are-kept": Mutation(
         _IN_PROTOCOL,
@@ -36,28 +37,33 @@ GUARDS: dict[str, Mutation] = {
     ),
     "recover-takes-machines-of-other-providers": Mutation(
         "nodepool.cmd.commands.recover",
-        '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == manager.provider.name]',
+        '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == '
+        "manager.provider.name]",
         "found",
-        "tests/integration/cli/test_recover.py::test_machines_of_another_provider_in_the_same_cloud_are_neither_listed_nor_deleted",
+        "tests/integration/cli/test_recover.py::test_machines_of_another_provider_in_the_same_"
+        "cloud_are_neither_listed_nor_deleted",
     ),
     "uploads-whose-record-was-removed-are-ready": Mutation(
         "nodepool.builder.upload.job",
         "if own is None or own.state == DELETING:",
         "if False:",
-        "tests/integration/builder/test_uploads.py::test_upload_whose_record_was_dropped_is_repeated",
+        "tests/integration/builder/test_uploads.py::test_upload_whose_record_was_dropped_is_"
+        "repeated",
     ),
     # -- launches
     "released-backing-nodes-get-nodes": Mutation(
         "nodepool.driver.backing.records",
         " and not self.releasing",
         "",
-        "tests/unit/driver/metastatic/test_records.py::test_backing_node_that_is_being_released_gets_no_node",
+        "tests/unit/driver/metastatic/test_records.py::test_backing_node_that_is_being_released_"
+        "gets_no_node",
     ),
     "doubtful-backing-requests-are-kept": Mutation(
         "nodepool.driver.backing.requests",
         "                self.doubtful.add(backing.created_time)",
         "                pass",
-        "tests/integration/metastatic/test_slots.py::test_backing_request_whose_creation_was_not_acknowledged_is_canceled",
+        "tests/integration/metastatic/test_slots.py::test_backing_request_whose_creation_was_not_"
+        "acknowledged_is_canceled",
     ),
     "free-nodes-are-claimed-twice": Mutation(
         _IN_WRITES,
@@ -85,14 +91,19 @@ GUARDS: dict[str, Mutation] = {
     ),
     "machines-refused-by-quota-are-forgotten": Mutation(
         _IN_LAUNCHER,
-        ("            self.node.external_id = self._external_id()\n            self._end(zk.ABORTED"),
+        (
+            "            self.node.external_id = self._external_id()\n            "
+            "self._end(zk.ABORTED"
+        ),
         "            self._end(zk.ABORTED",
-        f"{_ATTEMPTS}test_machine_that_exists_when_the_quota_refuses_the_rest_is_known_for_its_deletion[first on the loop]",
+        f"{_ATTEMPTS}test_machine_that_exists_when_the_quota_refuses_the_rest_is_known_for_its_"
+        "deletion[first on the loop]",
     ),
     "ids-that-were-not-stored-are-not-written-again": Mutation(
         _IN_LAUNCHER,
         "self._sent_external_id = self._saved_external_id  # written again in the next pass",
         "pass",
-        f"{_ATTEMPTS}test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it[first on the loop]",
+        f"{_ATTEMPTS}test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it[first on "
+        "the loop]",
     ),
 }

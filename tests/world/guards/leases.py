@@ -24,7 +24,10 @@ _SSH = "tests/integration/lease/test_ssh.py::"
 GUARDS: dict[str, Mutation] = {
     # -- leases
     "renewals-exceed-max-hold-age": Mutation(
-        _IN_LEASES, "int(min(wanted, self._most))", "int(wanted)", f"{_HOLD}test_api_grants_max_hold_age_and_names_it"
+        _IN_LEASES,
+        "int(min(wanted, self._most))",
+        "int(wanted)",
+        f"{_HOLD}test_api_grants_max_hold_age_and_names_it",
     ),
     "requests-of-other-servers-are-not-awaited": Mutation(
         _IN_LEASES,
@@ -33,7 +36,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_LEASES}test_key_of_a_request_of_another_server_is_known_before_the_mirror_shows_it",
     ),
     "leases-are-renewed-at-their-end": Mutation(
-        _IN_LEASES, "if end - now < TOO_LATE:", "if False:", f"{_LEASES}test_lease_is_not_renewed_when_it_is_about_to_end"
+        _IN_LEASES,
+        "if end - now < TOO_LATE:",
+        "if False:",
+        f"{_LEASES}test_lease_is_not_renewed_when_it_is_about_to_end",
     ),
     "renewals-shorten-leases": Mutation(
         _IN_LEASES,
@@ -60,7 +66,10 @@ GUARDS: dict[str, Mutation] = {
             "            except NoNodeError:\n"
             "                return self._handed_over(lease_id)"
         ),
-        ("                pass\n            except NoNodeError:\n                return self._handed_over(lease_id)"),
+        (
+            "                pass\n            except NoNodeError:\n                return "
+            "self._handed_over(lease_id)"
+        ),
         f"{_LEASES}test_nothing_is_handed_over_if_one_node_has_changed",
     ),
     "nodes-without-our-lock-are-leased": Mutation(
@@ -71,7 +80,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "nodes-that-others-lock-are-leased": Mutation(
         _IN_LEASES,
-        '                add_unlocked_check(txn, paths.node_lock(node.id or ""), bool(node.stat.numChildren))',
+        '                add_unlocked_check(txn, paths.node_lock(node.id or ""), '
+        "bool(node.stat.numChildren))",
         "                pass",
         f"{_LEASES}test_locked_node_ends_at_the_end_of_the_lease",
     ),
@@ -102,7 +112,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_CLOCKS}test_node_that_is_deleted_meanwhile_is_not_returned",
     ),
     "leased-nodes-are-leased-again": Mutation(
-        _IN_LEASES, "        if other is not None:", "        if False:", f"{_HOLD}test_leased_node_cannot_be_leased_by_another"
+        _IN_LEASES,
+        "        if other is not None:",
+        "        if False:",
+        f"{_HOLD}test_leased_node_cannot_be_leased_by_another",
     ),
     "owners-have-any-number-of-leases": Mutation(
         _IN_LEASES,
@@ -111,10 +124,16 @@ GUARDS: dict[str, Mutation] = {
         f"{_LEASES}test_limit_per_owner_holds_for_concurrent_calls_of_several_servers[True]",
     ),
     "requests-are-created-without-the-turn": Mutation(
-        _IN_LEASES, "                txn.delete(turn.path)\n", "", f"{_LEASES}test_request_is_not_created_without_the_turn"
+        _IN_LEASES,
+        "                txn.delete(turn.path)\n",
+        "",
+        f"{_LEASES}test_request_is_not_created_without_the_turn",
     ),
     "ended-leases-get-certificates": Mutation(
-        _IN_CERTIFICATES, "    if left <= 0:", "    if False:", f"{_CERTIFICATES}test_ended_lease_gets_no_certificate[1.0]"
+        _IN_CERTIFICATES,
+        "    if left <= 0:",
+        "    if False:",
+        f"{_CERTIFICATES}test_ended_lease_gets_no_certificate[1.0]",
     ),
     "certificates-open-all-nodes": Mutation(
         _IN_CERTIFICATES,
@@ -148,7 +167,8 @@ GUARDS: dict[str, Mutation] = {
         _IN_WAITING,
         "        elif retry:\n",
         "        elif False:\n",
-        f"{_API}test_hand_over_that_the_connection_has_interrupted_is_repeated_without_further_news",
+        f"{_API}test_hand_over_that_the_connection_has_interrupted_is_repeated_without_further_"
+        "news",
     ),
     "requests-fulfilled-while-they-are-read-wait": Mutation(
         _IN_WAITING,
@@ -205,7 +225,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_API}test_lease_token_renews_describes_and_returns_its_own_lease_only",
     ),
     "calls-need-no-role": Mutation(
-        _IN_ACTIONS, " or identity.role < route.role", "", f"{_API}test_callers_without_a_token_may_only_read"
+        _IN_ACTIONS,
+        " or identity.role < route.role",
+        "",
+        f"{_API}test_callers_without_a_token_may_only_read",
     ),
     "invented-tokens-return-leases": Mutation(
         _IN_ACTIONS,
@@ -232,7 +255,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_EXEC}test_owner_and_lease_have_a_part_of_the_places",
     ),
     "ended-programs-keep-their-place": Mutation(
-        _IN_EXECUTION, "            self._done()", "            pass", f"{_EXEC}test_client_waits_for_a_place_within_its_time"
+        _IN_EXECUTION,
+        "            self._done()",
+        "            pass",
+        f"{_EXEC}test_client_waits_for_a_place_within_its_time",
     ),
     "programs-outlive-their-time-limit": Mutation(
         _IN_EXECUTION,

@@ -51,7 +51,10 @@ GUARDS: dict[str, Mutation] = {
         _IN_SECCOMP, "    if raw:\n", "    if True:\n", f"{_FILTER}test_filter_of_arguments[x86_64]"
     ),
     "slivers-open-packet-sockets": Mutation(
-        _IN_SECCOMP, "(_PACKET,) if raw else ()", "(_PACKET,)", f"{_FILTER}test_filter_of_arguments[x86_64]"
+        _IN_SECCOMP,
+        "(_PACKET,) if raw else ()",
+        "(_PACKET,)",
+        f"{_FILTER}test_filter_of_arguments[x86_64]",
     ),
     "slivers-administer-by-netlink": Mutation(
         _IN_SECCOMP,
@@ -60,10 +63,16 @@ GUARDS: dict[str, Mutation] = {
         f"{_FILTER}test_filter_of_arguments[x86_64]",
     ),
     "slivers-attach-programs-to-sockets": Mutation(
-        _IN_SECCOMP, '() if "tcpdump" in given else _ATTACH', "()", f"{_FILTER}test_filter_of_arguments[x86_64]"
+        _IN_SECCOMP,
+        '() if "tcpdump" in given else _ATTACH',
+        "()",
+        f"{_FILTER}test_filter_of_arguments[x86_64]",
     ),
     "slivers-type-into-terminals": Mutation(
-        _IN_SECCOMP, "(0x5412, 0x541C, 0x5423)", "(0x541C, 0x5423)", f"{_FILTER}test_filter_of_arguments[x86_64]"
+        _IN_SECCOMP,
+        "(0x5412, 0x541C, 0x5423)",
+        "(0x541C, 0x5423)",
+        f"{_FILTER}test_filter_of_arguments[x86_64]",
     ),
     "slivers-install-filters-by-prctl": Mutation(
         _IN_SECCOMP,
@@ -97,7 +106,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_CGROUPS}test_process_that_the_kernel_did_not_kill_with_the_group_is_killed",
     ),
     "frozen-processes-are-not-killed": Mutation(
-        _IN_KILL, "        thaw()\n", "        pass\n", f"{_CGROUPS}test_frozen_processes_are_thawed_so_that_they_end"
+        _IN_KILL,
+        "        thaw()\n",
+        "        pass\n",
+        f"{_CGROUPS}test_frozen_processes_are_thawed_so_that_they_end",
     ),
     "reused-process-ids-are-killed": Mutation(
         _IN_KILL,
@@ -160,7 +172,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_CGROUPS}test_frozen_sliver_is_frozen_after_a_move",
     ),
     "all-cores-are-reserved": Mutation(
-        "nodepool.nodemanager.limits.cores", "len(free) - 1:", "len(free):", f"{_CGROUPS}test_one_core_stays"
+        "nodepool.nodemanager.limits.cores",
+        "len(free) - 1:",
+        "len(free):",
+        f"{_CGROUPS}test_one_core_stays",
     ),
     "processes-of-the-host-count-its-own-sockets": Mutation(
         _IN_NETLINK,
@@ -199,7 +214,10 @@ GUARDS: dict[str, Mutation] = {
         f"{_DISKS}test_devices_and_set_user_id_files_have_no_effect_on_the_disk",
     ),
     "images-in-use-are-mounted": Mutation(
-        _IN_DISKS, "            self._await_release(name, path)\n", "", f"{_DISKS}test_held_by_another_namespace[65536]"
+        _IN_DISKS,
+        "            self._await_release(name, path)\n",
+        "",
+        f"{_DISKS}test_held_by_another_namespace[65536]",
     ),
     "quotas-below-the-use-are-set": Mutation(
         _IN_DISKS, "        if used > kib * KIB:", "        if False:", f"{_DISKS}test_less_at_once"
@@ -248,7 +266,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "links-in-place-of-new-images-are-followed": Mutation(
         "nodepool.nodemanager.limits.disk_templates",
-        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)",
+        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | "
+        "os.O_CLOEXEC, 0o600)",
         "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)",
         f"{_DISKS}test_link_in_place_of_a_new_image_is_not_followed",
     ),

@@ -10,7 +10,14 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.names import did_you_mean
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_format, add_table
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_format,
+    add_table,
+)
 from nodepool.cmd.commands.images import log as image_log
 from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
 from nodepool.process.program import seconds
@@ -24,16 +31,38 @@ BUILD_FILTERS = {"state": "state", "image": "image", "builder": "builder"}
 
 
 def register(subparsers: Subparsers) -> None:
-    add_table(subparsers, "image-list", status.image_list, "list image uploads", UPLOAD_FILTERS,
-              detail="include progress and reasons of failures")  # fmt: skip
-    add_table(subparsers, "dib-image-list", status.dib_image_list, "list image builds", BUILD_FILTERS,
-              detail="include progress and failed builds with their reasons")  # fmt: skip
-    add_table(subparsers, "image-status", status.image_status, "list images with pause flag and build requests")
+    add_table(
+        subparsers,
+        "image-list",
+        status.image_list,
+        "list image uploads",
+        UPLOAD_FILTERS,
+        detail="include progress and reasons of failures",
+    )
+    add_table(
+        subparsers,
+        "dib-image-list",
+        status.dib_image_list,
+        "list image builds",
+        BUILD_FILTERS,
+        detail="include progress and failed builds with their reasons",
+    )
+    add_table(
+        subparsers,
+        "image-status",
+        status.image_status,
+        "list images with pause flag and build requests",
+    )
     parser = _add_action(subparsers, "image-build", image_build, "request the build of an image")
     parser.add_argument("image", metavar="IMAGE", help="image name")
-    parser.add_argument("--wait", action="store_true",
-                        help="follow the build; status 0: built, 1: failed, 3: not ended in time, 130: interrupted")  # fmt: skip
-    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: no limit)")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="follow the build; status 0: built, 1: failed, 3: not ended in time, 130: interrupted",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: no limit)"
+    )
     for name, function, text in (
         ("image-pause", image_pause, "stop building an image"),
         ("image-unpause", image_unpause, "resume building a paused image"),
@@ -45,7 +74,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--image", metavar="I", required=True, help="image name")
     parser.add_argument("--upload-id", metavar="U", required=True, help="upload id")
     parser.add_argument("--build-id", metavar="B", required=True, help="build id")
-    parser = _add_action(subparsers, "dib-image-delete", dib_image_delete, "delete a build with its uploads")
+    parser = _add_action(
+        subparsers, "dib-image-delete", dib_image_delete, "delete a build with its uploads"
+    )
     parser.add_argument("id", metavar="ID", help="<image>-<build id>")
     image_log.register(subparsers)
 
@@ -84,7 +115,8 @@ def image_build(context: Context) -> int:
     image = context.config.diskimages.get(name)
     if image is None:
         raise CommandError(
-            f"Trying to build a non disk-image-builder image: {name}{did_you_mean(name, context.config.diskimages)}"
+            "Trying to build a non disk-image-builder image: "
+            f"{name}{did_you_mean(name, context.config.diskimages)}"
         )
     if image.pause:
         raise CommandError(f"Skipping build request for image {name}; paused")
@@ -101,11 +133,14 @@ def _submit(context: Context, name: str) -> int:
     :raises CommandError: the request is repeatedly deleted.
     """
     for _ in range(TRIES):
-        # Read with the creation: a builder may have served it by a later read, and a second one would build twice.
+        # Read with the creation: a builder may have served it by a later read, and a second one
+        # would build twice.
         after = context.zk.submitBuildRequest(name)
         if after is not None:
             return after
-    raise CommandError(f"the request to build {name} is repeatedly deleted from ZooKeeper; try again")
+    raise CommandError(
+        f"the request to build {name} is repeatedly deleted from ZooKeeper; try again"
+    )
 
 
 def _build_and_wait(context: Context, name: str) -> int:
@@ -116,7 +151,11 @@ def _build_and_wait(context: Context, name: str) -> int:
     try:
         outcome = follower.follow(args.timeout)
     except KeyboardInterrupt:
-        what = f"the build {name}-{follower.build} continues" if follower.build else "the request remains"
+        what = (
+            f"the build {name}-{follower.build} continues"
+            if follower.build
+            else "the request remains"
+        )
         print(f"Stopped waiting; {what}", file=sys.stderr)
         outcome = Outcome(EXIT_INTERRUPTED, "interrupted", name, follower.build, requested=True)
         if args.format is None:
@@ -135,7 +174,10 @@ def _unknown(context: Context, name: str) -> str | None:
     images = context.config.diskimages
     if name in images or name in context.zk.getImageNames():
         return None
-    return f"image {name} is neither in {context.args.config} nor in ZooKeeper{did_you_mean(name, images)}"
+    return (
+        f"image {name} is neither in {context.args.config} nor in "
+        f"ZooKeeper{did_you_mean(name, images)}"
+    )
 
 
 def image_pause(context: Context) -> None:
@@ -159,7 +201,14 @@ def image_unpause(context: Context) -> None:
 # -- deleting
 
 
-def _mark_deleting(context: Context, names: Sequence[str], path: str, row: dict[str, Any], missing: str, refused: str) -> None:
+def _mark_deleting(
+    context: Context,
+    names: Sequence[str],
+    path: str,
+    row: dict[str, Any],
+    missing: str,
+    refused: str,
+) -> None:
     """Set a record to ``deleting`` unless it is missing or a builder is working on it."""
     found = context.zk.markDeleting(*names)
     if found == DELETING:
@@ -179,7 +228,12 @@ def image_delete(context: Context) -> None:
         context,
         names,
         paths.upload(*names),
-        {"image": args.image, "build": args.build_id, "provider": args.provider, "upload": args.upload_id},
+        {
+            "image": args.image,
+            "build": args.build_id,
+            "provider": args.provider,
+            "upload": args.upload_id,
+        },
         "Image upload not found",
         "Cannot delete because image upload in progress",
     )
@@ -188,7 +242,9 @@ def image_delete(context: Context) -> None:
 def dib_image_delete(context: Context) -> None:
     image, dash, build_id = context.args.id.rpartition("-")
     if not (image and dash and build_id):
-        raise CommandError(f"{context.args.id} is not <image>-<build id>; use the ID column of dib-image-list")
+        raise CommandError(
+            f"{context.args.id} is not <image>-<build id>; use the ID column of dib-image-list"
+        )
     _mark_deleting(
         context,
         (image, build_id),

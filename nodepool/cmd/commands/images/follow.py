@@ -34,7 +34,13 @@ class Display:
 
         console = Console(file=stream, highlight=False)
         self.live = stream.isatty() and not console.is_dumb_terminal
-        self._line = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._line = Live(
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._stream = stream
         self._last: object = None
 
@@ -76,8 +82,11 @@ class Outcome:
             "state": self.state,
             "reason": self.reason,
             "exit_code": progress.exit_code if progress else None,
-            "builder": (progress.builder if progress else None) or (record.builder if record else None),
-            "formats": list((progress.formats if progress else None) or (record.formats if record else ())),
+            "builder": (progress.builder if progress else None)
+            or (record.builder if record else None),
+            "formats": list(
+                (progress.formats if progress else None) or (record.formats if record else ())
+            ),
             "sizes": dict(progress.sizes) if progress else {},
             "duration": progress.elapsed(time.time()) if progress else None,
             "log": (progress.log if progress else None) or None,
@@ -90,19 +99,28 @@ class Outcome:
         result = []
         if self.state == READY:
             sizes = row["sizes"]
-            made = ", ".join(f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in row["formats"])
+            made = ", ".join(
+                f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in row["formats"]
+            )
             took = f" in {format_duration(row['duration'])}" if row["duration"] is not None else ""
             result.append(f"Built {name}{took}{': ' + made if made else ''}")
         elif self.state == FAILED:
             code = f" (exit code {row['exit_code']})" if row["exit_code"] is not None else ""
             result.append(f"Failed {name}: {self.reason or 'no reason is known'}{code}")
         elif self.state == "timeout":
-            result.append(f"Not finished in time: {name}; the {'build continues' if self.build else 'request remains'}")
+            result.append(
+                f"Not finished in time: {name}; the "
+                f"{'build continues' if self.build else 'request remains'}"
+            )
         if row["log"]:
             result.append(f"Log: {row['builder'] or 'unknown host'}:{row['log']}")
         if self.state == FAILED and self.requested:
             when = self.progress.next_try if self.progress is not None else None
-            wait = f" in {format_duration(when - time.time())}" if when else " after a delay that grows with each failure"
+            wait = (
+                f" in {format_duration(when - time.time())}"
+                if when
+                else " after a delay that grows with each failure"
+            )
             result.append(f"The request remains; the builder retries{wait}")
         return result
 
@@ -157,15 +175,29 @@ class BuildFollower:
         if reason is None and progress is not None:
             reason = progress.reason
         images = self._images.data()
-        record = next((each for each in images.builds if (each.image_name, each.id) == (self.image, build)), None)
-        return Outcome(status, state, self.image, build, reason, progress, record, self.image in images.requests)
+        record = next(
+            (each for each in images.builds if (each.image_name, each.id) == (self.image, build)),
+            None,
+        )
+        return Outcome(
+            status,
+            state,
+            self.image,
+            build,
+            reason,
+            progress,
+            record,
+            self.image in images.requests,
+        )
 
     def _complete(self) -> bool:
         """Return whether all changes have been read.
 
         Deletions are seen immediately, changes only when they have been read.
         """
-        return all(tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress))
+        return all(
+            tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress)
+        )
 
     def _look(self) -> Outcome | None:
         before = self._complete()
@@ -175,10 +207,14 @@ class BuildFollower:
             self._find(images, progress, complete)
         if self.build is None:
             if complete and self.image not in images.requests:
-                return self._outcome(EXIT_FAILED, FAILED, "the request was deleted and no build was made for it")
+                return self._outcome(
+                    EXIT_FAILED, FAILED, "the request was deleted and no build was made for it"
+                )
             self._show_waiting(images, progress)
             return None
-        record = next((b for b in images.builds if b.image_name == self.image and b.id == self.build), None)
+        record = next(
+            (b for b in images.builds if b.image_name == self.image and b.id == self.build), None
+        )
         seen = progress.builds.get(self.build)
         if record is not None and record.state == BUILDING:
             self._show_building(seen, images, complete)
@@ -188,17 +224,36 @@ class BuildFollower:
         return self._ended(record, seen)
 
     def _find(self, images: ImageData, progress: ProgressData, complete: bool) -> None:
-        mine = {b.id or "": b for b in images.builds if b.image_name == self.image and b.stat is not None}
-        new = {i: b.stat.czxid for i, b in mine.items() if b.stat is not None and b.stat.czxid > self._after}
-        # A build that failed immediately may have lost its record by now; its progress record lasts longer.
+        mine = {
+            b.id or "": b
+            for b in images.builds
+            if b.image_name == self.image and b.stat is not None
+        }
+        new = {
+            i: b.stat.czxid
+            for i, b in mine.items()
+            if b.stat is not None and b.stat.czxid > self._after
+        }
+        # A build that failed immediately may have lost its record by now; its progress record lasts
+        # longer.
         for build_id, seen in progress.builds.items():
             created = self._progress.created.get(seen.path, 0)
-            if seen.image == self.image and not seen.running and build_id not in mine and created > self._after and complete:
+            if (
+                seen.image == self.image
+                and not seen.running
+                and build_id not in mine
+                and created > self._after
+                and complete
+            ):
                 new[build_id] = created
         if not new and complete and self.image not in images.requests:
-            # A builder of an earlier release: the end of a build that was already running has served the request.
-            new = {i: b.stat.czxid for i, b in mine.items()
-                   if b.stat is not None and b.stat.mzxid > self._after and b.state == READY}  # fmt: skip
+            # A builder of an earlier release: the end of a build that was already running has
+            # served the request.
+            new = {
+                i: b.stat.czxid
+                for i, b in mine.items()
+                if b.stat is not None and b.stat.mzxid > self._after and b.state == READY
+            }
         if new:
             self.build = min(new, key=lambda build_id: new[build_id])
 
@@ -215,17 +270,24 @@ class BuildFollower:
             return self._outcome(EXIT_OK, READY)
         if state == FAILED or (seen is not None and seen.state == FAILED):
             return self._outcome(EXIT_FAILED, FAILED)
-        return self._outcome(EXIT_FAILED, FAILED, "the record of the build has vanished without a result")
+        return self._outcome(
+            EXIT_FAILED, FAILED, "the record of the build has vanished without a result"
+        )
 
     # -- display
 
     def _line(self, key: Hashable, text: str) -> None:
         elapsed = format_duration(time.monotonic() - self._start)
-        self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {elapsed}  {text}")
+        self._display.show(
+            key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {elapsed}  {text}"
+        )
 
     def _show_waiting(self, images: ImageData, progress: ProgressData) -> None:
-        running = [b for b in images.builds if b.state == BUILDING
-                   and images.build_locks.get(b.image_name or "", (0.0, False))[1]]  # fmt: skip
+        running = [
+            b
+            for b in images.builds
+            if b.state == BUILDING and images.build_locks.get(b.image_name or "", (0.0, False))[1]
+        ]
         own = [b for b in running if b.image_name == self.image]
         if self.image in images.paused:
             text = "paused; it is built after image-unpause"
@@ -238,7 +300,10 @@ class BuildFollower:
             self._line(("own", own[0].id), text)
             return
         elif running:
-            text = f"waiting for a free builder; running: {', '.join(sorted({b.image_name or '' for b in running}))}"
+            text = (
+                "waiting for a free builder; running: "
+                f"{', '.join(sorted({b.image_name or '' for b in running}))}"
+            )
         else:
             text = "waiting for a builder"
         self._line(text, text)
@@ -246,9 +311,14 @@ class BuildFollower:
     def _show_building(self, seen: BuildProgress | None, images: ImageData, complete: bool) -> None:
         name = f"{self.image}-{self.build}"
         if not images.build_locks.get(self.image, (0.0, False))[1]:
-            # The lock is released right after the result is stored, which may not have been read yet.
+            # The lock is released right after the result is stored, which may not have been read
+            # yet.
             if complete:
-                self._line("lost", f"{self.build}: its builder has ended or lost ZooKeeper; waiting for the result")
+                self._line(
+                    "lost",
+                    f"{self.build}: its builder has ended or lost ZooKeeper; waiting for the "
+                    "result",
+                )
             return
         if seen is None:
             self._line(("building", self.build), f"{self.build} is being built")
@@ -264,5 +334,7 @@ class BuildFollower:
             bar = f"[{'#' * done}{'-' * (BAR - done)}] {fraction:4.0%}  "
             clock += f" of {expected}"
         self._display.show(
-            (self.build, phase), f"{elapsed}  {name}  {phase}{f' (expected: {expected})' if expected else ''}",
-            f"{self.image}  {bar}{phase}  {clock}  {seen.last_line}")  # fmt: skip
+            (self.build, phase),
+            f"{elapsed}  {name}  {phase}{f' (expected: {expected})' if expected else ''}",
+            f"{self.image}  {bar}{phase}  {clock}  {seen.last_line}",
+        )

@@ -16,16 +16,29 @@ from nodepool.zk.mirror.progress import BuildProgress
 
 CHUNK = 1 << 16
 #: Control characters become "?", except tab, line feed and carriage return.
-_CONTROL = bytes(ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 127 else code for code in range(256))
+_CONTROL = bytes(
+    ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 127 else code
+    for code in range(256)
+)
 
 
 def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "image-log", image_log, "print the log of a build")
     parser.add_argument(
-        "image", metavar="IMAGE", help="image name (selects its running or else newest build), or <image>-<build id>"
+        "image",
+        metavar="IMAGE",
+        help="image name (selects its running or else newest build), or <image>-<build id>",
     )
-    parser.add_argument("--follow", "-f", action="store_true", help="follow the log until the build finishes")
-    parser.add_argument("--lines", "-n", metavar="N", type=whole_number(0), help="start with the last N lines (default: all)")
+    parser.add_argument(
+        "--follow", "-f", action="store_true", help="follow the log until the build finishes"
+    )
+    parser.add_argument(
+        "--lines",
+        "-n",
+        metavar="N",
+        type=whole_number(0),
+        help="start with the last N lines (default: all)",
+    )
 
 
 def _note(text: str) -> None:
@@ -121,7 +134,12 @@ def for_terminal(block: bytes) -> bytes:
     return block.translate(_CONTROL).replace(b"\xc2\x9b", b"?")
 
 
-def _follow(context: Context, build: BuildProgress, files: list[str], show: Callable[[BuildProgress | None], None]) -> None:
+def _follow(
+    context: Context,
+    build: BuildProgress,
+    files: list[str],
+    show: Callable[[BuildProgress | None], None],
+) -> None:
     """Show new parts of the log until the build has ended.
 
     The record is read before the log: if it has ended, nothing is written any more.

@@ -14,7 +14,16 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, add_table, note, say
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_json,
+    add_table,
+    note,
+    say,
+)
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
@@ -40,38 +49,68 @@ def register(subparsers: Subparsers) -> None:
     _register_create(commands)
     parser = add_command(commands, "wait", wait, "follow requests until they are finished")
     parser.add_argument("ids", metavar="ID", nargs="+", help="request id")
-    parser.add_argument("--timeout", metavar="S", type=seconds, help="stop waiting after S seconds (status 3)")
+    parser.add_argument(
+        "--timeout", metavar="S", type=seconds, help="stop waiting after S seconds (status 3)"
+    )
     add_json(parser.add_argument, "print the outcome as JSON")
     parser = add_command(commands, "show", show, "show a request and its nodes")
     parser.add_argument("id", metavar="ID", help="request id")
     add_json(parser.add_argument, "print JSON, including connection data")
     parser = add_command(commands, "cancel", cancel, "cancel requests")
     parser.add_argument("ids", metavar="ID", nargs="*", help="request id")
-    parser.add_argument("--failed", action="store_true", help=f"cancel all failed requests of requestor {REQUESTOR}")
+    parser.add_argument(
+        "--failed", action="store_true", help=f"cancel all failed requests of requestor {REQUESTOR}"
+    )
     requests_use.register(commands)
 
 
 def _add_list(subparsers: Subparsers, name: str) -> None:
     filters = {"state": "state", "node_types": "label", "requestor": "requestor"}
-    add_table(subparsers, name, status.request_list, "list node requests", filters,
-              detail="include the reasons of pools that declined")  # fmt: skip
+    add_table(
+        subparsers,
+        name,
+        status.request_list,
+        "list node requests",
+        filters,
+        detail="include the reasons of pools that declined",
+    )
 
 
 def _register_create(commands: Subparsers) -> None:
-    parser = add_command(commands, "create", create, "request one node per LABEL; prints the request id")
-    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes")
-    parser.add_argument(
-        "--priority", choices=PRIORITIES, default="100", help="the lowest number is served first (default: %(default)s)"
+    parser = add_command(
+        commands, "create", create, "request one node per LABEL; prints the request id"
     )
-    parser.add_argument("--relative-priority", metavar="N", type=int, default=0, help="order within the priority")
-    parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
-    parser.add_argument("--provider", metavar="P", help="preferred provider, used if it offers the labels")
-    parser.add_argument("--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s")
-    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="create N identical requests")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
+        "labels", metavar="LABEL", nargs="+", help="label of a node; repeat it for several nodes"
+    )
+    parser.add_argument(
+        "--priority",
+        choices=PRIORITIES,
+        default="100",
+        help="the lowest number is served first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--relative-priority", metavar="N", type=int, default=0, help="order within the priority"
+    )
+    parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
+    parser.add_argument(
+        "--provider", metavar="P", help="preferred provider, used if it offers the labels"
+    )
+    parser.add_argument(
+        "--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=whole_number(1), default=1, help="create N identical requests"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        nargs="?",
+        const=float("inf"),
+        default=None,
         help="follow the requests until they finish, or for SECONDS",
-    )  # fmt: skip
+    )
     add_json(parser.add_argument, "print the outcome as JSON")
 
 
@@ -98,12 +137,17 @@ def create(context: Context) -> int:
     kazoo.ensure_path(paths.REQUESTS)
     # Persistent, as Zuul's: it remains when this command ends.
     prefix = f"{paths.REQUESTS}/{args.priority}-"
-    answers = [kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True) for _ in range(args.count)]
+    answers = [
+        kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True)
+        for _ in range(args.count)
+    ]
     ids = [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
     if not args.json:
         for request_id in ids:
             print(request_id, flush=True)
-    why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(context.zk, args.labels, args.provider)
+    why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(
+        context.zk, args.labels, args.provider
+    )
     if why is not None:
         note(why)
     if args.wait is None:
@@ -126,7 +170,8 @@ def _withdraw(context: Context, ids: list[str]) -> None:
             continue
         if request.state == FULFILLED:
             note(
-                f"request {request_id} is fulfilled and keeps its nodes; see `nodepool request accept {request_id}` or "
+                f"request {request_id} is fulfilled and keeps its nodes; see `nodepool request "
+                f"accept {request_id}` or "
                 f"`nodepool request cancel {request_id}`"
             )
             continue
@@ -145,7 +190,14 @@ def wait(context: Context) -> int:
 
 def _follow(context: Context, ids: list[str], timeout: float | None, start: float) -> int:
     outcome: dict[str, dict[str, Any]] = {
-        request_id: {"id": request_id, "state": None, "nodes": [], "declined_by": [], "reasons": [], "ms": None}
+        request_id: {
+            "id": request_id,
+            "state": None,
+            "nodes": [],
+            "declined_by": [],
+            "reasons": [],
+            "ms": None,
+        }
         for request_id in ids
     }
 
@@ -153,10 +205,17 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
         milliseconds = round((time.monotonic() - start) * 1000)
         nodes = record.get("nodes") or []
         declined = record.get("declined_by") or []
-        said, texts = reasons.declined(context.kazoo, request_id, declined) if state == FAILED else ([], [])
+        said, texts = (
+            reasons.declined(context.kazoo, request_id, declined) if state == FAILED else ([], [])
+        )
         outcome[request_id] = {
-            "id": request_id, "state": state, "nodes": nodes, "declined_by": declined, "reasons": said, "ms": milliseconds
-        }  # fmt: skip
+            "id": request_id,
+            "state": state,
+            "nodes": nodes,
+            "declined_by": declined,
+            "reasons": said,
+            "ms": milliseconds,
+        }
         if not context.args.json:
             detail = f" nodes {','.join(nodes)}" if nodes else ""
             if texts:
@@ -196,7 +255,11 @@ def show(context: Context) -> None:
         print(json.dumps(record))
         return
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
-    cause = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING, FAILED) else None
+    cause = (
+        reasons.waits_for(context.zk, request)
+        if request.state in (REQUESTED, PENDING, FAILED)
+        else None
+    )
     now = time.time()
     say(f"Request {request.id}")
     for title, value in (
@@ -220,7 +283,11 @@ def cancel(context: Context) -> int:
     result = 0
     ids = list(context.args.ids)
     if context.args.failed:
-        ids += [r.id for r in context.zk.readRequests() if r.state == FAILED and r.requestor == REQUESTOR]
+        ids += [
+            r.id
+            for r in context.zk.readRequests()
+            if r.state == FAILED and r.requestor == REQUESTOR
+        ]
     elif not ids:
         raise CommandError("no request id given; see `nodepool request cancel --help`")
     for request_id in ids:

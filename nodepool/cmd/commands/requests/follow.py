@@ -17,7 +17,8 @@ from nodepool.zk.records import FAILED, FULFILLED
 
 GONE = "gone"
 FINISHED = frozenset({FULFILLED, FAILED, GONE})
-#: Seconds after which a request is read again even if no watch fired (the session may have been lost).
+#: Seconds after which a request is read again even if no watch fired (the session may have been
+#: lost).
 READ_AGAIN = 10.0
 #: Seconds without news after which users are first informed what is waited for.
 QUIET = 1.0
@@ -35,14 +36,18 @@ class Follower:
         self._kazoo = kazoo
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet) -> dict[str, str | None]:
+    def follow(
+        self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet
+    ) -> dict[str, str | None]:
         """Report each state until all requests are finished or ``timeout`` seconds have passed."""
         start = time.monotonic()
         states: dict[str, str | None] = dict.fromkeys(request_ids)
         for request_id in states:
             self._changed.put(request_id)
         told = 0
-        while open_ids := [request_id for request_id, state in states.items() if state not in FINISHED]:
+        while open_ids := [
+            request_id for request_id, state in states.items() if state not in FINISHED
+        ]:
             wait = READ_AGAIN if told else QUIET
             if timeout is not None:
                 wait = min(wait, max(0.0, timeout - (time.monotonic() - start)))
@@ -63,7 +68,9 @@ class Follower:
             return
         record: dict[str, Any] = {}
         try:
-            data, _ = self._kazoo.get(paths.request(request_id), watch=lambda event: self._changed.put(request_id))
+            data, _ = self._kazoo.get(
+                paths.request(request_id), watch=lambda event: self._changed.put(request_id)
+            )
             record = json.loads(data)
             state = str(record["state"])
         except NoNodeError:

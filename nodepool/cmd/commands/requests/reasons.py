@@ -41,12 +41,16 @@ def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
     return f"{cause.text}. Suggestion: {cause.remedy}" if cause.remedy else cause.text
 
 
-def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
+def declined(
+    kazoo: KazooClient, request_id: str, declined_by: list[str]
+) -> tuple[list[str], list[str]]:
     """Return published decline reasons, and a text for each declining pool."""
     found = declines.read(kazoo, ((request_id, launcher_id) for launcher_id in declined_by))
     said = {launcher_id: decline.text for (_id, launcher_id), decline in found.items()}
-    return ([said[one] for one in declined_by if one in said],
-            _folded([said.get(one) or declines.pool_of(one) for one in declined_by]))  # fmt: skip
+    return (
+        [said[one] for one in declined_by if one in said],
+        _folded([said.get(one) or declines.pool_of(one) for one in declined_by]),
+    )
 
 
 def _folded(texts: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """``request accept`` and ``request return``: using the nodes of a fulfilled request.
 
-``accept`` does what Zuul's executor does: it checks and locks the nodes, deletes the request, and marks them in use.
-The locks live as long as the command (``-- COMMAND``, or ``--hold``). With ``--detach`` the nodes become a lease.
+``accept`` does what Zuul's executor does: it checks and locks the nodes, deletes the request, and
+marks them in use. The locks live as long as the command (``-- COMMAND``, or ``--hold``). With
+``--detach`` the nodes become a lease.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_json, note, say, user
+from nodepool.cmd.commands.context import (
+    CommandError,
+    Context,
+    Subparsers,
+    add_command,
+    add_json,
+    note,
+    say,
+    user,
+)
 from nodepool.cmd.commands.foreground import Foreground
 from nodepool.cmd.commands.nodes import find_node, limited
 from nodepool.lease import Leases, Terms
@@ -33,29 +43,67 @@ ENVIRONMENT = "NODEPOOL_NODES_JSON"
 FILE = "NODEPOOL_NODES_JSON_FILE"
 
 INVENTORY_KEYS = (
-    "hostname", "interface_ip", "public_ipv4", "private_ipv4", "public_ipv6", "connection_type", "connection_port",
-    "username", "host_keys", "python_path", "shell_type", "cloud", "region", "az", "provider", "pool", "external_id",
-    "host_id", "attributes", "resources", "slot", "node_properties", "state", "allocated_to",
-)  # fmt: skip
+    "hostname",
+    "interface_ip",
+    "public_ipv4",
+    "private_ipv4",
+    "public_ipv6",
+    "connection_type",
+    "connection_port",
+    "username",
+    "host_keys",
+    "python_path",
+    "shell_type",
+    "cloud",
+    "region",
+    "az",
+    "provider",
+    "pool",
+    "external_id",
+    "host_id",
+    "attributes",
+    "resources",
+    "slot",
+    "node_properties",
+    "state",
+    "allocated_to",
+)
 
 log = logging.getLogger("nodepool.cmd.requests")
 
 
 def register(commands: Subparsers) -> None:
-    parser = add_command(commands, "accept", accept, "lock and use the nodes of a fulfilled request")
+    parser = add_command(
+        commands, "accept", accept, "lock and use the nodes of a fulfilled request"
+    )
     parser.add_argument("id", metavar="ID", help="request id")
-    parser.add_argument("--hold", metavar="SECONDS", type=seconds, help="return the nodes after SECONDS")
-    parser.add_argument("--detach", action="store_true", help="lease the nodes: keep them until they are returned, or for a time")
     parser.add_argument(
-        "--for", dest="time", metavar="TIME", type=duration, help="end of the lease, such as 90m, 4h or 2d from now (default: 1d)"
+        "--hold", metavar="SECONDS", type=seconds, help="return the nodes after SECONDS"
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="lease the nodes: keep them until they are returned, or for a time",
+    )
+    parser.add_argument(
+        "--for",
+        dest="time",
+        metavar="TIME",
+        type=duration,
+        help="end of the lease, such as 90m, 4h or 2d from now (default: 1d)",
     )
     add_json(parser.add_argument, "print the nodes as JSON, with connection data")
     parser.add_argument(
-        "command", metavar="COMMAND", nargs="*",
-        help=f"after --: run this command with the nodes in {ENVIRONMENT} and in the file {FILE}, then return them",
-    )  # fmt: skip
+        "command",
+        metavar="COMMAND",
+        nargs="*",
+        help=f"after --: run this command with the nodes in {ENVIRONMENT} and in the file {FILE}, "
+        "then return them",
+    )
     parser = add_command(commands, "return", return_nodes, "return the nodes of a lease")
-    parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
+    parser.add_argument(
+        "ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes"
+    )
 
 
 def find_request(zk: ZooKeeper, request_id: str) -> Any:
@@ -71,7 +119,11 @@ def find_request(zk: ZooKeeper, request_id: str) -> Any:
 
 def inventory(node: Node) -> dict[str, Any]:
     """Return what is needed to log in to a node."""
-    return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
+    return {
+        "id": node.id,
+        "labels": list(node.type),
+        **{key: getattr(node, key) for key in INVENTORY_KEYS},
+    }
 
 
 def environment(nodes: Sequence[Node]) -> dict[str, str]:
@@ -84,7 +136,10 @@ def describe(node: Node) -> str:
     port = node.connection_port if isinstance(node.connection_port, int) else REDACTED
     address = node.interface_ip or node.hostname or "-"
     user = f"{node.username}@" if node.username else ""
-    return f"{node.id}  {','.join(node.type)}  {node.state}  {user}{address} port {port}  ({node.provider})"
+    return (
+        f"{node.id}  {','.join(node.type)}  {node.state}  {user}{address} port {port}  "
+        f"({node.provider})"
+    )
 
 
 def accept(context: Context) -> int:
@@ -124,7 +179,9 @@ def _lease(context: Context) -> None:
         raise CommandError(refused)
     lasts = DETACHED if args.time is None else args.time
     most = context.config.max_hold_age
-    lease = Leases(context.zk, most=most).hand_over(args.id, lasts, Terms(user(), f"unix:{os.getuid()}"))
+    lease = Leases(context.zk, most=most).hand_over(
+        args.id, lasts, Terms(user(), f"unix:{os.getuid()}")
+    )
     if lease.terms.limit:
         note(limited(lease))
     if not args.json:
@@ -148,7 +205,10 @@ def _take(context: Context, request_id: str) -> list[Any]:
     zk = context.zk
     request = find_request(zk, request_id)
     if request.state != FULFILLED:
-        raise CommandError(f"Request {request_id} is {request.state}, not fulfilled; see `request wait {request_id}`")
+        raise CommandError(
+            f"Request {request_id} is {request.state}, not fulfilled; see `request wait "
+            f"{request_id}`"
+        )
     taken: list[Node] = []
     try:
         for node_id in request.nodes:
@@ -158,7 +218,10 @@ def _take(context: Context, request_id: str) -> list[Any]:
             zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
             taken.append(node)
             if node.allocated_to != request_id or node.state != READY:
-                raise CommandError(f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}")
+                raise CommandError(
+                    f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to "
+                    f"{request_id}"
+                )
     except BaseException:
         for node in taken:
             zk.unlockNode(node)
@@ -203,7 +266,9 @@ def _return_node(context: Context, node_id: str) -> None:
     zk.lockNode(node, blocking=True, timeout=RETURN_LOCK_TIMEOUT)
     try:
         if node.state not in (IN_USE, HOLD):
-            raise CommandError(f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return")
+            raise CommandError(
+                f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return"
+            )
         node.state = USED
         zk.storeNode(node)
     finally:

@@ -30,7 +30,8 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, An
     from botocore.config import Config
 
     global _loader
-    # Our own wrapper retries calls, within deadlines and rate limits; it could not see retries below.
+    # Our own wrapper retries calls, within deadlines and rate limits; it could not see retries
+    # below.
     plain = Config(
         connect_timeout=CONNECT_TIMEOUT,
         read_timeout=read_timeout,
@@ -38,7 +39,8 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, An
         retries={"total_max_attempts": 1, "mode": "standard"},
         user_agent_extra="nodepool",
     )
-    # The library's own threads send the parts of a large upload: only the library can retry one of them.
+    # The library's own threads send the parts of a large upload: only the library can retry one of
+    # them.
     uploads = plain.merge(Config(retries={"total_max_attempts": 5, "mode": "standard"}))
     with _lock:
         try:
@@ -58,5 +60,6 @@ def make(provider: AwsProviderConfig, read_timeout: float) -> tuple[Any, Any, An
             )
         except botocore.exceptions.ProfileNotFound as error:
             raise ConfigurationError(
-                f"provider {provider.name}: profile-name {provider.profile_name} is in no AWS configuration file"
+                f"provider {provider.name}: profile-name {provider.profile_name} is in no AWS "
+                "configuration file"
             ) from error

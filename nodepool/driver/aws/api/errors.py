@@ -7,50 +7,141 @@ from typing import Any
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.errors import CallTimeout
 
-QUOTA = frozenset((
-    "VolumeLimitExceeded", "HostLimitExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded",
-    "MaxSpotInstanceCountExceeded", "MaxSpotFleetRequestCountExceeded",
-))  # fmt: skip
-CAPACITY = frozenset((
-    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "SpotMaxPriceTooLow", "UnfulfillableCapacity",
-    "InsufficientFreeAddressesInSubnet", "InsufficientCapacity", "InsufficientCapacityOnHost",
-    "InsufficientReservedInstanceCapacity", "ReservationCapacityExceeded", "InsufficientVolumeCapacity",
-))  # fmt: skip
-THROTTLED = frozenset((
-    "RequestLimitExceeded", "SlowDown", "EC2ThrottledException", "PriorRequestNotComplete", "BandwidthLimitExceeded",
-    "RequestThrottled", "RequestThrottledException", "TooManyRequestsException", "LimitExceededException",
-))  # fmt: skip
-TRANSIENT = frozenset((
-    "InternalError", "InternalFailure", "InternalServerError", "InternalServerException", "ServiceUnavailable",
-    "ServiceUnavailableException", "Unavailable", "RequestTimeout", "RequestTimeoutException", "ServerInternal",
-))  # fmt: skip
-CONFIGURATION = frozenset((
-    "AuthFailure", "UnauthorizedOperation", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken",
-    "ExpiredTokenException", "RequestExpired", "OptInRequired", "Blocked", "AccessDenied", "AccessDeniedException",
-    "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken", "InvalidInstanceType",
-    "NoSuchBucket", "PendingVerification", "InvalidParameterValue", "InvalidParameterCombination",
-))  # fmt: skip
-CREDENTIALS = frozenset((
-    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "SignatureDoesNotMatch",
-    "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken",
-))  # fmt: skip
+QUOTA = frozenset(
+    (
+        "VolumeLimitExceeded",
+        "HostLimitExceeded",
+        "VcpuLimitExceeded",
+        "InstanceLimitExceeded",
+        "MaxSpotInstanceCountExceeded",
+        "MaxSpotFleetRequestCountExceeded",
+    )
+)
+CAPACITY = frozenset(
+    (
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "SpotMaxPriceTooLow",
+        "UnfulfillableCapacity",
+        "InsufficientFreeAddressesInSubnet",
+        "InsufficientCapacity",
+        "InsufficientCapacityOnHost",
+        "InsufficientReservedInstanceCapacity",
+        "ReservationCapacityExceeded",
+        "InsufficientVolumeCapacity",
+    )
+)
+THROTTLED = frozenset(
+    (
+        "RequestLimitExceeded",
+        "SlowDown",
+        "EC2ThrottledException",
+        "PriorRequestNotComplete",
+        "BandwidthLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "TooManyRequestsException",
+        "LimitExceededException",
+    )
+)
+TRANSIENT = frozenset(
+    (
+        "InternalError",
+        "InternalFailure",
+        "InternalServerError",
+        "InternalServerException",
+        "ServiceUnavailable",
+        "ServiceUnavailableException",
+        "Unavailable",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServerInternal",
+    )
+)
+CONFIGURATION = frozenset(
+    (
+        "AuthFailure",
+        "UnauthorizedOperation",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "RequestExpired",
+        "OptInRequired",
+        "Blocked",
+        "AccessDenied",
+        "AccessDeniedException",
+        "UnrecognizedClientException",
+        "InvalidAccessKeyId",
+        "MissingAuthenticationToken",
+        "InvalidInstanceType",
+        "NoSuchBucket",
+        "PendingVerification",
+        "InvalidParameterValue",
+        "InvalidParameterCombination",
+    )
+)
+CREDENTIALS = frozenset(
+    (
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "RequestExpired",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+        "InvalidAccessKeyId",
+        "MissingAuthenticationToken",
+    )
+)
 """Those of them that renewed credentials solve."""
-NOT_FOUND = frozenset(("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable"))
-UNREACHABLE = frozenset((
-    "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",
-    "ConnectionClosedError", "ProxyConnectionError", "ResponseStreamingError", "IncompleteReadError",
-    # Not a proper answer: HTML of a gateway, or truncated.
-    "ResponseParserError", "NotAnAnswer",
-))  # fmt: skip
-BADLY_SET_UP = frozenset((
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "ConfigNotFound",
-    "NoRegionError", "InvalidRegionError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
-    "SSLError", "ParamValidationError", "EndpointResolutionError", "UnknownServiceError",
-))  # fmt: skip
-NO_CREDENTIALS = frozenset((
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError",
-    "UnauthorizedSSOTokenError", "SSOTokenLoadError",
-))  # fmt: skip
+NOT_FOUND = frozenset(
+    ("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable")
+)
+UNREACHABLE = frozenset(
+    (
+        "HTTPClientError",
+        "ConnectionError",
+        "EndpointConnectionError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "ConnectionClosedError",
+        "ProxyConnectionError",
+        "ResponseStreamingError",
+        "IncompleteReadError",
+        # Not a proper answer: HTML of a gateway, or truncated.
+        "ResponseParserError",
+        "NotAnAnswer",
+    )
+)
+BADLY_SET_UP = frozenset(
+    (
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "ProfileNotFound",
+        "ConfigNotFound",
+        "NoRegionError",
+        "InvalidRegionError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+        "SSOTokenLoadError",
+        "SSLError",
+        "ParamValidationError",
+        "EndpointResolutionError",
+        "UnknownServiceError",
+    )
+)
+NO_CREDENTIALS = frozenset(
+    (
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "CredentialRetrievalError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+        "SSOTokenLoadError",
+    )
+)
 
 
 class AwsError(Exception):
@@ -69,7 +160,10 @@ def check_answer(operation: str, answer: object) -> None:
     """Check that the answer is from EC2, which names the request. Raises NotAnAnswer."""
     metadata = answer.get("ResponseMetadata") if isinstance(answer, dict) else None
     if metadata is not None and not metadata.get("RequestId"):
-        raise NotAnAnswer(f"the answer to {operation} is not from EC2 (status {metadata.get('HTTPStatusCode')}, no request id)")
+        raise NotAnAnswer(
+            f"the answer to {operation} is not from EC2 (status {metadata.get('HTTPStatusCode')}, "
+            "no request id)"
+        )
 
 
 def code_of(error: BaseException) -> str:
@@ -83,9 +177,13 @@ def code_of(error: BaseException) -> str:
 def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
     """Return the kind of an error code, None when only the HTTP status is meaningful."""
     for codes, kind in (
-        (QUOTA, ErrorKind.QUOTA), (CAPACITY, ErrorKind.CAPACITY), (THROTTLED, ErrorKind.THROTTLED),
-        (TRANSIENT, ErrorKind.TRANSIENT), (CONFIGURATION, ErrorKind.CONFIGURATION), (NOT_FOUND, ErrorKind.NOT_FOUND),
-    ):  # fmt: skip
+        (QUOTA, ErrorKind.QUOTA),
+        (CAPACITY, ErrorKind.CAPACITY),
+        (THROTTLED, ErrorKind.THROTTLED),
+        (TRANSIENT, ErrorKind.TRANSIENT),
+        (CONFIGURATION, ErrorKind.CONFIGURATION),
+        (NOT_FOUND, ErrorKind.NOT_FOUND),
+    ):
         if code in codes:
             return kind
     if code.startswith("Throttl") or status == 429:
@@ -122,4 +220,6 @@ def passes(error: BaseException) -> bool:
 
 def needs_credentials(error: BaseException) -> bool:
     """Return whether other credentials may solve it."""
-    return code_of(error) in CREDENTIALS or any(cls.__name__ in NO_CREDENTIALS for cls in type(error).__mro__)
+    return code_of(error) in CREDENTIALS or any(
+        cls.__name__ in NO_CREDENTIALS for cls in type(error).__mro__
+    )

@@ -23,7 +23,9 @@ READ_DEADLINE = 120.0
 NEXT_TOKEN = {"NextToken": "NextToken"}
 
 
-def all_pages(ask: Callable[..., Any], key: str, following: Mapping[str, str] = NEXT_TOKEN) -> list[dict[str, Any]]:
+def all_pages(
+    ask: Callable[..., Any], key: str, following: Mapping[str, str] = NEXT_TOKEN
+) -> list[dict[str, Any]]:
     """Return what all pages of an answer have under *key*.
 
     :param following: argument of the next call -> field of the answer with its value.
@@ -52,8 +54,8 @@ class AwsLookups:
     def instances(self) -> list[dict[str, Any]]:
         """Return the instances from a fresh list; waits for a new list if the last is too old.
 
-        For the quota, which is calculated so rarely that a cached list is useless: our own nodes that were deleted
-        since then would count as not ours.
+        For the quota, which is calculated so rarely that a cached list is useless: our own nodes
+        that were deleted since then would count as not ours.
         """
         return self._memo.get("instances", None, self.list_instances, CACHE_TTL)
 
@@ -81,12 +83,17 @@ class AwsLookups:
         return self.paged("describe_snapshots", "Snapshots", OwnerIds=["self"], MaxResults=PAGE)
 
     def list_objects(self) -> list[dict[str, Any]]:
-        """Return the objects of the bucket (``Key``, ``ETag``, ...); none without object storage."""
+        """Return the objects of the bucket (``Key``, ``ETag``, ...); none without object
+        storage.
+        """
         storage = self.adapter.provider.object_storage
         if not storage:
             return []
         ask = functools.partial(
-            self.calls.call, "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"]
+            self.calls.call,
+            "list_objects_v2",
+            self.adapter.s3_client.list_objects_v2,
+            Bucket=storage["bucket-name"],
         )
         return all_pages(ask, "Contents", {"ContinuationToken": "NextContinuationToken"})
 
@@ -145,11 +152,17 @@ class AwsLookups:
 
     def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return these instances now; a filter, unlike ids, does not fail for missing ones."""
-        answer = self.paged("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
+        answer = self.paged(
+            "describe_instances",
+            "Reservations",
+            Filters=[{"Name": "instance-id", "Values": list(ids)}],
+        )
         return {instance["InstanceId"]: instance for instance in _instances(answer)}
 
     def some_hosts(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return these hosts now. They cannot be filtered by id: missing ones are queried singly."""
+        """Return these hosts now. They cannot be filtered by id: missing ones are queried
+        singly.
+        """
         try:
             answer = self.adapter.ec2("describe_hosts", missing_ok=True, HostIds=list(ids))
         except Exception as error:
@@ -167,7 +180,11 @@ class AwsLookups:
         """Return instances on the host for the same node of ours, including unrecorded ones."""
         host = self.some_hosts([host_id]).get(host_id) or {}
         owner = _made_for(host)
-        ids = [instance["InstanceId"] for instance in host.get("Instances") or [] if instance.get("InstanceId")]
+        ids = [
+            instance["InstanceId"]
+            for instance in host.get("Instances") or []
+            if instance.get("InstanceId")
+        ]
         if not ids or owner[0] != self.adapter.provider.name or owner[1] is None:
             return []
         return [
@@ -180,7 +197,9 @@ class AwsLookups:
 
     def instance_type(self, name: str) -> dict[str, Any]:
         def fetch() -> Any:
-            return self.adapter.ec2("describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
+            return self.adapter.ec2("describe_instance_types", InstanceTypes=[name])[
+                "InstanceTypes"
+            ][0]
 
         return self._memo.get("type", name, fetch)
 
@@ -210,7 +229,9 @@ class AwsLookups:
         def fetch() -> str:
             images = self.paged("describe_images", "Images", Filters=filters)
             if not images:
-                raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
+                raise exceptions.LaunchNodepoolException(
+                    f"no image matches the image-filters {key}"
+                )
             return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])
 
         return str(self._memo.get("filter", key, fetch, FILTER_TTL))
@@ -223,4 +244,6 @@ def _made_for(thing: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _instances(reservations: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [instance for reservation in reservations for instance in reservation.get("Instances") or []]
+    return [
+        instance for reservation in reservations for instance in reservation.get("Instances") or []
+    ]

@@ -44,7 +44,10 @@ class EBSSnapshotUploader(ImageUploader):
         self._sent: set[int] = set()
 
     def shouldRetryException(self, exception: BaseException) -> bool:
-        return classify(exception) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT) or code_of(exception) == "ValidationException"
+        return (
+            classify(exception) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
+            or code_of(exception) == "ValidationException"
+        )
 
     def _ebs(self, method: str, **kw: object) -> Any:
         left = self.getTimeout()
@@ -84,7 +87,9 @@ class EBSSnapshotUploader(ImageUploader):
             ChecksumAlgorithm="SHA256",
         )
         if answer.get("Checksum", digest) != digest:
-            raise exceptions.ImageCreateException(f"block {segment.index} of {self.image_name} arrived damaged")
+            raise exceptions.ImageCreateException(
+                f"block {segment.index} of {self.image_name} arrived damaged"
+            )
         self._sent.add(segment.index)
 
     def finishUpload(self) -> tuple[str, int]:
@@ -95,13 +100,22 @@ class EBSSnapshotUploader(ImageUploader):
     def _complete(self) -> None:
         until = self.timeout if self.timeout is not None else time.monotonic() + COMPLETE_LIMIT
         while True:
-            answer = self.retry(self._ebs, "complete_snapshot", SnapshotId=self.snapshot_id, ChangedBlocksCount=len(self._sent))
+            answer = self.retry(
+                self._ebs,
+                "complete_snapshot",
+                SnapshotId=self.snapshot_id,
+                ChangedBlocksCount=len(self._sent),
+            )
             if answer["Status"] == "completed":
                 return
             if answer["Status"] == "error":
-                raise exceptions.ImageCreateException(f"snapshot {self.snapshot_id} of {self.image_name} failed")
+                raise exceptions.ImageCreateException(
+                    f"snapshot {self.snapshot_id} of {self.image_name} failed"
+                )
             if time.monotonic() >= until:
-                raise exceptions.ImageCreateException(f"snapshot {self.snapshot_id} of {self.image_name} is not completed")
+                raise exceptions.ImageCreateException(
+                    f"snapshot {self.snapshot_id} of {self.image_name} is not completed"
+                )
             self.adapter.pause_upload()
 
     def abortUpload(self) -> None:
@@ -110,6 +124,8 @@ class EBSSnapshotUploader(ImageUploader):
         self.timeout = None
         self._aborted.clear()
         try:
-            self._ebs("complete_snapshot", SnapshotId=self.snapshot_id, ChangedBlocksCount=len(self._sent))
+            self._ebs(
+                "complete_snapshot", SnapshotId=self.snapshot_id, ChangedBlocksCount=len(self._sent)
+            )
         finally:
             self.adapter.ec2("delete_snapshot", lane="delete", SnapshotId=self.snapshot_id)

@@ -46,12 +46,18 @@ class AwsImages:
         self.log.debug("Uploading image %s by %s", image_name, image.import_method)
         if image.import_method == "ebs-direct":
             snapshot_id, size = self._send_blocks(image, image_name, filename, tags)
-            return self._register(image, image_name, tags, snapshot_id, max(size, image.volume_size or 0))
+            return self._register(
+                image, image_name, tags, snapshot_id, max(size, image.volume_size or 0)
+            )
         kind = image_format or self.provider.image_type
         if image.import_method == "image":
             task = self._import("image", image, image_name, filename, kind, tags)
             ami_id = str(task["ImageId"])
-            snapshots = [detail["SnapshotId"] for detail in task.get("SnapshotDetails") or [] if detail.get("SnapshotId")]
+            snapshots = [
+                detail["SnapshotId"]
+                for detail in task.get("SnapshotDetails") or []
+                if detail.get("SnapshotId")
+            ]
             if not snapshots:
                 snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
             self.adapter.tag([ami_id, *snapshots], tags)
@@ -61,19 +67,29 @@ class AwsImages:
         self.adapter.tag([snapshot_id], tags)
         return self._register(image, image_name, tags, snapshot_id, image.volume_size)
 
-    def _send_blocks(self, image: AwsProviderDiskImage, image_name: str, filename: str, tags: dict[str, str]) -> tuple[str, int]:
+    def _send_blocks(
+        self, image: AwsProviderDiskImage, image_name: str, filename: str, tags: dict[str, str]
+    ) -> tuple[str, int]:
         encryption: dict[str, Any] = {}
         if image.encrypted:
             encryption["Encrypted"] = True
             if image.kms_key_id:
                 encryption["KmsKeyArn"] = image.kms_key_id
-        uploader = EBSSnapshotUploader(self.adapter, self.log, filename, image_name, tags, encryption)
+        uploader = EBSSnapshotUploader(
+            self.adapter, self.log, filename, image_name, tags, encryption
+        )
         result: tuple[str, int] = uploader.upload(self.provider.image_import_timeout)
         return result
 
     def _import(
-        self, what: str, image: AwsProviderDiskImage, name: str, filename: str, kind: str | None, tags: dict[str, str]
-    ) -> Any:  # fmt: skip
+        self,
+        what: str,
+        image: AwsProviderDiskImage,
+        name: str,
+        filename: str,
+        kind: str | None,
+        tags: dict[str, str],
+    ) -> Any:
         """Upload the file to the bucket, import and remove it; return the finished task.
 
         :param what: result of the import, ``image`` or ``snapshot``.
@@ -85,7 +101,11 @@ class AwsImages:
             )
         bucket, key = storage["bucket-name"], f"{name}.{kind}"
         disk = {"Format": kind, "UserBucket": {"S3Bucket": bucket, "S3Key": key}}
-        args: dict[str, Any] = {"TagSpecifications": [{"ResourceType": f"import-{what}-task", "Tags": tag_dict_to_list(tags)}]}
+        args: dict[str, Any] = {
+            "TagSpecifications": [
+                {"ResourceType": f"import-{what}-task", "Tags": tag_dict_to_list(tags)}
+            ]
+        }
         if what == "image":
             args.update(DiskContainers=[disk], Architecture=image.architecture)
         else:
@@ -110,7 +130,9 @@ class AwsImages:
         until = time.monotonic() + (limit or 0)
         while True:
             try:
-                task = self.adapter.ec2(method, lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+                task = self.adapter.ec2(
+                    method, lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args
+                )
                 return str(task["ImportTaskId"])
             except Exception as error:
                 if code_of(error) != TOO_MANY or time.monotonic() >= until:
@@ -125,11 +147,14 @@ class AwsImages:
             try:
                 task = self.task(what, task_id)
             except Exception as error:
-                # The import continues whether we can see it or not, and reads the object that a failed upload removes.
+                # The import continues whether we can see it or not, and reads the object that a
+                # failed upload removes.
                 if not passes(error):
                     raise
                 failure = error
-                self.log.warning("Reading import task %s of image %s failed, retrying: %s", task_id, name, error)
+                self.log.warning(
+                    "Reading import task %s of image %s failed, retrying: %s", task_id, name, error
+                )
             detail = (task or {}).get("SnapshotTaskDetail") or task or {}
             status = detail.get("Status")
             if status == "completed":
@@ -137,14 +162,28 @@ class AwsImages:
                 return task
             if status in ("deleted", "deleting"):
                 raise exceptions.ImageCreateException(
-                    f"Error uploading image {name}: import task {task_id} is {status}: {detail.get('StatusMessage')}"
+                    f"Error uploading image {name}: import task {task_id} is {status}: "
+                    f"{detail.get('StatusMessage')}"
                 )
             if time.monotonic() >= until:
-                raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}") from failure
+                raise exceptions.ImageCreateException(
+                    f"Timeout importing image {name} by task {task_id}"
+                ) from failure
             self.adapter.pause_upload()
 
-    def _register(self, image: AwsProviderDiskImage, name: str, tags: dict[str, str], snapshot_id: str, size: int | None) -> str:
-        ebs: dict[str, Any] = {"DeleteOnTermination": True, "SnapshotId": snapshot_id, "VolumeType": image.volume_type}
+    def _register(
+        self,
+        image: AwsProviderDiskImage,
+        name: str,
+        tags: dict[str, str],
+        snapshot_id: str,
+        size: int | None,
+    ) -> str:
+        ebs: dict[str, Any] = {
+            "DeleteOnTermination": True,
+            "SnapshotId": snapshot_id,
+            "VolumeType": image.volume_type,
+        }
         optional = {"VolumeSize": size, "Iops": image.iops, "Throughput": image.throughput}
         ebs.update({key: value for key, value in optional.items() if value})
         args: dict[str, Any] = {
@@ -170,7 +209,9 @@ class AwsImages:
         :param what: ``image`` or ``snapshot``.
         """
         try:
-            answer = self.adapter.ec2(f"describe_import_{what}_tasks", missing_ok=True, ImportTaskIds=[task_id])
+            answer = self.adapter.ec2(
+                f"describe_import_{what}_tasks", missing_ok=True, ImportTaskIds=[task_id]
+            )
         except Exception as error:
             if classify(error) is ErrorKind.NOT_FOUND:
                 return None
@@ -183,7 +224,8 @@ class AwsImages:
     def remove_parts(self, name: str, since: float) -> None:
         """Abort a killed builder's uploads to the bucket with exactly this name.
 
-        :param name: external name that the builder has stored before the upload, and that no other builder uses.
+        :param name: external name that the builder has stored before the upload, and that no other
+            builder uses.
         :param since: UNIX time; only uploads that started later are aborted.
         """
         storage = self.provider.object_storage
@@ -191,10 +233,18 @@ class AwsImages:
             return
         bucket, client, calls = storage["bucket-name"], self.adapter.s3_client, self.adapter.calls
         ask = functools.partial(
-            calls.call, "list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket, Prefix=f"{name}."
+            calls.call,
+            "list_multipart_uploads",
+            client.list_multipart_uploads,
+            Bucket=bucket,
+            Prefix=f"{name}.",
         )
         try:
-            uploads = all_pages(ask, "Uploads", {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"})
+            uploads = all_pages(
+                ask,
+                "Uploads",
+                {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
+            )
         except Exception as error:
             if classify(error) is not ErrorKind.CONFIGURATION:
                 raise
@@ -209,7 +259,11 @@ class AwsImages:
         for upload in uploads:
             kind = upload["Key"].removeprefix(f"{name}.")
             if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
-                self.log.warning("Removing parts of the interrupted upload of %s from bucket %s", upload["Key"], bucket)
+                self.log.warning(
+                    "Removing parts of the interrupted upload of %s from bucket %s",
+                    upload["Key"],
+                    bucket,
+                )
                 self._abort(bucket, upload)
 
     def _abort(self, bucket: str, upload: dict[str, Any]) -> None:
@@ -229,7 +283,9 @@ class AwsImages:
     def delete(self, ami_id: str) -> None:
         """Deregister the AMI and delete its snapshots, if they exist."""
         try:
-            snapshots = _snapshots_of(self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id]))
+            snapshots = _snapshots_of(
+                self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id])
+            )
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise

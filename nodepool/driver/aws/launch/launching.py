@@ -46,14 +46,16 @@ class Launching:
     def _create(self, method: str, **args: object) -> Any:
         """Call a method that creates something, without creating it twice when repeated.
 
-        The token is kept when the call ends without a clear answer: the next attempt for the same node uses the same one
-        and gets what the previous one has created, if anything.
+        The token is kept when the call ends without a clear answer: the next attempt for the same
+        node uses the same one and gets what the previous one has created, if anything.
         """
         wanted = json.dumps([method, args], sort_keys=True, default=str)
         with self._lock:
             token = self._unclear.pop(wanted, None) or uuid.uuid4().hex
         try:
-            return self.adapter.ec2(method, lane="write", idempotent=True, ClientToken=token, **args)
+            return self.adapter.ec2(
+                method, lane="write", idempotent=True, ClientToken=token, **args
+            )
         except Exception as error:
             if classify(error) is ErrorKind.TRANSIENT:
                 with self._lock:
@@ -73,8 +75,12 @@ class Launching:
         return str(answer["HostIds"][0])
 
     def launch(
-        self, label: AwsLabel, image_external_id: str | None, tags: dict[str, str], host_id: str | None
-    ) -> tuple[dict[str, Any], Offer]:  # fmt: skip
+        self,
+        label: AwsLabel,
+        image_external_id: str | None,
+        tags: dict[str, str],
+        host_id: str | None,
+    ) -> tuple[dict[str, Any], Offer]:
         """Start an instance; return what AWS reported about it and the offer that succeeded.
 
         :raises QuotaException: every offer exceeds a quota.
@@ -100,8 +106,14 @@ class Launching:
         return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
 
     def _run(
-        self, label: AwsLabel, offer: Offer, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        label: AwsLabel,
+        offer: Offer,
+        image_id: str,
+        image: dict[str, Any],
+        tags: dict[str, str],
+        host_id: str | None,
+    ) -> dict[str, Any]:
         args = parameters.run_instances(label, offer, image_id, image, tags, host_id)
         self.log.debug("Creating instance %s as %s", tags.get("Name"), offer.describe())
         answer = self._create("run_instances", **args)
@@ -111,18 +123,30 @@ class Launching:
         template = self.adapter.templates.name(label)
         try:
             try:
-                groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
+                groups = self._create_fleet(
+                    parameters.create_fleet(label, template, image_id, tags)
+                )
             except Exception as error:
                 if not code_of(error).startswith(NO_TEMPLATE):
                     raise
-                # Equal settings share a template: another provider has removed it when its own configuration changed.
-                self.log.warning("Launch template %s of label %s no longer exists, creating it again", template, label.name)
+                # Equal settings share a template: another provider has removed it when its own
+                # configuration changed.
+                self.log.warning(
+                    "Launch template %s of label %s no longer exists, creating it again",
+                    template,
+                    label.name,
+                )
                 self.adapter.templates.forget(template)
                 template = self.adapter.templates.name(label)
-                groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
+                groups = self._create_fleet(
+                    parameters.create_fleet(label, template, image_id, tags)
+                )
         except Exception as error:
             raise translate(error, classify, *REFUSALS) from error
-        return {"InstanceId": groups[0]["InstanceIds"][0], "InstanceType": groups[0].get("InstanceType")}
+        return {
+            "InstanceId": groups[0]["InstanceIds"][0],
+            "InstanceType": groups[0].get("InstanceType"),
+        }
 
     def _create_fleet(self, args: dict[str, Any]) -> list[dict[str, Any]]:
         answer = self._create("create_fleet", **args)
@@ -130,7 +154,9 @@ class Launching:
         if not groups:
             error = (answer.get("Errors") or [{}])[0]
             code = error.get("ErrorCode") or "UnfulfillableCapacity"
-            raise AwsError({"Code": code, "Message": error.get("ErrorMessage") or "the fleet has no instance"})
+            raise AwsError(
+                {"Code": code, "Message": error.get("ErrorMessage") or "the fleet has no instance"}
+            )
         return groups
 
     def ended(self, instance: dict[str, Any], offer: Offer | None) -> Exception:

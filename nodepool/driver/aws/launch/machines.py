@@ -27,9 +27,13 @@ INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
 SIZE_WAIT = 30.0
 """Maximum seconds that a running instance waits until its size is known."""
 FIRST_LOOK = 4
-"""Factor of the shortest pause for an instance of which nothing is known yet: it does not run earlier."""
+"""Factor of the shortest pause for an instance of which nothing is known yet: it does not run
+earlier.
+"""
 CONFIRM_ABSENT = 2.0
-"""Seconds between two polls that must both miss an object before it counts as deleted: EC2 shows new ones late."""
+"""Seconds between two polls that must both miss an object before it counts as deleted: EC2 shows
+new ones late.
+"""
 
 
 class AwsDeleteStateMachine(SteppedMachine):
@@ -38,17 +42,23 @@ class AwsDeleteStateMachine(SteppedMachine):
         self.adapter: Any = adapter
         self.log = log
         # Records of old releases have the instance's id only.
-        self.external_id = {"instance": external_id} if isinstance(external_id, str) else external_id
+        self.external_id = (
+            {"instance": external_id} if isinstance(external_id, str) else external_id
+        )
 
     def steps(self) -> Steps[None]:
         adapter, ids = self.adapter, self.external_id or {}
         if ids.get("instance"):
             yield from self._delete_instance(ids["instance"])
         if host := ids.get("host"):
-            # A host that is not empty is never released. The launch ended before the id of the instance was known, and the
-            # leak cleanup keeps resources with a record.
-            for left in (yield from self.call(adapter.calls.run(lambda: adapter.cloud.left_on_host(host)))):
-                self.log.warning("Host %s has an instance without a node, deleting it: %s", host, left)
+            # A host that is not empty is never released. The launch ended before the id of the
+            # instance was known, and the leak cleanup keeps resources with a record.
+            for left in (
+                yield from self.call(adapter.calls.run(lambda: adapter.cloud.left_on_host(host)))
+            ):
+                self.log.warning(
+                    "Host %s has an instance without a node, deleting it: %s", host, left
+                )
                 yield from self._delete_instance(left)
             yield from self._delete(adapter.watched_hosts, host, "host", HOST_GONE)
 
@@ -56,11 +66,15 @@ class AwsDeleteStateMachine(SteppedMachine):
         yield from self._delete(self.adapter.watched_instances, key, "instance", ("terminated",))
         self.adapter.gone.add(key)
 
-    def _delete(self, watched: Poller[Any], key: str, kind: str, ends: tuple[str, ...]) -> Steps[None]:
+    def _delete(
+        self, watched: Poller[Any], key: str, kind: str, ends: tuple[str, ...]
+    ) -> Steps[None]:
         """Delete it and wait until AWS reports that it no longer exists."""
         yield from self.call(self.adapter.deletes.delete(kind, key))
         missed: float | None = None
-        watch = watched.watch(key, self._wake, ("delete", kind), patience=self.adapter.DELETE_PATIENCE)
+        watch = watched.watch(
+            key, self._wake, ("delete", kind), patience=self.adapter.DELETE_PATIENCE
+        )
         while True:
             look = yield from self.answer(watch)
             if look.value is not None:
@@ -83,9 +97,15 @@ class AwsCreateStateMachine(SteppedMachine):
     INSTANCE_CREATING = "creating instance"
 
     def __init__(
-        self, adapter: Adapter, hostname: str, label: AwsLabel, image_external_id: str | None, metadata: dict[str, Any],
-        request: NodeRequest, log: Log,
-    ) -> None:  # fmt: skip
+        self,
+        adapter: Adapter,
+        hostname: str,
+        label: AwsLabel,
+        image_external_id: str | None,
+        metadata: dict[str, Any],
+        request: NodeRequest,
+        log: Log,
+    ) -> None:
         super().__init__()
         self.adapter: Any = adapter
         self.log = log
@@ -104,7 +124,9 @@ class AwsCreateStateMachine(SteppedMachine):
         host_id = host = None
         if label.dedicated_host:
             self.state = self.HOST_ALLOCATING_SUBMIT
-            call = adapter.calls.run(lambda: launching.allocate_host(label, self.tags), lane="write")
+            call = adapter.calls.run(
+                lambda: launching.allocate_host(label, self.tags), lane="write"
+            )
             host_id = yield from self.call(call, undo=functools.partial(self._remove_late, "host"))
             self._add_id("host", host_id)
             self.state = self.HOST_ALLOCATING
@@ -112,21 +134,33 @@ class AwsCreateStateMachine(SteppedMachine):
             host = yield from self._reached(watch, "available", HOST_FAILED)
 
         self.state = self.INSTANCE_CREATING_SUBMIT
-        call = adapter.calls.run(lambda: launching.launch(label, self.image_external_id, self.tags, host_id), lane="write")
-        started, self.offer = yield from self.call(call, undo=functools.partial(self._remove_late, "instance"))
+        call = adapter.calls.run(
+            lambda: launching.launch(label, self.image_external_id, self.tags, host_id),
+            lane="write",
+        )
+        started, self.offer = yield from self.call(
+            call, undo=functools.partial(self._remove_late, "instance")
+        )
         key = started["InstanceId"]
         self._add_id("instance", key)
         self.state = self.INSTANCE_CREATING
         first = FIRST_LOOK * adapter.LOOK_FLOOR
-        watch = adapter.watched_instances.watch(key, self._wake, ("launch", label.name), first=first)
+        watch = adapter.watched_instances.watch(
+            key, self._wake, ("launch", label.name), first=first
+        )
         instance = yield from self._reached(watch, "running", INSTANCE_FAILED)
 
-        size, until = adapter.calls.run(lambda: adapter.quota.of_instance(instance)), time.monotonic() + SIZE_WAIT
+        size, until = (
+            adapter.calls.run(lambda: adapter.quota.of_instance(instance)),
+            time.monotonic() + SIZE_WAIT,
+        )
         while not size.done() and time.monotonic() < until:
             yield Wait(size, until)
         return AwsInstance(adapter.provider, instance, host, self._size(key, size), label)
 
-    def _reached(self, watch: Subscription[dict[str, Any]], wanted: str, failed: tuple[str, ...]) -> Steps[dict[str, Any]]:
+    def _reached(
+        self, watch: Subscription[dict[str, Any]], wanted: str, failed: tuple[str, ...]
+    ) -> Steps[dict[str, Any]]:
         """Wait until the thing has the state; it may not be shown yet."""
         while True:
             found = (yield from self.answer(watch)).value
@@ -139,7 +173,9 @@ class AwsCreateStateMachine(SteppedMachine):
             if state in failed:
                 if "InstanceId" in found:
                     raise self.adapter.launching.ended(found, self.offer)
-                raise exceptions.LaunchStatusException(f"Host {found.get('HostId')} is in state {state}")
+                raise exceptions.LaunchStatusException(
+                    f"Host {found.get('HostId')} is in state {state}"
+                )
 
     def _size(self, key: str, size: Future[QuotaInformation]) -> QuotaInformation:
         """Return the instance's usage; the volume's is that of the label, as it is not queried."""
@@ -162,5 +198,7 @@ class AwsCreateStateMachine(SteppedMachine):
         if call.cancelled() or call.exception() is not None:
             return
         key = call.result() if kind == "host" else call.result()[0]["InstanceId"]
-        self.log.warning("%s %s was created after its launch was abandoned, deleting it", kind.capitalize(), key)
+        self.log.warning(
+            "%s %s was created after its launch was abandoned, deleting it", kind.capitalize(), key
+        )
         self.adapter.deletes.delete(kind, key)

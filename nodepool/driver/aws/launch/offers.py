@@ -17,7 +17,10 @@ class Offer(NamedTuple):
 
     def describe(self) -> str:
         where = self.subnet_id or self.az
-        return f"{self.instance_type} ({'spot' if self.spot else 'on-demand'}{f', {where}' if where else ''})"
+        return (
+            f"{self.instance_type} "
+            f"({'spot' if self.spot else 'on-demand'}{f', {where}' if where else ''})"
+        )
 
 
 def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str] | None:
@@ -26,9 +29,13 @@ def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str
 
 
 def build(
-    instance_type: str | None, subnets: Sequence[str], az: str | None, spot: bool,
-    capacity_reservation: dict[str, str] | None, alternatives: Sequence[dict[str, Any]],
-) -> tuple[Offer, ...]:  # fmt: skip
+    instance_type: str | None,
+    subnets: Sequence[str],
+    az: str | None,
+    spot: bool,
+    capacity_reservation: dict[str, str] | None,
+    alternatives: Sequence[dict[str, Any]],
+) -> tuple[Offer, ...]:
     """Return the label's own settings, then each alternative, which inherits what it omits.
 
     For lists in one entry, every instance type is tried in every subnet before the next type.
@@ -38,9 +45,14 @@ def build(
         return tuple(sorted(value.items())) if value else None
 
     inherited: list[str | None] = [*subnets] if subnets else [None]
-    offers = [Offer(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
+    offers = [
+        Offer(instance_type, subnet, az, spot, reservation(capacity_reservation))
+        for subnet in inherited
+    ]
     for entry in alternatives:
-        types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
+        types: list[str | None] = [
+            *(_one_or_more(entry, "instance-type", "instance-types") or ())
+        ] or [instance_type]
         named = _one_or_more(entry, "subnet-id", "subnet-ids")
         zone = entry.get("availability-zone")
         # An entry with its own zone or subnet does not inherit the other one.
@@ -49,5 +61,8 @@ def build(
             zone = az
         held = entry.get("capacity-reservation", capacity_reservation)
         for one in types:
-            offers += [Offer(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
+            offers += [
+                Offer(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held))
+                for place in places
+            ]
     return tuple(dict.fromkeys(offers))

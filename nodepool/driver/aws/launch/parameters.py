@@ -18,7 +18,9 @@ from nodepool.zk.records import NodeRequest
 LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
 
 
-def node_tags(hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
+def node_tags(
+    hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log
+) -> dict[str, str]:
     """Return tags of instance, volume and host; nodepool's keys cannot be overridden."""
     tags: dict[str, str] = dict(label.tags)
     tags.update(formatted(label.dynamic_tags, request, log, "tag"))
@@ -77,7 +79,11 @@ def _reservation(pairs: tuple[tuple[str, str], ...] | None) -> dict[str, Any] | 
     if "id" in options:
         return {"CapacityReservationTarget": {"CapacityReservationId": options["id"]}}
     if "resource-group-arn" in options:
-        return {"CapacityReservationTarget": {"CapacityReservationResourceGroupArn": options["resource-group-arn"]}}
+        return {
+            "CapacityReservationTarget": {
+                "CapacityReservationResourceGroupArn": options["resource-group-arn"]
+            }
+        }
     return None
 
 
@@ -105,7 +111,12 @@ def _common(label: AwsLabel, offer: Offer, subnet_id: str | None) -> dict[str, A
 
 
 def run_instances(
-    label: AwsLabel, offer: Offer, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    label: AwsLabel,
+    offer: Offer,
+    image_id: str,
+    image: dict[str, Any],
+    tags: dict[str, str],
+    host_id: str | None,
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
         **_common(label, offer, offer.subnet_id),
@@ -123,7 +134,10 @@ def run_instances(
     if offer.spot:
         args["InstanceMarketOptions"] = {
             "MarketType": "spot",
-            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+            "SpotOptions": {
+                "SpotInstanceType": "one-time",
+                "InstanceInterruptionBehavior": "terminate",
+            },
         }
     placement: dict[str, str] = {}
     if host_id:
@@ -153,7 +167,9 @@ def template_data(label: AwsLabel) -> dict[str, Any]:
     data = _common(label, label.offers[0], None)
     if label.ebs_optimized:
         data["EbsOptimized"] = True
-    data["BlockDeviceMappings"] = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, **_volume(label)}}]
+    data["BlockDeviceMappings"] = [
+        {"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, **_volume(label)}}
+    ]
     if label.userdata:
         data["UserData"] = base64.b64encode(label.userdata.encode()).decode()
     return data
@@ -161,7 +177,10 @@ def template_data(label: AwsLabel) -> dict[str, Any]:
 
 def template_name(data: dict[str, Any]) -> str:
     """Return a name derived from the settings: equal ones share a template, across restarts."""
-    return f"{LAUNCH_TEMPLATE_PREFIX}-{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
+    return (
+        f"{LAUNCH_TEMPLATE_PREFIX}-"
+        f"{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
+    )
 
 
 def create_fleet(label: Any, template: str, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
@@ -186,7 +205,13 @@ def create_fleet(label: Any, template: str, image_id: str, tags: dict[str, str])
         },
         "SpotOptions" if label.use_spot else "OnDemandOptions": {"AllocationStrategy": strategy},
         "LaunchTemplateConfigs": [
-            {"LaunchTemplateSpecification": {"LaunchTemplateName": template, "Version": "$Latest"}, "Overrides": overrides}
+            {
+                "LaunchTemplateSpecification": {
+                    "LaunchTemplateName": template,
+                    "Version": "$Latest",
+                },
+                "Overrides": overrides,
+            }
         ],
         "TagSpecifications": _tag_specifications(tags, "instance", "volume"),
     }

@@ -16,7 +16,9 @@ from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
 EXISTS = "InvalidLaunchTemplateName.AlreadyExistsException"
 LOCK_WAIT = 300.0
-"""Seconds to wait for another thread that creates or removes templates: the limit of a changing call."""
+"""Seconds to wait for another thread that creates or removes templates: the limit of a changing
+call.
+"""
 
 
 class _Group:
@@ -33,15 +35,18 @@ _groups_lock = threading.Lock()
 
 def _group(provider: AwsProviderConfig) -> _Group:
     with _groups_lock:
-        return _groups.setdefault((provider.name, provider.region_name, provider.profile_name), _Group())
+        return _groups.setdefault(
+            (provider.name, provider.region_name, provider.profile_name), _Group()
+        )
 
 
 class LaunchTemplates:
     """Launch templates of one adapter; ``ensure`` may be called repeatedly.
 
-    Templates of a previous configuration are removed once per configuration: at its start, and when the last launch by
-    the previous one has ended. A launch that finds its template missing creates it again and removes nothing, so that two
-    launchers with different configurations, of which one is reloaded first, do not undo each other's work.
+    Templates of a previous configuration are removed once per configuration: at its start, and when
+    the last launch by the previous one has ended. A launch that finds its template missing creates
+    it again and removes nothing, so that two launchers with different configurations, of which one
+    is reloaded first, do not undo each other's work.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -64,7 +69,10 @@ class LaunchTemplates:
         """Hold the lock. Raises CallTimeout: another thread waits for AWS too long."""
         lock = self._group.lock
         if not lock.acquire(timeout=LOCK_WAIT):
-            raise CallTimeout(f"launch templates are still being created by another thread after {LOCK_WAIT:.0f} s")
+            raise CallTimeout(
+                f"launch templates are still being created by another thread after {LOCK_WAIT:.0f} "
+                "s"
+            )
         try:
             yield
         finally:
@@ -95,7 +103,9 @@ class LaunchTemplates:
         except CallsStopped:
             pass  # the next start finds them
         except Exception as error:
-            self.log.warning("Cannot remove launch templates of the former configuration: %s", error)
+            self.log.warning(
+                "Cannot remove launch templates of the former configuration: %s", error
+            )
 
     # -- for launches
 
@@ -140,7 +150,12 @@ class LaunchTemplates:
         found = self.adapter.cloud.paged(
             "describe_launch_templates",
             "LaunchTemplates",
-            Filters=[{"Name": "launch-template-name", "Values": [f"{parameters.LAUNCH_TEMPLATE_PREFIX}-*"]}],
+            Filters=[
+                {
+                    "Name": "launch-template-name",
+                    "Values": [f"{parameters.LAUNCH_TEMPLATE_PREFIX}-*"],
+                }
+            ],
         )
         return {each["LaunchTemplateName"]: each for each in found}
 
@@ -161,7 +176,9 @@ class LaunchTemplates:
                 idempotent=True,
                 LaunchTemplateName=name,
                 LaunchTemplateData=data,
-                TagSpecifications=[{"ResourceType": "launch-template", "Tags": tag_dict_to_list(tags)}],
+                TagSpecifications=[
+                    {"ResourceType": "launch-template", "Tags": tag_dict_to_list(tags)}
+                ],
             )
         except Exception as error:
             if code_of(error) != EXISTS:
@@ -169,11 +186,18 @@ class LaunchTemplates:
 
     def _is_ours(self, template: dict[str, Any]) -> bool:
         tags = tag_list_to_dict(template.get("Tags"))
-        return tags.get("nodepool_managed") == "True" and tags.get("nodepool_provider_name") == self.adapter.provider.name
+        return (
+            tags.get("nodepool_managed") == "True"
+            and tags.get("nodepool_provider_name") == self.adapter.provider.name
+        )
 
     def _delete(self, name: str, template: dict[str, Any]) -> None:
         self.log.info("Deleting launch template %s, which no label needs any more", name)
         try:
-            self.adapter.ec2("delete_launch_template", lane="delete", LaunchTemplateId=template["LaunchTemplateId"])
+            self.adapter.ec2(
+                "delete_launch_template",
+                lane="delete",
+                LaunchTemplateId=template["LaunchTemplateId"],
+            )
         except Exception as error:
             self.log.warning("Cannot delete launch template %s: %s", name, error)

@@ -17,8 +17,8 @@ import yaml
 from nodepool.base import optional
 from nodepool.cloud.http import NoAccess
 
-#: Seconds for which a token is used before the library is asked again: while a token has less than 5 minutes left, it runs
-#: an exec plug-in for each request.
+#: Seconds for which a token is used before the library is asked again: while a token has less than
+#: 5 minutes left, it runs an exec plug-in for each request.
 TOKEN_USE = 30.0
 
 
@@ -91,13 +91,18 @@ class KubeconfigAccess:
         try:
             with _root_errors() as errors:
                 kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                    # Passed explicitly, because the library read the environment when it was imported.
+                    # Passed explicitly, because the library read the environment when it was
+                    # imported.
                     config_file=_files(),
                     context=self._context or _current_context(),
                     client_configuration=configuration,
                     persist_config=False,
                 )
-            texts = [each.getMessage() for each in errors if (each.name, each.thread) == ("root", threading.get_ident())]
+            texts = [
+                each.getMessage()
+                for each in errors
+                if (each.name, each.thread) == ("root", threading.get_ident())
+            ]
             if texts and not configuration.api_key and not configuration.cert_file:
                 raise NoAccess(f"{_place(self._context)}: no token: {texts[-1]}")
             return configuration
@@ -109,12 +114,15 @@ class KubeconfigAccess:
             if "no configuration found" not in str(error).lower():
                 raise NoAccess(f"{_place(self._context)} cannot be used: {error}") from error
         except Exception as error:
-            raise NoAccess(f"{_place(self._context)} cannot be used: {type(error).__name__}: {error}") from error
+            raise NoAccess(
+                f"{_place(self._context)} cannot be used: {type(error).__name__}: {error}"
+            ) from error
         try:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except ConfigException as error:
             raise NoAccess(
-                f"the kubeconfig file does not exist ({_place(self._context)}), and this is not a pod of a cluster ({error}); "
+                f"the kubeconfig file does not exist ({_place(self._context)}), and this is not a "
+                f"pod of a cluster ({error}); "
                 "write one, or set KUBECONFIG for the launcher"
             ) from error
         self.in_cluster = True
@@ -128,7 +136,9 @@ class KubeconfigAccess:
             try:
                 found = self._configuration.auth_settings().get("BearerToken")
             except Exception as error:
-                raise NoAccess(f"{_place(self._context)}: no token: {type(error).__name__}: {error}") from error
+                raise NoAccess(
+                    f"{_place(self._context)}: no token: {type(error).__name__}: {error}"
+                ) from error
             self._header = str(found["value"]) if found and found.get("value") else None
             self._used_until = time.monotonic() + TOKEN_USE
             return self._header

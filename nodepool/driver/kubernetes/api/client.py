@@ -75,7 +75,11 @@ class Client:
         if self.skip_tls:
             # Logged once; the library would warn with each call.
             urllib3.disable_warnings(InsecureRequestWarning)
-            log.warning("Certificates of %s are not verified, as the kubeconfig says (insecure-skip-tls-verify)", self.host)
+            log.warning(
+                "Certificates of %s are not verified, as the kubeconfig says "
+                "(insecure-skip-tls-verify)",
+                self.host,
+            )
 
     def _make_pool(self) -> urllib3.PoolManager:
         options: dict[str, Any] = {
@@ -106,27 +110,44 @@ class Client:
     def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects:
         return self.list_versioned(kind, selector, namespace)[0]
 
-    def list_versioned(self, kind: Kind, selector: str = "", namespace: str | None = None) -> tuple[Objects, str]:
+    def list_versioned(
+        self, kind: Kind, selector: str = "", namespace: str | None = None
+    ) -> tuple[Objects, str]:
         """Return all objects, and the version after which changes can be watched."""
         found: Objects = []
-        query = {"labelSelector": selector, "limit": str(PAGE)} if selector else {"limit": str(PAGE)}
+        query = (
+            {"labelSelector": selector, "limit": str(PAGE)} if selector else {"limit": str(PAGE)}
+        )
         while True:
-            answer = self._call("GET", kind, f"list {kind.plural}", kind.path(namespace), query=query)
+            answer = self._call(
+                "GET", kind, f"list {kind.plural}", kind.path(namespace), query=query
+            )
             items = answer.get("items")
-            found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+            found += (
+                [item for item in items if isinstance(item, dict)]
+                if isinstance(items, list)
+                else []
+            )
             metadata = answer.get("metadata") or {}
             if not metadata.get("continue"):
                 return found, str(metadata.get("resourceVersion") or "")
             query["continue"] = str(metadata["continue"])
 
-    def watch(self, kind: Kind, selector: str, version: str, seconds: int, namespace: str | None = None) -> Stream:
+    def watch(
+        self, kind: Kind, selector: str, version: str, seconds: int, namespace: str | None = None
+    ) -> Stream:
         """Return a stream of changes after that version, for at most `seconds`."""
         query = {
-            "watch": "1", "labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true",
+            "watch": "1",
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
-        }  # fmt: skip
+        }
         what = f"watch {kind.plural}"
-        response = self._send("GET", kind.path(namespace), what, None, query, read_timeout=seconds + 30.0, stream=True)
+        response = self._send(
+            "GET", kind.path(namespace), what, None, query, read_timeout=seconds + 30.0, stream=True
+        )
         return Stream(response, what)
 
     def close(self) -> None:
@@ -134,8 +155,15 @@ class Client:
 
     # -- HTTP
 
-    def _call(self, method: str, kind: Kind, what: str, path: str, body: Object | None = None,
-              query: dict[str, str] | None = None) -> Object:  # fmt: skip
+    def _call(
+        self,
+        method: str,
+        kind: Kind,
+        what: str,
+        path: str,
+        body: Object | None = None,
+        query: dict[str, str] | None = None,
+    ) -> Object:
         response = self._send(method, path, what, body, query)
         try:
             answer = json.loads(response.data)
@@ -145,8 +173,16 @@ class Client:
             raise NoAnswer(f"{what}: the answer is not a {kind.name} ({len(response.data)} bytes)")
         return answer
 
-    def _send(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
-              read_timeout: float = TIMEOUT, stream: bool = False) -> urllib3.BaseHTTPResponse:  # fmt: skip
+    def _send(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: Object | None,
+        query: dict[str, str] | None,
+        read_timeout: float = TIMEOUT,
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
         """Return a successful response; refused credentials are reloaded once."""
         renewed = self._renewed
         response = self._send_once(method, path, what, body, query, read_timeout, stream)
@@ -172,8 +208,16 @@ class Client:
             self._pool = self._make_pool()
             self._renewed += 1
 
-    def _send_once(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
-                   read_timeout: float, stream: bool) -> urllib3.BaseHTTPResponse:  # fmt: skip
+    def _send_once(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: Object | None,
+        query: dict[str, str] | None,
+        read_timeout: float,
+        stream: bool,
+    ) -> urllib3.BaseHTTPResponse:
         headers = {**self._pool.headers, "Accept": "application/json"}
         authorization = self.access.authorization()
         if authorization:
@@ -185,14 +229,20 @@ class Client:
         url = self.host + path + ("?" + urllib.parse.urlencode(query) if query else "")
         try:
             return self._pool.request(
-                method, url, body=data, headers=headers, preload_content=not stream, redirect=False,
+                method,
+                url,
+                body=data,
+                headers=headers,
+                preload_content=not stream,
+                redirect=False,
                 timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
-            )  # fmt: skip
+            )
         except SSLError as error:
             if "certificate verify failed" not in str(error).lower():
                 raise NoAnswer(f"{what} at {self.host}: {error}") from error
             raise NoAccess(
-                f"the certificate of {self.host} is not accepted: {error}; correct certificate-authority in the kubeconfig"
+                f"the certificate of {self.host} is not accepted: {error}; correct "
+                "certificate-authority in the kubeconfig"
             ) from error
         except (HTTPError, OSError) as error:
             raise NoAnswer(f"{what} at {self.host}: {error}") from error

@@ -39,5 +39,7 @@ ROLE_BINDING = Kind("role binding", "rbac.authorization.k8s.io/v1", "rolebinding
 NETWORK_POLICY = Kind("network policy", "networking.k8s.io/v1", "networkpolicies")
 DAEMON_SET = Kind("daemon set", "apps/v1", "daemonsets")
 PROJECT = Kind("project", "project.openshift.io/v1", "projects", namespaced=False)
-PROJECT_REQUEST = Kind("project request", "project.openshift.io/v1", "projectrequests", namespaced=False)
+PROJECT_REQUEST = Kind(
+    "project request", "project.openshift.io/v1", "projectrequests", namespaced=False
+)
 OPENSHIFT_ROLE_BINDING = Kind("role binding", "authorization.openshift.io/v1", "rolebindings")

@@ -1,6 +1,7 @@
 """One watch for all objects of a kind that machines wait for (KUB-7).
 
-Events are hints, not proof: a waiting machine that cannot know whether an object has vanished queries it.
+Events are hints, not proof: a waiting machine that cannot know whether an object has vanished
+queries it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from nodepool.driver.kubernetes.api.kinds import Kind
 SECONDS = 240
 #: After a watch that could not be started.
 BACKOFF = Backoff(0.2, 15.0)
-#: Seconds between two queries for an object while the watch works, in case it reports nothing; and while it does not work.
+#: Seconds between two queries for an object while the watch works, in case it reports nothing; and
+#: while it does not work.
 QUIET = 15.0
 WITHOUT = (0.05, 0.1, 0.2, 0.4, 0.8)
 
@@ -78,9 +80,16 @@ class Watcher:
     """
 
     def __init__(
-        self, cluster: Client, calls: CloudCalls, kind: Kind, selector: str, key: KeyOf, log: logging.Logger,
-        namespace: str | None = None, allowed: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Client,
+        calls: CloudCalls,
+        kind: Kind,
+        selector: str,
+        key: KeyOf,
+        log: logging.Logger,
+        namespace: str | None = None,
+        allowed: bool = True,
+    ) -> None:
         self._cluster = cluster
         self._allowed = allowed
         self._calls = calls
@@ -109,7 +118,9 @@ class Watcher:
             self._waiting.setdefault(key, []).append(waiting)
             if self._thread is None and self._allowed and not self._stopped:
                 self._thread = threading.Thread(
-                    target=self._run, name=f"Thread-{self._calls.name}-watch-{self._kind.plural}", daemon=True
+                    target=self._run,
+                    name=f"Thread-{self._calls.name}-watch-{self._kind.plural}",
+                    daemon=True,
                 )
                 self._thread.start()
         return waiting
@@ -139,14 +150,20 @@ class Watcher:
                     self._version = self._list()
                 told = self._follow()
                 # A watch that ends immediately without an event counts as failed.
-                self._failures = 0 if told or self._calls.clock() - begun > 1 else self._failures + 1
+                self._failures = (
+                    0 if told or self._calls.clock() - begun > 1 else self._failures + 1
+                )
             except CallsStopped:
                 return
             except (ApiError, NoAnswer, NoAccess) as error:
                 if not isinstance(error, NoAnswer):
                     self._version = ""
-                if isinstance(error, ApiError) and error.status == 410:  # the version is too old to be watched
-                    self._log.debug("The watch of %s is too far behind, listing them", self._kind.plural)
+                if (
+                    isinstance(error, ApiError) and error.status == 410
+                ):  # the version is too old to be watched
+                    self._log.debug(
+                        "The watch of %s is too far behind, listing them", self._kind.plural
+                    )
                 else:
                     self._failed(error)
             except Exception:
@@ -163,7 +180,10 @@ class Watcher:
             return
         trouble = f"changes of {self._kind.plural} are not reported: {error}"
         if isinstance(error, ApiError) and error.status == 403:
-            trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it polls each until then)"
+            trouble += (
+                " (allow the account of this launcher to list and watch "
+                f"{self._kind.plural}; it polls each until then)"
+            )
         if self.trouble is None and (self._failures > 1 or not isinstance(error, NoAnswer)):
             self.trouble = trouble
             self._log.warning("Provider %s: %s", self._calls.name, trouble)
@@ -174,7 +194,9 @@ class Watcher:
     def _works(self) -> None:
         self.live = True
         if self.trouble is not None:
-            self._log.info("Provider %s: changes of %s are reported again", self._calls.name, self._kind.plural)
+            self._log.info(
+                "Provider %s: changes of %s are reported again", self._calls.name, self._kind.plural
+            )
             self.trouble = None
 
     def _list(self) -> str:
@@ -188,7 +210,9 @@ class Watcher:
 
     def _follow(self) -> bool:
         """Report events until the server ends the watch; return whether there were any."""
-        stream = self._cluster.watch(self._kind, self._selector, self._version, SECONDS, self._namespace)
+        stream = self._cluster.watch(
+            self._kind, self._selector, self._version, SECONDS, self._namespace
+        )
         with self._lock:
             self._stream = stream
             if self._stopped:
@@ -214,8 +238,12 @@ class Watcher:
         if not isinstance(found, dict):
             return None
         if what == "ERROR":
-            raise ApiError(f"watch {self._kind.plural}", int(found.get("code") or 500), str(found.get("reason") or ""),
-                           str(found.get("message") or ""))  # fmt: skip
+            raise ApiError(
+                f"watch {self._kind.plural}",
+                int(found.get("code") or 500),
+                str(found.get("reason") or ""),
+                str(found.get("message") or ""),
+            )
         metadata: dict[str, Any] = found.get("metadata") or {}
         if what in ("ADDED", "MODIFIED", "DELETED"):
             with self._lock:

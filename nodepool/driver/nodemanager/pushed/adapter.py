@@ -32,10 +32,18 @@ class BackedAdapter(NodeManagerAdapter):
         self.slots.stop()
 
     def getCreateStateMachine(
-        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: Log,
-    ) -> BackedCreateMachine:  # fmt: skip
-        return BackedCreateMachine(self.slots, hostname, label, str(label.cloud_image.root), metadata, request, log)
+        self,
+        hostname: str,
+        label: DriverLabel,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: Log,
+    ) -> BackedCreateMachine:
+        return BackedCreateMachine(
+            self.slots, hostname, label, str(label.cloud_image.root), metadata, request, log
+        )
 
     def getDeleteStateMachine(self, external_id: object, log: Log) -> BackedDeleteMachine:
         return BackedDeleteMachine(self.slots, external_id, log)
@@ -49,7 +57,9 @@ class BackedAdapter(NodeManagerAdapter):
             self.slots.housekeeping.run()
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Return missing slivers, also of backing nodes that ended while no launcher was running."""
+        """Return missing slivers, also of backing nodes that ended while no launcher was
+        running.
+        """
         if not self.slots.performed_init:
             return []
         missing = super().findMissingInstances(external_ids)

@@ -23,15 +23,26 @@ MAX_SLIVERS = 100
 class BackingOptions(ConfigValue):
     """Options for requesting, using and releasing backing nodes; times in seconds."""
 
-    label: str = option(str, "", "label of the backing nodes; a label can override it", name="backing-label", convert=str)
+    label: str = option(
+        str,
+        "",
+        "label of the backing nodes; a label can override it",
+        name="backing-label",
+        convert=str,
+    )
     ssh_key: str = option(
-        str, "", "absolute path of the private key; the user is that of the node's record", name="backing-ssh-key"
+        str,
+        "",
+        "absolute path of the private key; the user is that of the node's record",
+        name="backing-ssh-key",
     )
     config: dict[str, Any] = option(
         dict,
         {},
-        f"options of ``nodemanager.yaml`` for the daemons, such as ``max-slivers`` (default here {MAX_SLIVERS}),"
-        " ``ssh: {ports}``, ``network``, ``host-reserve``, ``default-rspec``; directories, name and API are set automatically",
+        "options of ``nodemanager.yaml`` for the daemons, such as ``max-slivers`` (default here "
+        f"{MAX_SLIVERS}),"
+        " ``ssh: {ports}``, ``network``, ``host-reserve``, ``default-rspec``; directories, name "
+        "and API are set automatically",
         name="backing-config",
     )
     directory: str | None = option(
@@ -48,12 +59,17 @@ class BackingOptions(ConfigValue):
         name="max-backing-nodes",
         shown="no limit",
     )
-    grace_time: float = option(v.All(int, v.Range(min=0)), 60, "seconds that an empty backing node is kept")
-    min_retention_time: float = option(v.All(int, v.Range(min=0)), 0, "minimum age in seconds before a backing node is returned")
+    grace_time: float = option(
+        v.All(int, v.Range(min=0)), 60, "seconds that an empty backing node is kept"
+    )
+    min_retention_time: float = option(
+        v.All(int, v.Range(min=0)), 0, "minimum age in seconds before a backing node is returned"
+    )
     max_age: float | None = option(
         v.All(int, v.Range(min=1)),
         None,
-        "maximum age in seconds for new slivers; an older backing node is returned when it is empty",
+        "maximum age in seconds for new slivers; an older backing node is returned when it is "
+        "empty",
     )
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -62,22 +78,35 @@ class BackingOptions(ConfigValue):
         for key in CONTRADICTORY:
             if options.get(key):
                 reason = (
-                    "uploads would not reach machines that are launched later; use a cloud-image whose root is on the "
+                    "uploads would not reach machines that are launched later; use a cloud-image "
+                    "whose root is on the "
                     "backing nodes, such as host"
                     if key == "diskimages"
                     else "backing nodes are the hosts"
                 )
-                raise ConfigError(f"{key} cannot be used together with backing-label: {reason}", where=(key,))
+                raise ConfigError(
+                    f"{key} cannot be used together with backing-label: {reason}", where=(key,)
+                )
         if not self.ssh_key:
             raise ConfigError(
-                "backing-label needs backing-ssh-key: the private key that logs in to backing nodes", where=("backing-label",)
+                "backing-label needs backing-ssh-key: the private key that logs in to backing "
+                "nodes",
+                where=("backing-label",),
             )
         if not self.ssh_key.startswith("/"):
-            raise ConfigError("backing-ssh-key must be an absolute path", where=("backing-ssh-key",))
-        if self.directory is not None and (not self.directory.startswith("/") or self.directory.rstrip("/") == ""):
-            raise ConfigError("backing-directory must be an absolute path", where=("backing-directory",))
+            raise ConfigError(
+                "backing-ssh-key must be an absolute path", where=("backing-ssh-key",)
+            )
+        if self.directory is not None and (
+            not self.directory.startswith("/") or self.directory.rstrip("/") == ""
+        ):
+            raise ConfigError(
+                "backing-directory must be an absolute path", where=("backing-directory",)
+            )
         if self.max_age is not None and self.max_age < self.min_retention_time:
-            raise ConfigError("max-age must be greater than or equal to min-retention-time", where=("max-age",))
+            raise ConfigError(
+                "max-age must be greater than or equal to min-retention-time", where=("max-age",)
+            )
         self.config = self._daemon(self.config)
 
     @staticmethod
@@ -86,7 +115,8 @@ class BackingOptions(ConfigValue):
         for key in DECIDED:
             if key in given:
                 raise ConfigError(
-                    f"backing-config: {key} cannot be set, each backing node gets its own", where=("backing-config", key)
+                    f"backing-config: {key} cannot be set, each backing node gets its own",
+                    where=("backing-config", key),
                 )
         config = {"max-slivers": MAX_SLIVERS, **copy.deepcopy(given)}
         try:
@@ -95,7 +125,8 @@ class BackingOptions(ConfigValue):
             raise ConfigError(str(error), where=("backing-config",)) from None
         if any("zookeeper" in source for source in config.get("sources") or ()):
             raise ConfigError(
-                "backing-config: a backing node cannot read slivers from ZooKeeper, this launcher sends them",
+                "backing-config: a backing node cannot read slivers from ZooKeeper, this launcher "
+                "sends them",
                 where=("backing-config", "sources"),
             )
         return config

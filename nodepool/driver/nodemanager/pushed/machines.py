@@ -103,8 +103,12 @@ class BackedCreateMachine(CreateMachine, Occupant):
         self.external_id = None
         alone = len(self.record.allocations()) <= 1
         if alone or fault.code != INTERNAL or not fault.text.startswith("quota:"):
-            raise exceptions.LaunchStatusException(f"backing node {host.name} rejects {self._name}: {fault.text}") from None
-        self._log.info("Backing node %s has no capacity for %s: %s", host.name, self._name, fault.text)
+            raise exceptions.LaunchStatusException(
+                f"backing node {host.name} rejects {self._name}: {fault.text}"
+            ) from None
+        self._log.info(
+            "Backing node %s has no capacity for %s: %s", host.name, self._name, fault.text
+        )
         self.refused.append(self.record)
         self._backing_node = None
 

@@ -27,7 +27,10 @@ class PrivateDirectory:
             base = "/tmp"
         for entry in os.scandir(base):
             with contextlib.suppress(OSError):
-                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                if (
+                    entry.name.startswith(_PREFIX)
+                    and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                ):
                     self._remove_unused(entry.path)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,8 +1,9 @@
 """Connects to backing nodes, and assigns slivers to them by their actual capacity.
 
-Bookkeeping, records, locks and writes are those of the metastatic driver (MST-3). ``label`` in ``user_data`` is the backing
-label, as all labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits;
-a slot is reserved before the sliver is created, so that no launcher releases what another one is about to use.
+Bookkeeping, records, locks and writes are those of the metastatic driver (MST-3). ``label`` in
+``user_data`` is the backing label, as all labels of the provider share a backing node, and
+``slots`` is the number of slivers that its node manager admits; a slot is reserved before the
+sliver is created, so that no launcher releases what another one is about to use.
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ from nodepool.zk.writer import TransactionFailed
 class BackingNodes(BackingSlots):
     """Requests, connects, shares and releases the backing nodes of one provider.
 
-    :param hosts: the node managers that can be reached; a backing node's id is the name of its host.
+    :param hosts: the node managers that can be reached; a backing node's id is the name of its
+        host.
     """
 
-    def __init__(self, provider_config: Any, zk_conn: Callable[[], Any], hosts: Hosts, log: logging.Logger) -> None:
+    def __init__(
+        self, provider_config: Any, zk_conn: Callable[[], Any], hosts: Hosts, log: logging.Logger
+    ) -> None:
         super().__init__(provider_config, zk_conn, log)
         self.hosts = hosts
         self.options = provider_config.backing
         #: By node: machines that have a slot and have not sent their record yet.
         self.unsent: dict[str, Any] = {}
-        #: By backing label: the largest known capacity, which further backing nodes are expected to have.
+        #: By backing label: the largest known capacity, which further backing nodes are expected to
+        #: have.
         self._seen: dict[str, dict[str, Any]] = {}
         self._links: dict[str, Link] = {}
         self._directory: PrivateDirectory | None = None
@@ -87,7 +92,9 @@ class BackingNodes(BackingSlots):
         with self.lock:
             if node_id in self._links or self.stopped:
                 return
-            link = self._links[node_id] = self._link(node, lambda up: self._link_changed(record, up))
+            link = self._links[node_id] = self._link(
+                node, lambda up: self._link_changed(record, up)
+            )
         link.start()
 
     def _link(self, node: zk.Node, changed: Callable[[bool], None]) -> Link:
@@ -101,7 +108,9 @@ class BackingNodes(BackingSlots):
         if link is None:
             return
         if up:
-            options = NodeManagerHost({"name": node_id, "url": link.url, "ssh-address": link.target.address})
+            options = NodeManagerHost(
+                {"name": node_id, "url": link.url, "ssh-address": link.target.address}
+            )
             options.expected_name = node_id
             self.hosts.announced(options)
             return
@@ -123,7 +132,9 @@ class BackingNodes(BackingSlots):
     def _is_silent(self, node_id: str) -> bool:
         """Return whether the backing node cannot be used, for longer than it needs to boot."""
         link = self._links.get(node_id)
-        return link is not None and (bool(link.target.unfit) or link.down_for() > self.provider.boot_timeout)
+        return link is not None and (
+            bool(link.target.unfit) or link.down_for() > self.provider.boot_timeout
+        )
 
     def problem(self, node_id: str) -> str:
         link = self._links.get(node_id)
@@ -132,7 +143,11 @@ class BackingNodes(BackingSlots):
     def follow_book(self) -> None:
         """Connect to all our backing nodes, and to no others."""
         with self.lock:
-            records = {record.node_id: record for record in self.book if record.node_id is not None and not record.lost}
+            records = {
+                record.node_id: record
+                for record in self.book
+                if record.node_id is not None and not record.lost
+            }
         for record in records.values():
             self.connect(record)
         for node_id in [node_id for node_id in list(self._links) if node_id not in records]:
@@ -171,13 +186,23 @@ class BackingNodes(BackingSlots):
         reason = too_large(label, "they have", seen)
         if reason is None:
             return None
-        return f"label {label.name} is too large for backing nodes of label {label.backing_label}: {reason}"
+        return (
+            f"label {label.name} is too large for backing nodes of label {label.backing_label}: "
+            f"{reason}"
+        )
 
     def move_to_room(self, machine: Any) -> None:
-        """Move a machine that waits for a new backing node to capacity that became free elsewhere."""
+        """Move a machine that waits for a new backing node to capacity that became free
+        elsewhere.
+        """
         with self.changing() as actions:
             record = machine.record
-            if record is None or record.node_id is not None or record.taking or machine.problem is not None:
+            if (
+                record is None
+                or record.node_id is not None
+                or record.taking
+                or machine.problem is not None
+            ):
                 return
             found = self.find_free(machine)
             host = self.hosts.get(found.node_id or "") if found is not None else None
@@ -188,21 +213,30 @@ class BackingNodes(BackingSlots):
         if idle:
             self.housekeeping.became_idle(record)
 
-    def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
+    def slot_freed(
+        self, record: BackingNodeRecord, actions: list[Action]
+    ) -> BackingNodeRecord | None:
         return None  # a slot does not imply enough capacity: see move_to_room
 
     def find_free(self, machine: Any) -> BackingNodeRecord | None:
         oldest = time.time() - self.options.max_age if self.options.max_age is not None else 0.0
         found = []
         for number, record in enumerate(self.book.records.get(machine.label.backing_label, ())):
-            if not record.hasAvailableSlot() or record.lost or record.launched <= oldest or record in machine.refused:
+            if (
+                not record.hasAvailableSlot()
+                or record.lost
+                or record.launched <= oldest
+                or record in machine.refused
+            ):
                 continue
             room = self._room(record, machine)
             if room is not None:
                 host = self.hosts.get(record.node_id or "")
                 # Available, requested, not answering.
                 order = 1 if host is None else 0 if host.usable else 2
-                found.append((order, room if self.provider.placement == "pack" else -room, number, record))
+                found.append(
+                    (order, room if self.provider.placement == "pack" else -room, number, record)
+                )
         return min(found, key=lambda entry: entry[:-1])[-1] if found else None
 
     def _room(self, record: BackingNodeRecord, machine: Any) -> float | None:
@@ -263,12 +297,16 @@ class BackingNodes(BackingSlots):
     def _give_up(self, record: BackingNodeRecord) -> None:
         """Abandon a backing node that does not answer: it is released when it is empty.
 
-        Its ready nodes count as missing, see :meth:`may_have`; those in use are left to their users.
+        Its ready nodes count as missing, see :meth:`may_have`; those in use are left to their
+        users.
         """
         with self.changing() as actions:
             if record.failed:
                 return
-            self.log.warning("Backing node %s cannot be used any more; its ready nodes are deleted", record.node_id)
+            self.log.warning(
+                "Backing node %s cannot be used any more; its ready nodes are deleted",
+                record.node_id,
+            )
             record.failed = True
             if record.node_id is not None and not record.lost:
                 self.store(record, actions)
@@ -288,7 +326,8 @@ class BackingNodes(BackingSlots):
     def _vacate(self, record: BackingNodeRecord) -> bool:
         """Remove our node manager from an idle backing node; return False to keep the node.
 
-        An unreachable one is released as it is: the remains there end automatically, or with the next push.
+        An unreachable one is released as it is: the remains there end automatically, or with the
+        next push.
         """
         node_id = str(record.node_id)
         try:
@@ -310,7 +349,9 @@ class BackingNodes(BackingSlots):
             self.log.info("Backing node %s is kept: it has slivers %s", node_id, busy)
             return False
         except LinkError as error:
-            self.log.warning("The node manager on backing node %s cannot be removed: %s", node_id, error)
+            self.log.warning(
+                "The node manager on backing node %s cannot be removed: %s", node_id, error
+            )
         return True
 
     def _has_slivers(self, node_id: str) -> bool:
@@ -359,7 +400,11 @@ class BackingNodes(BackingSlots):
             if record is None and self.may_have(host_name):
                 self.housekeeping.queue.add(host_name)
                 raise RpcError(f"backing node {host_name} is not known yet")
-            self.log.info("Backing node %s no longer exists, and neither does its sliver %s", host_name, sliver)
+            self.log.info(
+                "Backing node %s no longer exists, and neither does its sliver %s",
+                host_name,
+                sliver,
+            )
             raise exceptions.NotFound
         self.connect(record)
         if self.hosts.get(host_name) is None:
@@ -372,7 +417,11 @@ class BackingNodes(BackingSlots):
         if record is not None:
             return not record.lost and not (record.failed and self._is_silent(node_id))
         node = self.zk.getNode(node_id)
-        return node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.my_id) is not None
+        return (
+            node is not None
+            and node.state == zk.IN_USE
+            and parse_user_data(node.user_data, self.my_id) is not None
+        )
 
 
 def _size(capacity: dict[str, Any]) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """SSH connection to a backing node: pushes the node manager and forwards its API (NM-C.8).
 
-It uses OpenSSH's client: its multiplexing forwards the Unix socket of the API to a directory that only we can read, so
-that the API of the other machine is accessible only to users who may log in there.
+It uses OpenSSH's client: its multiplexing forwards the Unix socket of the API to a directory that
+only we can read, so that the API of the other machine is accessible only to users who may log in
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from nodepool.driver.nodemanager.pushed.target import Target
 from nodepool.ssh import OPTIONS, quoted
 
 MARK = "nodepool:"
-#: Seconds for the push, and the start of the daemon (or, before, the removal of the last user's remains).
+#: Seconds for the push, and the start of the daemon (or, before, the removal of the last user's
+#: remains).
 PUSH_TIMEOUT, START_TIMEOUT = 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
 #: Seconds between two attempts.
@@ -52,7 +54,10 @@ def remote_command(python: str) -> str:
         "while len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)"
     )
     run = f"exec {{}}{shlex.quote(python)} -I -c {shlex.quote(begin)}"
-    script = f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; else {run.format("sudo -n ")}; fi'
+    script = (
+        f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; '
+        f"else {run.format('sudo -n ')}; fi"
+    )
     return f"exec sh -c {shlex.quote(script)}"
 
 
@@ -96,9 +101,13 @@ class Session:
                 cwd="/",
             )
         except OSError as error:
-            raise LinkError(f"ssh cannot be run: {error.strerror}; is the OpenSSH client installed here?") from None
+            raise LinkError(
+                f"ssh cannot be run: {error.strerror}; is the OpenSSH client installed here?"
+            ) from None
         streams = self._process.stdin, self._process.stdout, self._process.stderr
-        self._stdin, self._stdout, self._stderr = (stream.fileno() for stream in streams if stream is not None)
+        self._stdin, self._stdout, self._stderr = (
+            stream.fileno() for stream in streams if stream is not None
+        )
         # They are read when something has arrived; what is written may not fit.
         os.set_blocking(self._stdin, False)
         os.set_blocking(self._stderr, False)
@@ -110,13 +119,18 @@ class Session:
         """
         code = zipapp.build()
         loader = zipapp.LOADER.encode()
-        head = json.dumps({"sha256": code.digest, "size": len(code.content), "base": self._target.base}).encode()
+        head = json.dumps(
+            {"sha256": code.digest, "size": len(code.content), "base": self._target.base}
+        ).encode()
         deadline = time.monotonic() + PUSH_TIMEOUT
         self._send(b"%d\n%s%s\n" % (len(loader), loader, head), deadline)
         answer = self.read(deadline)
         if answer["state"] not in ("send", "have"):
             raise LinkError(f"unexpected answer {answer}")
-        self._send((code.content if answer["state"] == "send" else b"") + json.dumps(job).encode() + b"\n", deadline)
+        self._send(
+            (code.content if answer["state"] == "send" else b"") + json.dumps(job).encode() + b"\n",
+            deadline,
+        )
         self._beating = True
 
     def _send(self, data: bytes, deadline: float) -> None:
@@ -186,7 +200,10 @@ class Session:
             self._process.wait(CLOSE_TIMEOUT)
         while self._collect() and self._process.poll() is not None:
             continue
-        return self._errors.decode(errors="replace").strip() or f"the connection has ended (status {self._process.poll()})"
+        return (
+            self._errors.decode(errors="replace").strip()
+            or f"the connection has ended (status {self._process.poll()})"
+        )
 
     def forward(self, local: Path, remote: str) -> None:
         """Forward a Unix socket of the other machine to a local path.
@@ -241,10 +258,13 @@ class Session:
 class Link:
     """Keeps the connection to one backing node's node manager, on its own thread.
 
-    :param changed: called with True when the API can be reached, with False after each failure; on that thread.
+    :param changed: called with True when the API can be reached, with False after each failure; on
+        that thread.
     """
 
-    def __init__(self, target: Target, directory: Path, log: logging.Logger, changed: Callable[[bool], Any]) -> None:
+    def __init__(
+        self, target: Target, directory: Path, log: logging.Logger, changed: Callable[[bool], Any]
+    ) -> None:
         self.target = target
         self.socket = directory / f"{target.owner}.api"
         self._directory = directory
@@ -256,7 +276,9 @@ class Link:
         self.down_since: float | None = time.monotonic()
         self._session: Session | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"Thread-nm-link-{target.owner}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"Thread-nm-link-{target.owner}", daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -302,7 +324,9 @@ class Link:
             return
         where = f"{self.target.username}@{self.target.address}:{self.target.port}"
         if text != self.problem:
-            self._log.warning("Backing node %s (%s) cannot be used: %s", self.target.owner, where, text)
+            self._log.warning(
+                "Backing node %s (%s) cannot be used: %s", self.target.owner, where, text
+            )
         self.problem = text
         self.down_since = self.down_since or time.monotonic()
         self._changed(False)

@@ -9,7 +9,8 @@ from typing import Any
 from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
 from nodepool.zk.zookeeper import Node
 
-#: First user id of slivers, and the number of id ranges among backing nodes, which may be on one machine.
+#: First user id of slivers, and the number of id ranges among backing nodes, which may be on one
+#: machine.
 ID_BASE, ID_RANGES = 2_000_000, 50
 
 
@@ -18,8 +19,10 @@ class Target:
     """Target of a push.
 
     :param owner: the backing node's id.
-    :param since: creation time of that (seconds since 1970): of two that claim the machine the younger one has it.
-    :param place: identifies the machine, also for its next user, who finds the remains of the last one by it.
+    :param since: creation time of that (seconds since 1970): of two that claim the machine the
+        younger one has it.
+    :param place: identifies the machine, also for its next user, who finds the remains of the last
+        one by it.
     """
 
     owner: str
@@ -54,12 +57,16 @@ def target_of(node: Node, provider: NodeManagerProviderConfig) -> Target:
     options = provider.backing
     assert options is not None
     address, port = str(node.interface_ip or ""), int(node.connection_port or 22)
-    text = "\n".join(map(str, (provider.name, node.provider, address, port, node.username, node.slot)))
+    text = "\n".join(
+        map(str, (provider.name, node.provider, address, port, node.username, node.slot))
+    )
     place = hashlib.sha256(text.encode()).hexdigest()[:12]
     config = dict(options.config)
     if "id-base" not in config:
         span = (options.max_slivers + 1) * 65536
-        config["id-base"] = ID_BASE + int(place, 16) % max(1, min(ID_RANGES, (2**32 - ID_BASE) // span)) * span
+        config["id-base"] = (
+            ID_BASE + int(place, 16) % max(1, min(ID_RANGES, (2**32 - ID_BASE) // span)) * span
+        )
     unfit = ""
     if node.connection_type not in (None, "", "ssh"):
         unfit = f"its connection-type is {node.connection_type}, and a node manager needs ssh"
@@ -67,7 +74,8 @@ def target_of(node: Node, provider: NodeManagerProviderConfig) -> Target:
         unfit = "its record has no address or no username"
     elif not node.host_keys:
         unfit = (
-            "its record has no host keys, so that it is not known to be the right machine; its provider must "
+            "its record has no host keys, so that it is not known to be the right machine; its "
+            "provider must "
             "find them (host-key-checking)"
         )
     python = str(node.python_path or "")

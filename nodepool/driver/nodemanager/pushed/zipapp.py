@@ -35,7 +35,9 @@ def _files() -> Iterator[tuple[str, Path]]:
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
-            raise RuntimeError(f"Python package {name} is not installed here, and backing nodes need it")
+            raise RuntimeError(
+                f"Python package {name} is not installed here, and backing nodes need it"
+            )
         folder = Path(spec.origin).parent
         for path in folder.rglob("*.py"):
             if not SKIPPED.intersection(path.relative_to(folder).parts):
@@ -57,8 +59,9 @@ def build() -> Code:
     return Code(hashlib.sha256(content).hexdigest(), content)
 
 
-#: Stores that file on the other machine and executes it. Standard input: a line of JSON (``sha256``, ``size``, ``base``), the
-#: file when the answer is ``send``, then the input of the file's program.
+#: Stores that file on the other machine and executes it. Standard input: a line of JSON
+#: (``sha256``, ``size``, ``base``), the file when the answer is ``send``, then the input of the
+#: file's program.
 LOADER = """
 import fcntl, hashlib, json, os, sys
 

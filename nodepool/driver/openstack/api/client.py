@@ -13,11 +13,20 @@ from urllib.parse import quote, unquote
 from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.api.errors import classify
 from nodepool.driver.openstack.api.images import ImageApi
-from nodepool.driver.openstack.api.networks import FIXED, Networks, Rules, addresses, fill_in, has_floating
+from nodepool.driver.openstack.api.networks import (
+    FIXED,
+    Networks,
+    Rules,
+    addresses,
+    fill_in,
+    has_floating,
+)
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer
 
 FIP_TAG = "nodepool:"
-"""Start of the description of the floating IPs that we create: ``nodepool: key=value key=value``."""
+"""Start of the description of the floating IPs that we create:
+``nodepool: key=value key=value``.
+"""
 NETWORKS_AUTO = (2, 37)
 """Compute microversion from which a server must explicitly ask for the existing networks."""
 VOLUME_TYPE = (2, 67)
@@ -28,8 +37,9 @@ AGAIN = (0.5, 2.0, 5.0)
 class CloudApi(ImageApi):
     """Client whose calls are named by purpose, as in the metrics.
 
-    Objects are mappings with the keys of OpenStack's JSON. A query by id returns None, and a deletion False, when the
-    object does not exist. The driver ``fake`` replaces all methods of this class.
+    Objects are mappings with the keys of OpenStack's JSON. A query by id returns None, and a
+    deletion False, when the object does not exist. The driver ``fake`` replaces all methods of this
+    class.
     """
 
     def close(self) -> None:
@@ -38,39 +48,74 @@ class CloudApi(ImageApi):
     # -- servers
 
     def create_server(
-        self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], config_drive: bool | None = None,
-        boot_from_volume: bool = False, volume_size: int = 50, volume_type: str | None = None,
-        key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
-        userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
+        self,
+        name: str,
+        image: Mapping[str, Any],
+        flavor: Mapping[str, Any],
+        config_drive: bool | None = None,
+        boot_from_volume: bool = False,
+        volume_size: int = 50,
+        volume_type: str | None = None,
+        key_name: str | None = None,
+        availability_zone: str | None = None,
+        security_groups: list[str] | None = None,
+        userdata: str | None = None,
+        nics: list[dict[str, str]] | None = None,
+        meta: dict[str, Any] | None = None,
         scheduler_hints: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Start a server; the answer has little more than its id. One call, never repeated."""
-        body: dict[str, Any] = {"name": name, "flavorRef": flavor["id"], "imageRef": image["id"], "min_count": 1, "max_count": 1}
+        body: dict[str, Any] = {
+            "name": name,
+            "flavorRef": flavor["id"],
+            "imageRef": image["id"],
+            "min_count": 1,
+            "max_count": 1,
+        }
         version: tuple[int, int] | None = None
         if boot_from_volume:
-            volume = {"boot_index": 0, "source_type": "image", "destination_type": "volume", "uuid": image["id"],
-                      "volume_size": volume_size, "delete_on_termination": True}  # fmt: skip
+            volume = {
+                "boot_index": 0,
+                "source_type": "image",
+                "destination_type": "volume",
+                "uuid": image["id"],
+                "volume_size": volume_size,
+                "delete_on_termination": True,
+            }
             if volume_type:
                 volume["volume_type"] = volume_type
                 version = VOLUME_TYPE
             body.update(imageRef="", block_device_mapping_v2=[volume])
         optional = {
-            "config_drive": config_drive, "key_name": key_name, "availability_zone": availability_zone,
+            "config_drive": config_drive,
+            "key_name": key_name,
+            "availability_zone": availability_zone,
             "security_groups": [{"name": group} for group in security_groups or ()],
             "user_data": base64.b64encode(userdata.encode()).decode() if userdata else None,
             "networks": [{"uuid": nic["net-id"]} for nic in nics or ()],
             "metadata": {key: str(value) for key, value in (meta or {}).items()},
-        }  # fmt: skip
+        }
         body.update({key: value for key, value in optional.items() if value})
         if "networks" not in body:
-            version = version or (NETWORKS_AUTO if self._compute_version() >= NETWORKS_AUTO else None)
+            version = version or (
+                NETWORKS_AUTO if self._compute_version() >= NETWORKS_AUTO else None
+            )
             if version:
                 body["networks"] = "auto"
         request: dict[str, Any] = {"server": body}
         if scheduler_hints:
             request["os:scheduler_hints"] = scheduler_hints
         more: dict[str, Any] = {"microversion": "{}.{}".format(*version)} if version else {}
-        return self.single("create_server", "compute", "/servers", "server", "POST", lane="write", json=request, **more)
+        return self.single(
+            "create_server",
+            "compute",
+            "/servers",
+            "server",
+            "POST",
+            lane="write",
+            json=request,
+            **more,
+        )
 
     def _compute_version(self) -> tuple[int, int]:
         """Return compute's newest microversion from its version document; (0, 0): none."""
@@ -83,18 +128,25 @@ class CloudApi(ImageApi):
 
         :param repeat: retry after errors; not needed when the caller polls anyway.
         """
-        return self.find("get_server", "compute", f"/servers/{server_id}", "server", idempotent=repeat)
+        return self.find(
+            "get_server", "compute", f"/servers/{server_id}", "server", idempotent=repeat
+        )
 
     def list_servers(self) -> list[NodepoolOpenStackServer]:
         """Return all servers of the project, without filters and SDK objects, which are slow."""
-        return [NodepoolOpenStackServer(item) for item in self.many("list_servers", "compute", "/servers/detail", "servers")]
+        return [
+            NodepoolOpenStackServer(item)
+            for item in self.many("list_servers", "compute", "/servers/detail", "servers")
+        ]
 
     def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         """Return the server with its addresses."""
         return fill_in(NodepoolOpenStackServer(server), networks)
 
     def find_servers(self, name: str) -> list[dict[str, Any]]:
-        return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})
+        return self.many(
+            "find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"}
+        )
 
     def delete_server(self, server_id: str) -> bool:
         """Delete the server; return False when it does not exist."""
@@ -123,7 +175,9 @@ class CloudApi(ImageApi):
 
     def list_availability_zone_names(self) -> list[str]:
         zones = self.many("list_zones", "compute", "/os-availability-zone", "availabilityZoneInfo")
-        return [zone["zoneName"] for zone in zones if (zone.get("zoneState") or {}).get("available")]
+        return [
+            zone["zoneName"] for zone in zones if (zone.get("zoneState") or {}).get("available")
+        ]
 
     def get_compute_limits(self) -> dict[str, Any]:
         limits = self.single("limits", "compute", "/limits", "limits").get("absolute") or {}
@@ -165,12 +219,18 @@ class CloudApi(ImageApi):
         """Return the images; our own properties are also in the mapping ``properties``."""
         images = self.many("list_images", "image", "/images", "images", filters)
         for image in images:
-            image["properties"] = {key: value for key, value in image.items() if key.startswith("nodepool_")}
+            image["properties"] = {
+                key: value for key, value in image.items() if key.startswith("nodepool_")
+            }
         return images
 
-    def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    def get_image(
+        self, name_or_id: str, filters: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """Return the image with that id, or the newest with that name."""
-        found = self.many("find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})})
+        found = self.many(
+            "find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})}
+        )
         if len(found) > 1:
             self.log.info(
                 "%s images of cloud %s have the name %s, taking the newest",
@@ -185,7 +245,11 @@ class CloudApi(ImageApi):
         image: dict[str, Any] | None = self.request(
             "get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True
         )
-        return image if image and all(image.get(key) == value for key, value in (filters or {}).items()) else None
+        return (
+            image
+            if image and all(image.get(key) == value for key, value in (filters or {}).items())
+            else None
+        )
 
     # -- networks
 
@@ -197,7 +261,13 @@ class CloudApi(ImageApi):
         return Networks(Rules.of(self.client), list(listed))
 
     def list_ports(self, filters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        return self.many("list_ports", "network", "/ports", "ports", {"project_id": self.project(), **(filters or {})})
+        return self.many(
+            "list_ports",
+            "network",
+            "/ports",
+            "ports",
+            {"project_id": self.project(), **(filters or {})},
+        )
 
     def ports_of(self, server_id: str) -> list[dict[str, Any]]:
         return self.many("find_ports", "network", "/ports", "ports", {"device_id": server_id})
@@ -216,18 +286,29 @@ class CloudApi(ImageApi):
 
     def needs_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> bool:
         """Return whether the server has fixed addresses only, on a cloud with floating ones."""
-        if not self.has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
+        if (
+            not self.has_floating_ips()
+            or has_floating(server)
+            or server.get("public_v4")
+            or networks.rules.private
+        ):
             return False
-        return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
+        return bool(
+            networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED))
+        )
 
-    def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> dict[str, Any] | None:
+    def create_floating_ip(
+        self, server: NodepoolOpenStackServer, networks: Networks
+    ) -> dict[str, Any] | None:
         """Create a floating IP with the server's tags; None when no port can have one."""
         port, source = self._port_for_floating_ip(server, networks), networks.floating
         if port is None or source is None:
             return None
         return self._create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
 
-    def _port_for_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> tuple[str, str] | None:
+    def _port_for_floating_ip(
+        self, server: NodepoolOpenStackServer, networks: Networks
+    ) -> tuple[str, str] | None:
         """Return the port and its address for the floating IP."""
         ports = self.ports_of(server["id"])
         if networks.rules.nat_destination:
@@ -242,24 +323,51 @@ class CloudApi(ImageApi):
                     return port["id"], fixed["ip_address"]
         return None
 
-    def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> dict[str, Any]:
+    def _create_floating_ip_at(
+        self, network_id: str, port_id: str, address: str, metadata: dict[str, str]
+    ) -> dict[str, Any]:
         description = " ".join(
-            [FIP_TAG, *(f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))]
+            [
+                FIP_TAG,
+                *(
+                    f"{key}={quote(str(value), safe='')}"
+                    for key, value in metadata.items()
+                    if key.startswith("nodepool_")
+                ),
+            ]
         )
-        body = {"floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
-                "description": description[:255]}  # fmt: skip
+        body = {
+            "floating_network_id": network_id,
+            "port_id": port_id,
+            "fixed_ip_address": address,
+            "description": description[:255],
+        }
         pauses = iter(AGAIN)
         while True:
             try:
                 return self.single(
-                    "create_floating_ip", "network", "/floatingips", "floatingip", "POST", json={"floatingip": body}
+                    "create_floating_ip",
+                    "network",
+                    "/floatingips",
+                    "floatingip",
+                    "POST",
+                    json={"floatingip": body},
                 )
             except Exception as error:
                 if classify(error) is not ErrorKind.TRANSIENT:
                     raise
-                # Not a proper answer, so it may exist all the same. A port has one floating IP per address.
-                found = self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"port_id": port_id})
-                made = next((ip for ip in found if ip.get("description") == body["description"]), None)
+                # Not a proper answer, so it may exist all the same. A port has one floating IP per
+                # address.
+                found = self.many(
+                    "list_floating_ips",
+                    "network",
+                    "/floatingips",
+                    "floatingips",
+                    {"port_id": port_id},
+                )
+                made = next(
+                    (ip for ip in found if ip.get("description") == body["description"]), None
+                )
                 if made is not None:
                     return made
                 pause = next(pauses, None)
@@ -267,17 +375,29 @@ class CloudApi(ImageApi):
                     raise
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> dict[str, Any] | None:
-        return self.find("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip")
+        return self.find(
+            "get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip"
+        )
 
     def list_floating_ips(self) -> list[dict[str, Any]]:
-        return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project()})
+        return self.many(
+            "list_floating_ips",
+            "network",
+            "/floatingips",
+            "floatingips",
+            {"project_id": self.project()},
+        )
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:
         return self.delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
 
     def delete_unattached_floating_ips(self) -> int:
         """Delete them, also those of others in the project; return how many there were."""
-        return sum(self.delete_floating_ip(ip["id"]) for ip in self.list_floating_ips() if not ip.get("port_id"))
+        return sum(
+            self.delete_floating_ip(ip["id"])
+            for ip in self.list_floating_ips()
+            if not ip.get("port_id")
+        )
 
 
 def floating_ip_metadata(description: str | None) -> dict[str, str]:

@@ -12,21 +12,46 @@ from nodepool.cloud import ErrorKind, bounded
 from nodepool.cloud.errors import CallTimeout, asked_pause
 
 # Names of exception classes of the SDK, keystoneauth and requests.
-CONFIGURATION = frozenset((
-    "AuthorizationFailure", "AuthPluginException", "MissingAuthPlugin", "MissingRequiredOptions", "NoMatchingPlugin",
-    "Unauthorized", "UnsupportedParameters", "ConfigException", "EndpointNotFound", "CatalogException",
-    "ServiceDisabledException", "SSLFailure", "ValidationException",
-))  # fmt: skip
-TRANSIENT = frozenset((
-    "ConnectionError", "ConnectionException", "DiscoveryFailure", "ServiceDiscoveryException", "UnknownConnectionError",
-    "RequestException", "VersionNotAvailable", "InvalidResponse",
-    # "the service has no supported versions": the result of an unreadable version document
-    "NotSupported",
-))  # fmt: skip
+CONFIGURATION = frozenset(
+    (
+        "AuthorizationFailure",
+        "AuthPluginException",
+        "MissingAuthPlugin",
+        "MissingRequiredOptions",
+        "NoMatchingPlugin",
+        "Unauthorized",
+        "UnsupportedParameters",
+        "ConfigException",
+        "EndpointNotFound",
+        "CatalogException",
+        "ServiceDisabledException",
+        "SSLFailure",
+        "ValidationException",
+    )
+)
+TRANSIENT = frozenset(
+    (
+        "ConnectionError",
+        "ConnectionException",
+        "DiscoveryFailure",
+        "ServiceDiscoveryException",
+        "UnknownConnectionError",
+        "RequestException",
+        "VersionNotAvailable",
+        "InvalidResponse",
+        # "the service has no supported versions": the result of an unreadable version document
+        "NotSupported",
+    )
+)
 #: The volume service does not exist.
 ABSENT_SERVICE = ("EndpointNotFound", "CatalogException", "ServiceDisabledException")
-FULL = ("no valid host", "not enough hosts available", "no more ip addresses available", "insufficient capacity",
-        "unable to find any ip address on external network")  # fmt: skip
+FULL = (
+    "no valid host",
+    "not enough hosts available",
+    "no more ip addresses available",
+    "insufficient capacity",
+    "unable to find any ip address on external network",
+)
 
 
 class BadAnswer(RuntimeError):
@@ -63,11 +88,16 @@ def status_of(exc: BaseException) -> int:
     return 0
 
 
-#: Format in which nova and cinder quote data that violates their schema; the rest of the text repeats it.
-_REFUSED_VALUE = re.compile(r"Invalid input for (?:field/attribute|query parameters) .{1,300}?\. Value: ", re.DOTALL)
+#: Format in which nova and cinder quote data that violates their schema; the rest of the text
+#: repeats it.
+_REFUSED_VALUE = re.compile(
+    r"Invalid input for (?:field/attribute|query parameters) .{1,300}?\. Value: ", re.DOTALL
+)
 _WHAT_IS_WRONG = re.compile(
-    r"\b(?:is too (?:long|short)|is not of type [a-z', ]{1,80}|does not match (?:any of the regexes: )?'[^']{1,200}'"
-    r"|is not valid under any of the given schemas|is not one of \[[^\]]{1,200}\]|is not a '[a-z-]{1,30}'"
+    r"\b(?:is too (?:long|short)|is not of type [a-z', ]{1,80}|does not match (?:any of the "
+    r"regexes: )?'[^']{1,200}'"
+    r"|is not valid under any of the given schemas|is not one of \[[^\]]{1,200}\]|is not a "
+    r"'[a-z-]{1,30}'"
     r"|is (?:less|greater) than the (?:minimum|maximum) of \d+|has non-unique elements"
     r"|Additional properties are not allowed \([^()]{1,200}\))\.?\s*\Z"
 )
@@ -94,7 +124,10 @@ def tidy(error: BaseException, *secrets: str) -> None:
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
         seen.add(id(following))
-        following.args = tuple(without_values(item, *secrets) if isinstance(item, str) else item for item in following.args)
+        following.args = tuple(
+            without_values(item, *secrets) if isinstance(item, str) else item
+            for item in following.args
+        )
         for name in ("message", "details"):
             text = getattr(following, name, None)
             if isinstance(text, str):
@@ -106,7 +139,11 @@ def tidy(error: BaseException, *secrets: str) -> None:
 def is_quota(message: str) -> bool:
     """Return whether the cloud's text mentions an exceeded quota."""
     text = message.lower()
-    return ("quota" in text and "exceed" in text) or "number of ports exceeded" in text or "limit exceeded" in text
+    return (
+        ("quota" in text and "exceed" in text)
+        or "number of ports exceeded" in text
+        or "limit exceeded" in text
+    )
 
 
 def is_full(message: str) -> bool:
@@ -165,14 +202,26 @@ def retry_after(error: BaseException) -> float | None:
 
 #: Words in the cloud's text, and the option that they refer to.
 _OPTIONS = (
-    ("key_name", "key-name"), ("keypair", "key-name"), ("availability zone", "availability-zones"),
-    ("availability_zone", "availability-zones"), ("security group", "security-groups"), ("security_group", "security-groups"),
-    ("server group", "server-group"), ("scheduler_hints", "scheduler-hints"), ("scheduler hint", "scheduler-hints"),
-    ("volume type", "volume-type"), ("volume_type", "volume-type"),
-    ("volume", "boot-from-volume"), ("block device", "boot-from-volume"),
-    ("network", "networks"), ("userdata", "userdata"), ("user_data", "userdata"), ("metadata", "instance-properties"),
-    ("flavor", "flavor-name"), ("image", "cloud-image/diskimage"),
-)  # fmt: skip
+    ("key_name", "key-name"),
+    ("keypair", "key-name"),
+    ("availability zone", "availability-zones"),
+    ("availability_zone", "availability-zones"),
+    ("security group", "security-groups"),
+    ("security_group", "security-groups"),
+    ("server group", "server-group"),
+    ("scheduler_hints", "scheduler-hints"),
+    ("scheduler hint", "scheduler-hints"),
+    ("volume type", "volume-type"),
+    ("volume_type", "volume-type"),
+    ("volume", "boot-from-volume"),
+    ("block device", "boot-from-volume"),
+    ("network", "networks"),
+    ("userdata", "userdata"),
+    ("user_data", "userdata"),
+    ("metadata", "instance-properties"),
+    ("flavor", "flavor-name"),
+    ("image", "cloud-image/diskimage"),
+)
 
 
 def suspect(message: str) -> str | None:
@@ -185,12 +234,17 @@ def _suspects(message: str) -> list[str]:
     return [option for sign, option in _OPTIONS if sign in text]
 
 
-#: Options whose values are looked up in the cloud and cached, and the kinds of cached answers; others are not cached.
+#: Options whose values are looked up in the cloud and cached, and the kinds of cached answers;
+#: others are not cached.
 _LOOKUPS = {
-    "availability-zones": ("zones",), "networks": ("networks", "network"), "flavor-name": ("flavors",),
-    "cloud-image/diskimage": ("image",), "boot-from-volume": ("image",), "server-group": ("server-group",),
+    "availability-zones": ("zones",),
+    "networks": ("networks", "network"),
+    "flavor-name": ("flavors",),
+    "cloud-image/diskimage": ("image",),
+    "boot-from-volume": ("image",),
+    "server-group": ("server-group",),
     "scheduler-hints": ("server-group",),
-}  # fmt: skip
+}
 
 
 def suspected_lookups(message: str) -> set[str] | None:
@@ -202,18 +256,31 @@ def suspected_lookups(message: str) -> set[str] | None:
 def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:
     """Return the option's value in brackets; empty for those that may contain secrets."""
     values = {
-        "key-name": label.key_name, "availability-zones": label.azs or zone, "server-group": label.server_group,
-        "security-groups": label.security_groups or label.pool.security_groups, "networks": label.networks,
-        "volume-type": label.volume_type, "flavor-name": label.flavor_name,
+        "key-name": label.key_name,
+        "availability-zones": label.azs or zone,
+        "server-group": label.server_group,
+        "security-groups": label.security_groups or label.pool.security_groups,
+        "networks": label.networks,
+        "volume-type": label.volume_type,
+        "flavor-name": label.flavor_name,
         "cloud-image/diskimage": image.get("name") or image.get("id"),
-    }  # fmt: skip
+    }
     value = values.get(option)
-    text = ", ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value or "")
+    text = (
+        ", ".join(str(item) for item in value)
+        if isinstance(value, (list, tuple))
+        else str(value or "")
+    )
     return f" ({text})" if text else ""
 
 
 def launch_error(
-    exc: Exception, provider: str, label: Any, zone: str | None, image: Mapping[str, Any], server_id: str | None
+    exc: Exception,
+    provider: str,
+    label: Any,
+    zone: str | None,
+    image: Mapping[str, Any],
+    server_id: str | None,
 ) -> Exception:
     """Return the exception for the launcher after a failed server call, or *exc* itself.
 
@@ -223,14 +290,22 @@ def launch_error(
         return exc
     message = without_values(str(exc))
     kind = classify(exc)
-    if kind is ErrorKind.QUOTA or "quota exceeded" in message.lower() or "number of ports exceeded" in message.lower():
+    if (
+        kind is ErrorKind.QUOTA
+        or "quota exceeded" in message.lower()
+        or "number of ports exceeded" in message.lower()
+    ):
         return exceptions.QuotaException(f"Quota exceeded: {message}")
     if kind is ErrorKind.CAPACITY:
         return exceptions.CapacityException(message)
     where = f"provider {provider}, pool {label.pool.name}, label {label.name}"
-    if kind is ErrorKind.CONFIGURATION and sdk_error(exc, "BadRequestException", "ForbiddenException"):
+    if kind is ErrorKind.CONFIGURATION and sdk_error(
+        exc, "BadRequestException", "ForbiddenException"
+    ):
         if server_id is not None:
-            return RefusedByCloud(f"{where}: the cloud refuses to give server {server_id} an address: {message}")
+            return RefusedByCloud(
+                f"{where}: the cloud refuses to give server {server_id} an address: {message}"
+            )
         option = suspect(message)
         about = f", because of option {option}{given(option, label, zone, image)}" if option else ""
         return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")

@@ -1,7 +1,7 @@
 """Roles of a cloud's networks, and a server's addresses (OST-2.3).
 
-The choice is that of the SDK's ``add_server_interfaces``, with two differences: it makes no calls, and of several public
-addresses it uses the floating one, without a test of port 22.
+The choice is that of the SDK's ``add_server_interfaces``, with two differences: it makes no calls,
+and of several public addresses it uses the floating one, without a test of port 22.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ class Networks:
             net
             for net in self.all
             if _named(net, self.rules.external)
-            or ((net.get("router:external") or net.get("provider:physical_network")) and not _named(net, self.rules.internal))
+            or (
+                (net.get("router:external") or net.get("provider:physical_network"))
+                and not _named(net, self.rules.internal)
+            )
         ]
 
     @property
@@ -79,7 +82,11 @@ class Networks:
             net
             for net in self.all
             if _named(net, self.rules.internal)
-            or not (net.get("router:external") or net.get("provider:physical_network") or _named(net, self.rules.external))
+            or not (
+                net.get("router:external")
+                or net.get("provider:physical_network")
+                or _named(net, self.rules.external)
+            )
         ]
 
     @property
@@ -98,7 +105,9 @@ def _named(network: Mapping[str, Any], names: tuple[str, ...]) -> bool:
     return network.get("name") in names or network["id"] in names
 
 
-def addresses(server: Mapping[str, Any], network: str | None = None, kind: str | None = None, version: int = 4) -> list[str]:
+def addresses(
+    server: Mapping[str, Any], network: str | None = None, kind: str | None = None, version: int = 4
+) -> list[str]:
     """Return addresses of the server on a network (by name) and of a type, floating first."""
     found: list[tuple[bool, str]] = []
     for name, interfaces in (server.get("addresses") or {}).items():
@@ -121,7 +130,11 @@ def fill_in(server: dict[str, Any], networks: Networks) -> dict[str, Any]:
     private = _private(server, networks) if rules.use_internal else None
     public = _public(server, networks) if rules.use_external else None
     public6 = server.get("accessIPv6") or next(iter(addresses(server, version=6)), None)
-    server["private_v4"], server["public_v4"], server["public_v6"] = private or "", public or "", public6 or ""
+    server["private_v4"], server["public_v4"], server["public_v6"] = (
+        private or "",
+        public or "",
+        public6 or "",
+    )
     server["interface_ip"] = _interface(server, networks) or ""
     if not server.get("accessIPv4"):
         server["accessIPv4"] = private if rules.private and private else public or ""
@@ -144,7 +157,11 @@ def _private(server: Mapping[str, Any], networks: Networks) -> str | None:
         server = {
             **server,
             "addresses": {
-                name: [interface for interface in interfaces if interface.get("OS-EXT-IPS-MAC:mac_addr") == mac]
+                name: [
+                    interface
+                    for interface in interfaces
+                    if interface.get("OS-EXT-IPS-MAC:mac_addr") == mac
+                ]
                 for name, interfaces in server["addresses"].items()
             },
         }

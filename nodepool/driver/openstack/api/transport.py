@@ -10,7 +10,14 @@ from urllib.parse import parse_qs, urlparse
 
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.answer_cache import AnswerCache
-from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
+from nodepool.driver.openstack.api.errors import (
+    BadAnswer,
+    CredentialsRefused,
+    TokenRefused,
+    sdk_error,
+    status_of,
+    tidy,
+)
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
 if TYPE_CHECKING:  # the SDK is imported when a provider uses it
@@ -18,7 +25,9 @@ if TYPE_CHECKING:  # the SDK is imported when a provider uses it
     from requests import Response
 
 API_TIMEOUT = 60.0
-"""Seconds without a byte from the cloud after which a call fails, unless clouds.yaml has ``api_timeout``."""
+"""Seconds without a byte from the cloud after which a call fails, unless clouds.yaml has
+``api_timeout``.
+"""
 DEADLINE = 120.0
 """Seconds for a call with its pauses and retries."""
 CONNECTIONS = 32
@@ -45,14 +54,18 @@ def prepare(client: Connection) -> Any:
     if session.timeout is None:
         session.timeout = API_TIMEOUT
     for scheme in ("http://", "https://"):
-        session.session.mount(scheme, keystone.TCPKeepAliveAdapter(pool_connections=8, pool_maxsize=CONNECTIONS))
+        session.session.mount(
+            scheme, keystone.TCPKeepAliveAdapter(pool_connections=8, pool_maxsize=CONNECTIONS)
+        )
     return client
 
 
 class Transport:
     """Requests of one provider; errors: the SDK's, BadAnswer and CredentialsRefused."""
 
-    def __init__(self, client: Any, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger) -> None:
+    def __init__(
+        self, client: Any, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger
+    ) -> None:
         self.client = client
         self.calls = calls
         self.provider = provider
@@ -80,7 +93,14 @@ class Transport:
     def _log_in(self, auth: Any, refused: str | None) -> None:
         if not _is_valid(auth, refused):  # another thread may have logged in just now
             auth.invalidate()
-            self.calls.call("get_token", self._get_token, auth, lane=IDENTITY, deadline=DEADLINE, idempotent=True)
+            self.calls.call(
+                "get_token",
+                self._get_token,
+                auth,
+                lane=IDENTITY,
+                deadline=DEADLINE,
+                idempotent=True,
+            )
 
     def _get_token(self, auth: Any) -> None:
         try:
@@ -91,7 +111,9 @@ class Transport:
                 raise self.refused(error) from error
             if status_of(error) == 404:
                 # It must not be interpreted as an answer to the call that the token is for.
-                raise BadAnswer(f"the identity service of cloud {self.provider.cloud_config.name}: {error}") from error
+                raise BadAnswer(
+                    f"the identity service of cloud {self.provider.cloud_config.name}: {error}"
+                ) from error
             raise
 
     def authenticated(self, call: Callable[[], T]) -> T:
@@ -107,12 +129,20 @@ class Transport:
 
     def _check_token(self, response: Response) -> None:
         if response.status_code == 401:
-            raise TokenRefused(str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token"))
+            raise TokenRefused(
+                str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token")
+            )
 
     @staticmethod
     def _check_found(response: Response, method: str, path: str) -> None:
-        """Raise BadAnswer for a gateway's 404: services send JSON, or (glance) HTML with the name."""
-        if response.status_code == 404 and response.text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in response.text:
+        """Raise BadAnswer for a gateway's 404: services send JSON, or (glance) HTML with the
+        name.
+        """
+        if (
+            response.status_code == 404
+            and response.text.lstrip()[:1] == "<"
+            and path.rpartition("/")[2] not in response.text
+        ):
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
 
     # -- requests
@@ -126,11 +156,13 @@ class Transport:
         # An absent service raises here.
         url = proxy.endpoint_override or proxy.get_endpoint() or ""
         if not re.search(r"/v\d", urlparse(url).path):
-            # Its version document could not be read; the SDK would permanently continue without the version.
+            # Its version document could not be read; the SDK would permanently continue without the
+            # version.
             self.client._proxies.pop(proxy.service_type, None)
             self._forget_versions()
             raise BadAnswer(
-                f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
+                f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} "
+                "does not"
                 f" report its versions at {url or 'the address in the catalogue'}"
             )
         return proxy
@@ -142,9 +174,18 @@ class Transport:
             getattr(owner, "_discovery_cache", {}).clear()
 
     def request(
-        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None,
-        wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: object,
-    ) -> Any:  # fmt: skip
+        self,
+        operation: str,
+        service: str,
+        method: str,
+        path: str,
+        *,
+        lane: str | None = None,
+        wanted: str | None = None,
+        idempotent: bool | None = None,
+        missing_ok: bool = False,
+        **kw: object,
+    ) -> Any:
         """Return the JSON of the answer, True for a deletion, None when there is no body.
 
         :param wanted: a key that it must contain.
@@ -173,12 +214,16 @@ class Transport:
 
     def single(
         self, operation: str, service: str, path: str, wanted: str, method: str = "GET", **kw: Any
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Return one object, which the answer has under the name ``wanted``."""
-        found: dict[str, Any] = self.request(operation, service, method, path, wanted=wanted, **kw)[wanted]
+        found: dict[str, Any] = self.request(operation, service, method, path, wanted=wanted, **kw)[
+            wanted
+        ]
         return found
 
-    def find(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> dict[str, Any] | None:
+    def find(
+        self, operation: str, service: str, path: str, wanted: str, **kw: Any
+    ) -> dict[str, Any] | None:
         """Return one object, or None when it does not exist."""
         answer = self.request(operation, service, "GET", path, wanted=wanted, missing_ok=True, **kw)
         return None if answer is None else answer[wanted]
@@ -188,7 +233,12 @@ class Transport:
         return bool(self.request(operation, service, "DELETE", path, lane=lane, missing_ok=True))
 
     def many(
-        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None
+        self,
+        operation: str,
+        service: str,
+        path: str,
+        key: str,
+        params: dict[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Return all objects; the next page is linked in JSON or header."""
         found: list[dict[str, Any]] = []
@@ -197,16 +247,22 @@ class Transport:
             data = self.request(operation, service, "GET", path, wanted=key, params=params or {})
             found += data[key]
             links = data.get(f"{key}_links") or ()
-            following = next((link["href"] for link in links if link.get("rel") == "next"), None) or data.get("next")
+            following = next(
+                (link["href"] for link in links if link.get("rel") == "next"), None
+            ) or data.get("next")
             if not following:
                 return found
-            params = {name: values[-1] for name, values in parse_qs(urlparse(following).query).items()}
+            params = {
+                name: values[-1] for name, values in parse_qs(urlparse(following).query).items()
+            }
             marker = params.get("marker")
             if marker is None or marker in markers:
                 raise BadAnswer(f"{path}: the cloud returned the page {following!r} again")
             markers.add(marker)
 
-    def send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
+    def send(
+        self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]
+    ) -> Any:
         """Send one request, without pacing, retries and metrics."""
         try:
             response = self.service(service).request(path, method, **AS_IT_IS, **kw)
@@ -237,7 +293,8 @@ class Transport:
 
     def refused(self, why: object) -> CredentialsRefused:
         return CredentialsRefused(
-            f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
+            f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the "
+            "credentials in clouds.yaml"
             f" (option cloud): {why}"
         )
 
@@ -269,4 +326,8 @@ def _check_status(response: Response, kw: dict[str, Any]) -> None:
 def _excerpt(response: Response) -> str:
     text = " ".join(response.text.split())
     kind = response.headers.get("Content-Type", "no content type")
-    return f"HTTP {response.status_code}, {kind}, {text[:120]!r}" if text else f"HTTP {response.status_code}, empty"
+    return (
+        f"HTTP {response.status_code}, {kind}, {text[:120]!r}"
+        if text
+        else f"HTTP {response.status_code}, empty"
+    )

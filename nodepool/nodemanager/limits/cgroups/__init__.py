@@ -2,16 +2,20 @@
 
 Groups that are created in every hierarchy with a controller we need::
 
-    nodepool-nm/                     weight: the guarantees, plus as much as one other group of the host for best effort
+    nodepool-nm/                     weight: the guarantees, plus as much as one other group of the
+                                     host for best effort
         <name>.sliver/               slivers with a guarantee: weight ~ guarantee
         besteffort/                  weight ~ its share of the CPU that is not guaranteed to others
-            <name>.sliver/           weight ~ nm_cpu_share, times 8 for those that use little (:mod:`cpu_pace`)
-    nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): calls work while slivers are busy
+            <name>.sliver/           weight ~ nm_cpu_share, times 8 for those that use little
+                                     (:mod:`cpu_pace`)
+    nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): calls work
+                                     while slivers are busy
 
-Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee never reduces what a sliver gets: a
-sliver whose nm_cpu_share entitles it to more gets the larger weight.
+Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee never
+reduces what a sliver gets: a sliver whose nm_cpu_share entitles it to more gets the larger weight.
 
-Hierarchies without the controller ``cpu`` do not use weights: all slivers are directly below our root there.
+Hierarchies without the controller ``cpu`` do not use weights: all slivers are directly below our
+root there.
 """
 
 from __future__ import annotations
@@ -30,8 +34,20 @@ from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups import weights as cgroup_weights
-from nodepool.nodemanager.limits.cgroups.detect import CONTROLLERS, detect_places, keep_moves_quick, problems
-from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, parse_list, processes, read, walk
+from nodepool.nodemanager.limits.cgroups.detect import (
+    CONTROLLERS,
+    detect_places,
+    keep_moves_quick,
+    problems,
+)
+from nodepool.nodemanager.limits.cgroups.files import (
+    CgroupError,
+    Place,
+    parse_list,
+    processes,
+    read,
+    walk,
+)
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.limits.cores import Cores, topology
@@ -50,7 +66,9 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 class Cgroups:
     """The cgroups of all slivers. All methods may be called from any thread."""
 
-    def __init__(self, places: Sequence[Place], root_name: str = ROOT_NAME, processors: int | None = None) -> None:
+    def __init__(
+        self, places: Sequence[Place], root_name: str = ROOT_NAME, processors: int | None = None
+    ) -> None:
         self._places = list(places)
         self._root_name = root_name
         self._processors = processors or os.cpu_count() or 1
@@ -78,7 +96,9 @@ class Cgroups:
         self.controllers: dict[str, str | None] = {
             name: self._where[name].kind if name in self._where else None for name in CONTROLLERS
         }
-        if self.controllers["cpuacct"] is None and any(place.kind == "v2" for place in self._places):
+        if self.controllers["cpuacct"] is None and any(
+            place.kind == "v2" for place in self._places
+        ):
             self.controllers["cpuacct"] = "v2"
 
     @classmethod
@@ -89,7 +109,8 @@ class Cgroups:
     def problems(self) -> list[Problem]:
         return problems(self.controllers)
 
-    # --- our tree ----------------------------------------------------------------------------------------------------
+    # --- our tree
+    # ----------------------------------------------------------------------------------------------
 
     def prepare(self, host_reserve: int = HOST_RESERVE) -> None:
         """Create our part of each hierarchy, keeping existing groups. Raises CgroupError."""
@@ -100,7 +121,8 @@ class Cgroups:
                     self._prepare(place)
             except OSError as error:
                 raise CgroupError(
-                    f"cgroups: cannot create the group {self._root_name} ({error}); run as root, or let systemd "
+                    f"cgroups: cannot create the group {self._root_name} ({error}); run as root, "
+                    "or let systemd "
                     "delegate a group (Delegate=yes)"
                 ) from error
             if self._quick < 0:
@@ -157,7 +179,9 @@ class Cgroups:
             everything = parse_list(files.get_cpus(root))
             shared = parse_list(files.get_cpus(root / BESTEFFORT)) or everything
             mems = root / ("cpuset.mems" if place.kind == "v1" else "cpuset.mems.effective")
-            self._cores = Cores(everything, *topology(everything), parse_list(read(mems) if mems.exists() else ""))
+            self._cores = Cores(
+                everything, *topology(everything), parse_list(read(mems) if mems.exists() else "")
+            )
             for name, group in self._groups(place):
                 has = parse_list(files.get_cpus(group))
                 if has != shared and has - shared:
@@ -171,7 +195,8 @@ class Cgroups:
                     if entry.name.endswith(SUFFIX) and entry.is_dir(follow_symlinks=False):
                         yield entry.name.removesuffix(SUFFIX), Path(entry.path)
 
-    # --- one sliver --------------------------------------------------------------------------------------------------
+    # --- one sliver
+    # ----------------------------------------------------------------------------------------------
 
     def _parents(self, place: Place) -> tuple[Path, ...]:
         root = self._root(place)
@@ -180,7 +205,9 @@ class Cgroups:
     def _existing(self, place: Place, name: str) -> list[Path]:
         """Return the groups of a sliver; more than one only during or after an interrupted move."""
         directory = check_name(name) + SUFFIX
-        return [parent / directory for parent in self._parents(place) if (parent / directory).is_dir()]
+        return [
+            parent / directory for parent in self._parents(place) if (parent / directory).is_dir()
+        ]
 
     def _wanted(self, place: Place, name: str, guarantee: int) -> Path:
         return self._parents(place)[0 if guarantee > 0 else -1] / (check_name(name) + SUFFIX)
@@ -193,7 +220,9 @@ class Cgroups:
         check_name(name)
         with self._lock:
             # Others may have removed our tree while it was empty: service managers do so.
-            if not self._prepared or not all(parent.is_dir() for place in self._places for parent in self._parents(place)):
+            if not self._prepared or not all(
+                parent.is_dir() for place in self._places for parent in self._parents(place)
+            ):
                 self.prepare(self._reserve)
             self._apply(name, rspec)
             return [str(path) for place in self._places for path in self._existing(place, name)]
@@ -218,7 +247,8 @@ class Cgroups:
         elif wanted_cores:
             raise CgroupError("nm_cpu_cores: this host has no cgroup controller cpuset")
         try:
-            # Memory is the only limit that may be refused: it is set first, so that a refusal changes nothing.
+            # Memory is the only limit that may be refused: it is set first, so that a refusal
+            # changes nothing.
             for place in sorted(self._places, key=lambda each: "memory" not in each.controllers):
                 group = self._wanted(place, name, guarantee)
                 existing = self._existing(place, name)
@@ -232,7 +262,9 @@ class Cgroups:
                 self._cores.put_back(name, before)
             if isinstance(error, CgroupError):
                 raise
-            raise CgroupError(f"limits of sliver {name}: {error}", retry=error.errno in SHORTAGE) from error
+            raise CgroupError(
+                f"limits of sliver {name}: {error}", retry=error.errno in SHORTAGE
+            ) from error
         finally:
             self._write_cores()
         if guarantee > 0:
@@ -248,12 +280,20 @@ class Cgroups:
         if "memory" in controllers:
             files.memory(group, int(given["nm_mem_limit"]), int(given["nm_mem_guaranteed"]))
         if "cpu" in controllers:
-            files.cpu_weight(group, guarantee * 10 if guarantee > 0 else self._weight(name, int(given["nm_cpu_share"])))
+            files.cpu_weight(
+                group,
+                guarantee * 10 if guarantee > 0 else self._weight(name, int(given["nm_cpu_share"])),
+            )
             files.cpu_limit(group, int(given["nm_cpu_limit"]), self._processors)
         if "pids" in controllers:
             files.pids(group, int(given["nm_pids_max"]))
         if "io" in controllers:
-            files.io(group, self.io_devices(name), int(given["nm_io_read_bps"]), int(given["nm_io_write_bps"]))
+            files.io(
+                group,
+                self.io_devices(name),
+                int(given["nm_io_read_bps"]),
+                int(given["nm_io_write_bps"]),
+            )
 
     def _move(self, place: Place, old: Path, new: Path) -> None:
         """Move all processes to another group and remove the old one."""
@@ -267,13 +307,18 @@ class Cgroups:
                 with contextlib.suppress(ProcessLookupError):
                     write(new / "cgroup.procs", pid)
             if time.monotonic() > deadline:
-                raise CgroupError(f"{old}: processes start faster than they can be moved", retry=True)
+                raise CgroupError(
+                    f"{old}: processes start faster than they can be moved", retry=True
+                )
         self._rmdir(place, old, deadline)
 
     def rebalance(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the weights for these effective RSpecs; after a start only weights were known."""
         with self._lock:
-            self._shares = {name: int(spec.get("nm_cpu_share", DEFAULT_RSPEC["nm_cpu_share"])) for name, spec in specs.items()}
+            self._shares = {
+                name: int(spec.get("nm_cpu_share", DEFAULT_RSPEC["nm_cpu_share"]))
+                for name, spec in specs.items()
+            }
             self._guarantees = {
                 name: int(spec["nm_cpu_guaranteed_share"])
                 for name, spec in specs.items()
@@ -297,17 +342,23 @@ class Cgroups:
     def start(self) -> None:
         """Start favoring slivers that use little CPU."""
         if "cpu" in self._where and self.controllers["cpuacct"] is not None:
-            self._pace = CpuPace(self._processors, self._cpu_times, self._competitors, self._favour_others)
+            self._pace = CpuPace(
+                self._processors, self._cpu_times, self._competitors, self._favour_others
+            )
             self._pace.start()
 
     def _competitors(self) -> list[dict[str, int]]:
         """Return the weights of slivers that compete with each other."""
         with self._lock:
-            besteffort = {name: share for name, share in self._shares.items() if name not in self._guarantees}
+            besteffort = {
+                name: share for name, share in self._shares.items() if name not in self._guarantees
+            }
             return [besteffort, self._weights] if self._guarantees else [besteffort]
 
     def _cpu_times(self) -> dict[str, int]:
-        place = self._where.get("cpuacct") or next(place for place in self._places if place.kind == "v2")
+        place = self._where.get("cpuacct") or next(
+            place for place in self._places if place.kind == "v2"
+        )
         found = {}
         with self._lock:
             names, guaranteed = list(self._shares), set(self._guarantees)
@@ -332,7 +383,13 @@ class Cgroups:
         place = self._where.get("cpu")
         if place is not None:
             self._weights = cgroup_weights.balance(
-                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy, self._active
+                place,
+                self._root(place),
+                self._guarantees,
+                self._shares,
+                self._reserve,
+                self._heavy,
+                self._active,
             )
 
     def _write_cores(self) -> None:
@@ -348,23 +405,38 @@ class Cgroups:
             if "cpu" not in place.controllers:
                 files.cpus(root / BESTEFFORT, *self._cores.placement(None))
             else:
-                # Slivers with cores may be below it: it has the shared cores only while it has none of theirs.
+                # Slivers with cores may be below it: it has the shared cores only while it has none
+                # of theirs.
                 own = {
-                    core for name, group in self._groups(place) if group.parent != root for core in self._cores.placement(name)[0]
+                    core
+                    for name, group in self._groups(place)
+                    if group.parent != root
+                    for core in self._cores.placement(name)[0]
                 }
-                files.cpus(root / BESTEFFORT, self._cores.placement(None)[0] | own, self._cores.nodes)
+                files.cpus(
+                    root / BESTEFFORT, self._cores.placement(None)[0] | own, self._cores.nodes
+                )
 
-    # --- processes ---------------------------------------------------------------------------------------------------
+    # --- processes
+    # ----------------------------------------------------------------------------------------------
 
     def procs_files(self, name: str) -> list[str]:
         """Return files to which a new process writes "0" to join; last: controller cpu."""
         places = sorted(self._places, key=lambda place: "cpu" in place.controllers)
-        return [str(path / "cgroup.procs") for place in places for path in self._existing(place, name)[:1]]
+        return [
+            str(path / "cgroup.procs")
+            for place in places
+            for path in self._existing(place, name)[:1]
+        ]
 
     def _freezer(self) -> Place | None:
         """Return the freezer, preferably version 2's: its frozen processes can be killed."""
         newer = next((place for place in self._places if place.kind == "v2"), None)
-        return newer if newer is not None and "freezer" in newer.controllers else self._where.get("freezer")
+        return (
+            newer
+            if newer is not None and "freezer" in newer.controllers
+            else self._where.get("freezer")
+        )
 
     def freeze(self, name: str, frozen: bool) -> None:
         """Freeze or thaw all processes and wait until that is done. Raises CgroupError."""
@@ -387,7 +459,9 @@ class Cgroups:
         :raises CgroupError: some processes still exist.
         """
         cgroup_kill.kill(
-            lambda: [(place, group) for place in self._places for group in self._existing(place, name)],
+            lambda: [
+                (place, group) for place in self._places for group in self._existing(place, name)
+            ],
             lambda: self._thaw(name),
             name,
             deadline,
@@ -402,9 +476,12 @@ class Cgroups:
                     write(group / "freezer.state", "THAWED")
 
     def empty(self, name: str) -> bool:
-        return not any(processes(group) for place in self._places for group in self._existing(place, name))
+        return not any(
+            processes(group) for place in self._places for group in self._existing(place, name)
+        )
 
-    # --- the end, and numbers ----------------------------------------------------------------------------------------
+    # --- the end, and numbers
+    # ----------------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
         """Remove the groups of a sliver without processes; none is fine.
@@ -435,7 +512,9 @@ class Cgroups:
                     # Busy for a moment after the last process, until that is torn down.
                     left = deadline - time.monotonic()
                     if error.errno != errno.EBUSY or left <= 0 or processes(each):
-                        raise CgroupError(f"cgroup {each} cannot be removed: {error.strerror}", retry=True) from error
+                        raise CgroupError(
+                            f"cgroup {each} cannot be removed: {error.strerror}", retry=True
+                        ) from error
                     time.sleep(0.001)
 
     def shelter(self, pids: Iterable[int]) -> None:
@@ -484,7 +563,9 @@ class Cgroups:
         place = self._where.get("memory")
         if place is None:
             return 0
-        return sum(_FILES[place.kind].oom_kills(group) or 0 for group in self._existing(place, name))
+        return sum(
+            _FILES[place.kind].oom_kills(group) or 0 for group in self._existing(place, name)
+        )
 
 
 def _cores_of(given: Mapping[str, Any]) -> tuple[int, bool]:

@@ -20,7 +20,8 @@ FREEZER_KERNEL = (5, 2)
 def detect_places(newer_too: bool = True) -> list[Place]:
     """Return the mounted hierarchies.
 
-    Version 2's freezer is preferred: frozen processes can still be killed. Without `newer_too` only version 1 is considered.
+    Version 2's freezer is preferred: frozen processes can still be killed. Without `newer_too` only
+    version 1 is considered.
     """
     places: list[Place] = []
     newer: Place | None = None
@@ -36,15 +37,27 @@ def detect_places(newer_too: bool = True) -> list[Place]:
                     found |= {"freezer"}
                 newer = Place("v2", mount, found, base)
             elif kind == "cgroup":
-                used = frozenset("io" if name == "blkio" else name for name in options.split(",")) & set(CONTROLLERS)
-                if used and not any(place.mount == mount or place.controllers & used for place in places):
+                used = frozenset(
+                    "io" if name == "blkio" else name for name in options.split(",")
+                ) & set(CONTROLLERS)
+                if used and not any(
+                    place.mount == mount or place.controllers & used for place in places
+                ):
                     places.append(Place("v1", mount, used, mount))
     if newer is not None:
         if "freezer" in newer.controllers:
             places = [place for place in places if place.controllers != {"freezer"}]
-        # Each controller is in one version only; the core functions of version 2 are used in any case.
+        # Each controller is in one version only; the core functions of version 2 are used in any
+        # case.
         taken = {name for place in places for name in place.controllers}
-        places.append(Place("v2", newer.mount, (newer.controllers - taken) | (newer.controllers & {"freezer"}), newer.base))
+        places.append(
+            Place(
+                "v2",
+                newer.mount,
+                (newer.controllers - taken) | (newer.controllers & {"freezer"}),
+                newer.base,
+            )
+        )
     return places
 
 
@@ -69,19 +82,26 @@ def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
                 Problem(
                     f"cgroup controller {name}",
                     False,
-                    f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})",
+                    f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o "
+                    f"{mount})",
                 )
             )
     if controllers["memory"] == "v1":
         found.append(
-            Problem("memory guarantee", False, "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2")
+            Problem(
+                "memory guarantee",
+                False,
+                "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2",
+            )
         )
         found.append(
             Problem(
                 "network buffers",
                 False,
-                "with cgroup version 1, nm_mem_limit does not include buffers of UDP sockets, and those of TCP are added to it "
-                "(a quarter at most): a sliver can use more memory than its limit; boot with version 2",
+                "with cgroup version 1, nm_mem_limit does not include buffers of UDP sockets, and "
+                "those of TCP are added to it "
+                "(a quarter at most): a sliver can use more memory than its limit; boot with "
+                "version 2",
             )
         )
     if controllers["io"] == "v1":
@@ -103,16 +123,19 @@ def _release() -> tuple[int, ...]:
 def keep_moves_quick() -> int:
     """Open a descriptor that keeps moves between cgroups quick (favordynmods), or return -1.
 
-    Otherwise each move waits for all processors, and for every process of the host that is in the middle of a fork: a sliver
-    that only forks, with little CPU, delays the creation and deletion of all others by seconds.  The setting applies to the
-    whole host. It is held by an empty hierarchy of our own that is mounted nowhere: no option of others is changed, and the
-    setting ends with the daemon, even if it is killed.  It costs each fork a memory barrier.
+    Otherwise each move waits for all processors, and for every process of the host that is in the
+    middle of a fork: a sliver that only forks, with little CPU, delays the creation and deletion of
+    all others by seconds.  The setting applies to the whole host. It is held by an empty hierarchy
+    of our own that is mounted nowhere: no option of others is changed, and the setting ends with
+    the daemon, even if it is killed.  It costs each fork a memory barrier.
 
-    All node managers of a host share the hierarchy: container runtimes mount every hierarchy of the kernel into a new container,
-    and fail if one of them is removed meanwhile.
+    All node managers of a host share the hierarchy: container runtimes mount every hierarchy of the
+    kernel into a new container, and fail if one of them is removed meanwhile.
     """
     try:
-        return syscalls.new_mount("cgroup", {"none": None, "name": "nodepool-nm", "favordynmods": None})
+        return syscalls.new_mount(
+            "cgroup", {"none": None, "name": "nodepool-nm", "favordynmods": None}
+        )
     except OSError:  # before Linux 6.0, or without version 1
         return -1
 

@@ -18,7 +18,12 @@ AGAIN = 0.5
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
-def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], None], name: str, timeout: float) -> None:
+def kill(
+    find: Callable[[], Sequence[tuple[Place, Path]]],
+    thaw: Callable[[], None],
+    name: str,
+    timeout: float,
+) -> None:
     """Kill all processes and wait until they have ended, for at most `timeout` seconds.
 
     :param find: returns the existing groups of the sliver.

@@ -1,13 +1,16 @@
 """Favor slivers that have used little CPU recently (NM-B.4).
 
-Weights alone decide the long-term shares, but not how long a task waits for its turn.  With the scheduler of Linux 6.18 and two
-processors, a sliver that forks endlessly keeps others of the same weight from running for seconds, and one of endless loops
-doubles the time of each short task of the others.  Therefore slivers that use more than half of their fair share while
-processors are short have the weight of their nm_cpu_share, and all others :data:`FAVOUR` times that.  No sliver gets less than
-its fair share: a favored sliver uses at most half of its own, and the others keep their proportions.  The same applies among
-slivers with a guarantee, and to all others together: a guarantee is a share of the CPU, not the right to delay others.
+Weights alone decide the long-term shares, but not how long a task waits for its turn.  With the
+scheduler of Linux 6.18 and two processors, a sliver that forks endlessly keeps others of the same
+weight from running for seconds, and one of endless loops doubles the time of each short task of the
+others.  Therefore slivers that use more than half of their fair share while processors are short
+have the weight of their nm_cpu_share, and all others :data:`FAVOUR` times that.  No sliver gets
+less than its fair share: a favored sliver uses at most half of its own, and the others keep their
+proportions.  The same applies among slivers with a guarantee, and to all others together: a
+guarantee is a share of the CPU, not the right to delay others.
 
-Usage is measured only while tasks wait for a processor, which the kernel reports (pressure stall information).
+Usage is measured only while tasks wait for a processor, which the kernel reports (pressure stall
+information).
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 log = logging.getLogger("nodepool.nodemanager.cpu")
 
 FAVOUR = 8
-#: Shares of the fair share: above the first a sliver is no longer favored, below the second it is favored again.
+#: Shares of the fair share: above the first a sliver is no longer favored, below the second it is
+#: favored again.
 HEAVY, LIGHT = 0.5, 0.25
-#: Seconds between the first two measurements and between all later ones while processors are short, and the seconds without
-#: shortage after which measuring stops.
+#: Seconds between the first two measurements and between all later ones while processors are short,
+#: and the seconds without shortage after which measuring stops.
 FIRST, PERIOD, CALM = 0.05, 0.2, 2.0
 PRESSURE = "/proc/pressure/cpu"
 #: Microseconds that some task had to wait, and the window in which they are counted.
@@ -34,7 +38,9 @@ TRIGGER = b"some 50000 500000"
 IDLE = 0.01
 
 
-def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, before: set[str]) -> set[str]:
+def heavy(
+    used: Mapping[str, float], shares: Mapping[str, int], cores: int, before: set[str]
+) -> set[str]:
     """Return the slivers that are not favored.
 
     :param used: cores that each uses.
@@ -54,9 +60,11 @@ class CpuPace:
     """Measures CPU use in one thread.
 
     :param times: returns microseconds of CPU time that each sliver has used so far.
-    :param shares: returns the weights of slivers that compete with each other, for each such set of them.
-    :param apply: called with the slivers that are not favored, and with those that use CPU, when either have changed; with
-        nobody, and None (not known), when processors are not short any more.
+    :param shares: returns the weights of slivers that compete with each other, for each such set of
+        them.
+    :param apply: called with the slivers that are not favored, and with those that use CPU, when
+        either have changed; with nobody, and None (not known), when processors are not short any
+        more.
     """
 
     def __init__(
@@ -101,7 +109,9 @@ class CpuPace:
 
     @staticmethod
     def _pressure() -> int | None:
-        """Open a descriptor that has urgent data after tasks waited for CPU; None: not supported."""
+        """Open a descriptor that has urgent data after tasks waited for CPU; None: not
+        supported.
+        """
         try:
             descriptor = os.open(PRESSURE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -138,7 +148,12 @@ class CpuPace:
                 used = {name: amount for name, amount in used.items() if name in times}
                 seen, looked = times, now
                 self._tell(
-                    set().union(*(heavy(used, shares, self._cores, self._heavy) for shares in self._shares())),
+                    set().union(
+                        *(
+                            heavy(used, shares, self._cores, self._heavy)
+                            for shares in self._shares()
+                        )
+                    ),
                     {name for name, amount in used.items() if amount > IDLE},
                 )
             except Exception:

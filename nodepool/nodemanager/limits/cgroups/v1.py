@@ -9,10 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nodepool.nodemanager.kernel.syscalls import write
-from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read
+from nodepool.nodemanager.limits.cgroups.files import (
+    MIB,
+    CgroupError,
+    field,
+    format_list,
+    number,
+    quota,
+    read,
+)
 
 FREEZE_TIMEOUT = 5.0
-#: Buffers of TCP connections are allowed in addition to the memory limit: at most this part of it, at least this many bytes.
+#: Buffers of TCP connections are allowed in addition to the memory limit: at most this part of it,
+#: at least this many bytes.
 TCP_PART, TCP_LEAST = 4, 16 * MIB
 #: cpu.shares per unit of version 2's cpu.weight: the default weights are 1024 and 100.
 _SHARES = 10.24
@@ -24,7 +33,9 @@ def made(group: Path) -> None:
         if (group / name).exists() and not read(group / name):
             write(group / name, read(group.parent / name))
     with contextlib.suppress(OSError):
-        if (group / "memory.use_hierarchy").exists() and read(group / "memory.use_hierarchy") == "0":
+        if (group / "memory.use_hierarchy").exists() and read(
+            group / "memory.use_hierarchy"
+        ) == "0":
             write(group / "memory.use_hierarchy", 1)
 
 
@@ -41,7 +52,9 @@ def get_cpu_weight(group: Path) -> int | None:
 def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
     if not (group / "cpu.cfs_quota_us").exists():
         if per_mille:
-            raise CgroupError("nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)")
+            raise CgroupError(
+                "nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)"
+            )
         return
     if per_mille == 0:
         write(group / "cpu.cfs_quota_us", -1)
@@ -87,8 +100,11 @@ def memory(group: Path, limit: int, guaranteed: int) -> None:
             with contextlib.suppress(OSError):
                 write(plain, previous)
         used = (number(group / "memory.usage_in_bytes") or 0) // MIB
-        raise CgroupError(f"nm_mem_limit: {used} MiB are in use, more than {limit}, and cannot be reclaimed") from None
-    # Buffers of TCP are not part of the limit here. A limit below the current use cannot be written.
+        raise CgroupError(
+            f"nm_mem_limit: {used} MiB are in use, more than {limit}, and cannot be reclaimed"
+        ) from None
+    # Buffers of TCP are not part of the limit here. A limit below the current use cannot be
+    # written.
     tcp = group / "memory.kmem.tcp.limit_in_bytes"
     if tcp.exists():
         with contextlib.suppress(OSError):
@@ -121,7 +137,9 @@ def freeze(group: Path, frozen: bool) -> None:
         if time.monotonic() > deadline:
             if frozen:
                 write(group / "freezer.state", "THAWED")
-            raise CgroupError(f"{group.name}: not {wanted.lower()} after {FREEZE_TIMEOUT:g} s", retry=True)
+            raise CgroupError(
+                f"{group.name}: not {wanted.lower()} after {FREEZE_TIMEOUT:g} s", retry=True
+            )
         time.sleep(0.002)
         if frozen:
             write(group / "freezer.state", wanted)

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nodepool.nodemanager.kernel.syscalls import write
-from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read
+from nodepool.nodemanager.limits.cgroups.files import (
+    MIB,
+    CgroupError,
+    field,
+    format_list,
+    number,
+    quota,
+    read,
+)
 
 FREEZE_TIMEOUT = 5.0
 
@@ -31,9 +39,14 @@ def get_cpu_weight(group: Path) -> int | None:
 def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
     if not (group / "cpu.max").exists():
         if per_mille:
-            raise CgroupError("nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)")
+            raise CgroupError(
+                "nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)"
+            )
         return
-    write(group / "cpu.max", "{} {}".format(*quota(per_mille, processors)) if per_mille else "max 100000")
+    write(
+        group / "cpu.max",
+        "{} {}".format(*quota(per_mille, processors)) if per_mille else "max 100000",
+    )
 
 
 def cpus(group: Path, processors: Iterable[int], nodes: Iterable[int]) -> None:
@@ -70,7 +83,10 @@ def _reclaim(group: Path, value: int) -> None:
                 return
             with contextlib.suppress(OSError):
                 write(group / "memory.reclaim", used - value)
-        raise CgroupError(f"nm_mem_limit: {used // MIB} MiB are in use, more than {value // MIB}, and cannot be reclaimed")
+        raise CgroupError(
+            f"nm_mem_limit: {used // MIB} MiB are in use, more than {value // MIB}, and cannot be "
+            "reclaimed"
+        )
     finally:
         write(group / "memory.high", before)
 
@@ -113,7 +129,10 @@ def freeze(group: Path, frozen: bool) -> None:
     if not _wait_event(group, "frozen", int(frozen), FREEZE_TIMEOUT):
         if frozen:
             write(group / "cgroup.freeze", 0)
-        raise CgroupError(f"{group.name}: not {'frozen' if frozen else 'thawed'} after {FREEZE_TIMEOUT:g} s", retry=True)
+        raise CgroupError(
+            f"{group.name}: not {'frozen' if frozen else 'thawed'} after {FREEZE_TIMEOUT:g} s",
+            retry=True,
+        )
 
 
 def frozen(group: Path) -> bool:
@@ -162,4 +181,8 @@ def delegate(group: Path, controllers: Iterable[str]) -> None:
 
 def available(group: Path) -> frozenset[str]:
     """Return the controllers that the group may delegate; every group has the freezer (5.2)."""
-    return frozenset({"cpu", "cpuset", "memory", "pids", "io"}.intersection(read(group / "cgroup.controllers").split()))
+    return frozenset(
+        {"cpu", "cpuset", "memory", "pids", "io"}.intersection(
+            read(group / "cgroup.controllers").split()
+        )
+    )

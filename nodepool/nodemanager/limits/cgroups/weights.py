@@ -24,7 +24,8 @@ BESTEFFORT = "besteffort"
 REST = ""
 #: Sliver names have no dot, so that no sliver conflicts with a kernel file or another group.
 SUFFIX = ".sliver"
-#: Group of the daemon where a group with processes may not have children (version 2, delegated by systemd).
+#: Group of the daemon where a group with processes may not have children (version 2, delegated by
+#: systemd).
 DAEMON = "daemon"
 #: Minimum weight of slivers without a guarantee in per mille, so that they make progress.
 LEAST_BESTEFFORT = 10
@@ -38,7 +39,8 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int]:
     """Return the minimum shares of the host's services and best effort, in per mille.
 
-    :param beside: weight of the host's other groups; best effort weighs as much as one of them, 100.
+    :param beside: weight of the host's other groups; best effort weighs as much as one of them,
+        100.
     """
     rest = max(0, 1000 - guaranteed)
     host = max(reserve, 10, rest * beside // (beside + 100))
@@ -57,8 +59,9 @@ def balance(
     """Write the weights of our root, of best effort, and of the slivers with a guarantee.
 
     :param heavy: slivers that are not favored, and :data:`REST`; see :mod:`cpu_pace`.
-    :param active: slivers that use CPU now; None: not known, all count. Unused CPU goes to the other slivers in best
-        effort, so that a sliver with a small guarantee, which is not among them, would get less than they do.
+    :param active: slivers that use CPU now; None: not known, all count. Unused CPU goes to the
+        other slivers in best effort, so that a sliver with a small guarantee, which is not among
+        them, would get less than they do.
     :return: the weight of each when all are treated alike.
     """
     files = _FILES[place.kind]
@@ -92,7 +95,9 @@ def _beside(place: Place, root: Path) -> int:
     weights = []
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(place.base)):
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((ROOT_NAME, root.name, DAEMON)):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(
+                (ROOT_NAME, root.name, DAEMON)
+            ):
                 with contextlib.suppress(OSError):
                     weights.append(_FILES[place.kind].get_cpu_weight(Path(entry.path)) or 100)
     return min(1000, max(100, sum(weights)))

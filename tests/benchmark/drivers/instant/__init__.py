@@ -1,7 +1,8 @@
 """A provider whose servers exist at once: what is measured is the launcher.
 
-Written against the plug-in API of release 11.0.0, so that both releases run it unchanged.  Everything stands in
-this file because that release cannot import siblings of a driver on a search path.
+Written against the plug-in API of release 11.0.0, so that both releases run it unchanged.
+Everything stands in this file because that release cannot import siblings of a driver on a search
+path.
 """
 
 import itertools
@@ -79,7 +80,12 @@ class InstantProviderConfig(ProviderConfig):
         return v.Schema({"pools": list}, extra=v.ALLOW_EXTRA)
 
     def getSupportedLabels(self, pool_name=None):
-        return {label for pool in self._pools.values() if pool_name in (None, pool.name) for label in pool.labels}
+        return {
+            label
+            for pool in self._pools.values()
+            if pool_name in (None, pool.name)
+            for label in pool.labels
+        }
 
 
 class InstantInstance(statemachine.Instance):

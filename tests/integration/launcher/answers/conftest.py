@@ -1,4 +1,6 @@
-"""One launcher with its web server, and what an operator reads of it: commands, pages, API and ``/ready``."""
+"""One launcher with its web server, and what an operator reads of it: commands, pages, API and
+``/ready``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.support.launcher import LauncherBench
 class Desk:
     """The operator's desk: each method returns what one surface shows."""
 
-    def __init__(self, bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp: pathlib.Path) -> None:
+    def __init__(
+        self, bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp: pathlib.Path
+    ) -> None:
         self.bench = bench
         self._capsys = capsys
         self._tmp = tmp
@@ -55,7 +59,11 @@ class Desk:
 
     def explain(self, kind: str, name: str) -> dict[str, Any]:
         """What the API says."""
-        return dict(json.loads(wait_for(lambda: self._explain(kind, name), what=f"{kind} {name} in the mirror")))
+        return dict(
+            json.loads(
+                wait_for(lambda: self._explain(kind, name), what=f"{kind} {name} in the mirror")
+            )
+        )
 
     def _explain(self, kind: str, name: str) -> str | None:
         """None while the launcher has not read it yet."""
@@ -75,23 +83,35 @@ class Desk:
         return list(found["rows"] if isinstance(found, dict) else found)
 
     def problems(self) -> list[str]:
-        return [row["problem"] for row in json.loads(self.run("problem-list", "--format", "json")[1])]
+        return [
+            row["problem"] for row in json.loads(self.run("problem-list", "--format", "json")[1])
+        ]
 
     def ready(self) -> str:
         return self.get("/ready?verbose")
 
     def reported(self, *wanted: str) -> None:
-        """Wait until ``problem-list``, the page of problems and ``/ready?verbose`` have a line with all these words."""
+        """Wait until ``problem-list``, the page of problems and ``/ready?verbose`` have a line
+        with all these words.
+        """
 
         def everywhere() -> bool:
-            lists = (self.problems(), [row["problem"] for row in self.table("problems")], self.ready().splitlines()[1:])
-            return all(any(all(word in line for word in wanted) for line in lines) for lines in lists)
+            lists = (
+                self.problems(),
+                [row["problem"] for row in self.table("problems")],
+                self.ready().splitlines()[1:],
+            )
+            return all(
+                any(all(word in line for word in wanted) for line in lines) for lines in lists
+            )
 
         wait_for(everywhere, 15, f"{wanted} as a problem everywhere")
 
 
 def answer(desk: Desk, kind: str, name: str, *wanted: str) -> dict[str, Any]:
-    """Wait until the API's explanation has all the words; check that every other surface gives the same answer."""
+    """Wait until the API's explanation has all the words; check that every other surface gives
+    the same answer.
+    """
     seen: list[Any] = [None]
 
     def found() -> bool:
@@ -113,16 +133,23 @@ def answer(desk: Desk, kind: str, name: str, *wanted: str) -> dict[str, Any]:
 
 
 def _agree(desk: Desk, request: str, wanted: list[str], suggestion: str) -> None:
-    """The commands and tables that show the cause of a request have the words and the suggestion, too."""
+    """The commands and tables that show the cause of a request have the words and the
+    suggestion, too.
+    """
     shown = desk.run("request", "show", request)[1]
     assert all(word in shown for word in (*wanted, suggestion)), shown
     if desk.explain("request", request)["facts"]["state"].startswith("failed"):
         return
     # A request behind another one is counted under what the other one lacks.
     wanted = [word for word in wanted if "comes first" not in word]
-    for rows in (json.loads(desk.run("status", "--json")[1])["waiting_requests"], desk.table("waiting")):
+    for rows in (
+        json.loads(desk.run("status", "--json")[1])["waiting_requests"],
+        desk.table("waiting"),
+    ):
         (row,) = [row for row in rows if request in row["ids"]]
-        assert all(word in row["reason"] for word in wanted) and row["suggestion"] == suggestion, row
+        assert all(word in row["reason"] for word in wanted) and row["suggestion"] == suggestion, (
+            row
+        )
 
 
 def created(desk: Desk, label: str, *options: str) -> str:
@@ -139,7 +166,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def desk(bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> Iterator[Desk]:
+def desk(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> Iterator[Desk]:
     made = Desk(bench, capsys, tmp_path)
     try:
         yield made

@@ -1,4 +1,6 @@
-"""Clouds that fail or answer slowly: requests, labels and problems name the call, its error and a remedy."""
+"""Clouds that fail or answer slowly: requests, labels and problems name the call, its error and
+a remedy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.integration.launcher.answers.conftest import Desk, answer
 from tests.support.clock import CloudError
 from tests.support.launcher import config, provider
 
-API = "check the state of the cloud's API, the network to it, and the credentials; calls are retried"
+API = (
+    "check the state of the cloud's API, the network to it, and the credentials; calls are retried"
+)
 
 
 @pytest.fixture
@@ -29,18 +33,27 @@ def going_on() -> Iterator[threading.Event]:
     event.set()
 
 
-def through_calls(desk: Desk, monkeypatch: pytest.MonkeyPatch, method: str, function: Callable[..., Any]) -> None:
-    """Make this method of the fake cloud as other drivers do: with retries, deadlines and records of failures."""
+def through_calls(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, method: str, function: Callable[..., Any]
+) -> None:
+    """Make this method of the fake cloud as other drivers do: with retries, deadlines and
+    records of failures.
+    """
     calls = desk.bench.adapter("fake-provider").calls
     monkeypatch.setattr(calls, "classify", lambda error: getattr(error, "kind", ErrorKind.OTHER))
-    monkeypatch.setattr(FakeApi, method, lambda _api, *args, **kw: calls.call(method, function, *args, **kw))
+    monkeypatch.setattr(
+        FakeApi, method, lambda _api, *args, **kw: calls.call(method, function, *args, **kw)
+    )
 
 
 def unavailable(*args: Any, **kw: Any) -> None:
     raise CloudError(ErrorKind.TRANSIENT, "HTTP 503: Service Unavailable")
 
 
-FAILS = ("provider fake-provider: get_compute_limits fails (transient) since ", " UTC: HTTP 503: Service Unavailable")
+FAILS = (
+    "provider fake-provider: get_compute_limits fails (transient) since ",
+    " UTC: HTTP 503: Service Unavailable",
+)
 
 
 def test_limits_that_cannot_be_renewed_name_the_error_since_when_and_the_remedy(
@@ -52,13 +65,20 @@ def test_limits_that_cannot_be_renewed_name_the_error_since_when_and_the_remedy(
     through_calls(desk, monkeypatch, "get_compute_limits", unavailable)
     monkeypatch.setattr("nodepool.driver.quota.amounts.max_age", lambda: 0.0)
     request = desk.bench.submit("fake-label")
-    assert answer(desk, "request", request, "reading the limits of provider fake-provider", *FAILS)["suggestion"] == API
+    assert (
+        answer(desk, "request", request, "reading the limits of provider fake-provider", *FAILS)[
+            "suggestion"
+        ]
+        == API
+    )
     assert answer(desk, "label", "fake-label", *FAILS)["suggestion"] == API
     assert FAILS[0] in desk.run("status")[1]
     desk.reported("get_compute_limits fails (transient) since ", API)
 
 
-def test_limits_that_were_never_read_name_the_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_were_never_read_name_the_error(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.start(config(provider()))
     through_calls(desk, monkeypatch, "get_compute_limits", unavailable)
     assert answer(desk, "request", desk.bench.submit("fake-label"), *FAILS)["suggestion"] == API
@@ -112,11 +132,20 @@ def test_conflict_of_a_cloud_is_one_line_in_the_log_for_each_attempt(
     desk.bench.zuul.accept(request)
 
     def logged() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if record.levelno > logging.DEBUG and "HTTP 409" in record.getMessage()]
+        return [
+            record
+            for record in caplog.records
+            if record.levelno > logging.DEBUG and "HTTP 409" in record.getMessage()
+        ]
 
     with monkeypatch.context() as patched:
         patched.setattr(FakeApi, "delete_server", refuse)
         desk.bench.zuul.give_back(node.id)
         wait_for(lambda: len(logged()) >= 2, what="the second attempt")
-    assert {(record.exc_info, "\n" in record.getMessage()) for record in logged()} == {(None, False)}
-    assert f"Exception deleting node {node.id} in provider fake-provider: openstack.exceptions.ConflictException" in caplog.text
+    assert {(record.exc_info, "\n" in record.getMessage()) for record in logged()} == {
+        (None, False)
+    }
+    assert (
+        f"Exception deleting node {node.id} in provider fake-provider: "
+        "openstack.exceptions.ConflictException" in caplog.text
+    )

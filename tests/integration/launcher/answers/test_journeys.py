@@ -38,15 +38,21 @@ class Operator:
         try:
             wait_for(found, 20, f"{words} on the page")
         except AssertionError as error:
-            raise AssertionError(f"{error}: {self.seen.page.locator('main').inner_text()}") from None
+            raise AssertionError(
+                f"{error}: {self.seen.page.locator('main').inner_text()}"
+            ) from None
 
     def follows_trouble(self, text: str) -> None:
         """Click on a line of the health of the cluster."""
-        self.seen.page.get_by_role("region", name="Health").get_by_role("link", name=text).first.click()
+        self.seen.page.get_by_role("region", name="Health").get_by_role(
+            "link", name=text
+        ).first.click()
 
     def opens_cause(self, text: str) -> None:
         """Open a cause for which requests wait."""
-        self.seen.page.locator("details.cause").filter(has_text=text).locator("summary").first.click()
+        self.seen.page.locator("details.cause").filter(has_text=text).locator(
+            "summary"
+        ).first.click()
 
     def follows(self, name: str) -> None:
         self.seen.page.locator("main").get_by_role("link", name=name, exact=True).first.click()
@@ -112,12 +118,25 @@ def test_paused_image_names_its_option(desk: Desk, operator: Any) -> None:
 def test_dead_static_host_is_on_top_of_the_overview(desk: Desk, operator: Any) -> None:
     with socket.socket() as reserved:  # bound, and nobody listens
         reserved.bind(("127.0.0.1", 0))
-        node = {"name": "127.0.0.1", "labels": ["metal"], "connection-port": reserved.getsockname()[1], "timeout": 1,
-                "host-key-checking": True, "connection-type": "ssh", "username": "zuul"}  # fmt: skip
+        node = {
+            "name": "127.0.0.1",
+            "labels": ["metal"],
+            "connection-port": reserved.getsockname()[1],
+            "timeout": 1,
+            "host-key-checking": True,
+            "connection-type": "ssh",
+            "username": "zuul",
+        }
         desk.start(
             {
                 "labels": [{"name": "metal"}],
-                "providers": [{"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}],
+                "providers": [
+                    {
+                        "name": "rack",
+                        "driver": "static",
+                        "pools": [{"name": "main", "nodes": [node]}],
+                    }
+                ],
             }
         )
         request = desk.bench.submit("metal")
@@ -129,7 +148,9 @@ def test_dead_static_host_is_on_top_of_the_overview(desk: Desk, operator: Any) -
         one.reads("cannot be used now", "Suggestion: repair the host")
 
 
-def test_dead_node_manager_is_on_top_of_the_overview(desk: Desk, operator: Any, tmp_path: pathlib.Path) -> None:
+def test_dead_node_manager_is_on_top_of_the_overview(
+    desk: Desk, operator: Any, tmp_path: pathlib.Path
+) -> None:
     desk.start(node_manager(tmp_path))
     one = operator()
     one.reads("Failing", "provider metal: host h0: ")
@@ -137,7 +158,9 @@ def test_dead_node_manager_is_on_top_of_the_overview(desk: Desk, operator: Any, 
     one.reads("h0", "not usable")
 
 
-def test_refused_credential_has_the_words_of_the_cloud(desk: Desk, operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_credential_has_the_words_of_the_cloud(
+    desk: Desk, operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.start(config(provider(**{"launch-retries": 1})))
 
     def refuse(*args: Any, **kw: Any) -> None:
@@ -151,7 +174,11 @@ def test_refused_credential_has_the_words_of_the_cloud(desk: Desk, operator: Any
 
 
 def test_limit_of_a_tenant_names_the_option(desk: Desk, operator: Any) -> None:
-    desk.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}))
+    desk.start(
+        config(
+            provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}
+        )
+    )
     desk.bench.fulfilled("fake-label", tenant_name="acme")
     desk.bench.submit("fake-label", tenant_name="acme")
     one = operator()
@@ -159,16 +186,22 @@ def test_limit_of_a_tenant_names_the_option(desk: Desk, operator: Any) -> None:
     one.reads("max-servers of tenant acme in tenant-resource-limits", "1 acme")
 
 
-def test_held_nodes_that_fill_a_pool_are_named_and_can_be_deleted(desk: Desk, operator: Any) -> None:
+def test_held_nodes_that_fill_a_pool_are_named_and_can_be_deleted(
+    desk: Desk, operator: Any
+) -> None:
     desk.start(config(provider(pool={"max-servers": 1})))
     request_id, (node,) = desk.bench.fulfilled("fake-label")
     desk.bench.zuul.accept(request_id)
-    desk.bench.zuul.write_node(node.id, state=HOLD, hold_job="nightly", comment="for alice", hold_expiration=7200)
+    desk.bench.zuul.write_node(
+        node.id, state=HOLD, hold_job="nightly", comment="for alice", hold_expiration=7200
+    )
     desk.bench.zuul.unlock(node.id)
     desk.bench.submit("fake-label")
     one = operator()
     one.opens_cause("Limit of pool fake-provider-main: 1 of 1 instances in use")
-    one.reads("1 of 1 are held", f"{node.id} by nightly, for alice", "delete held and forgotten nodes")
+    one.reads(
+        "1 of 1 are held", f"{node.id} by nightly, for alice", "delete held and forgotten nodes"
+    )
     one.searches(node.id)
     one.reads("for alice", f"nodepool delete {node.id}")
 

@@ -1,4 +1,6 @@
-"""Everyday problems of options, clouds and owners of nodes: one cause and one remedy, the same everywhere."""
+"""Everyday problems of options, clouds and owners of nodes: one cause and one remedy, the same
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,37 @@ def refuse_launches(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_disabled_pool_names_its_option(desk: Desk) -> None:
     desk.start(config(provider(pool={"max-servers": 0})))
-    found = answer(desk, "request", failed(desk, "fake-label"), "failed: ", "pool is disabled by max_servers")
+    found = answer(
+        desk, "request", failed(desk, "fake-label"), "failed: ", "pool is disabled by max_servers"
+    )
     assert found["suggestion"].startswith("raise `max-servers` of the pool")
-    disabled = "every pool that offers fake-label is disabled: `max-servers` of pool fake-provider-main is 0"
-    assert answer(desk, "label", "fake-label", disabled)["suggestion"] == "raise `max-servers` of pool fake-provider-main"
+    disabled = (
+        "every pool that offers fake-label is disabled: `max-servers` of pool "
+        "fake-provider-main is 0"
+    )
+    assert (
+        answer(desk, "label", "fake-label", disabled)["suggestion"]
+        == "raise `max-servers` of pool fake-provider-main"
+    )
     desk.reported(disabled)
     assert "Suggestion: raise `max-servers`" in created(desk, "fake-label")
 
 
 def test_switched_off_provider_is_the_cause_of_its_labels(desk: Desk) -> None:
     desk.start(config(provider(**{"max-concurrency": 0}), labels={"fake-label": {"min-ready": 1}}))
-    answer(desk, "label", "fake-label", "is disabled: `max-concurrency` of provider fake-provider is 0")
-    desk.reported("0 of 1 ready (min-ready)", "max-concurrency", "Suggestion: raise `max-concurrency`")
+    answer(
+        desk, "label", "fake-label", "is disabled: `max-concurrency` of provider fake-provider is 0"
+    )
+    desk.reported(
+        "0 of 1 ready (min-ready)", "max-concurrency", "Suggestion: raise `max-concurrency`"
+    )
 
 
 def test_label_that_one_of_two_pools_disables_is_no_problem(desk: Desk) -> None:
-    pools = [{"name": "off", "labels": ["fake-label"], "max-servers": 0}, {"name": "on", "labels": ["fake-label"]}]
+    pools = [
+        {"name": "off", "labels": ["fake-label"], "max-servers": 0},
+        {"name": "on", "labels": ["fake-label"]},
+    ]
     desk.start(config(provider(pools=pools)))
     answer(desk, "label", "fake-label", "offered; no request waits for it")
     assert desk.problems() == []
@@ -61,20 +78,40 @@ def test_label_that_one_of_two_pools_disables_is_no_problem(desk: Desk) -> None:
 
 def test_request_that_is_larger_than_the_pool_names_the_option(desk: Desk) -> None:
     desk.start(config(provider(pool={"max-servers": 2})))
-    found = answer(desk, "request", failed(desk, *["fake-label"] * 3), "failed: ", "instances: 3 needed, 2 of 2 left")
-    assert found["suggestion"].startswith("raise `max-servers` of pool main, or request fewer or smaller nodes")
+    found = answer(
+        desk,
+        "request",
+        failed(desk, *["fake-label"] * 3),
+        "failed: ",
+        "instances: 3 needed, 2 of 2 left",
+    )
+    assert found["suggestion"].startswith(
+        "raise `max-servers` of pool main, or request fewer or smaller nodes"
+    )
 
 
-def test_request_that_is_larger_than_the_limit_of_its_tenant_can_never_be_served(desk: Desk) -> None:
-    desk.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}))
+def test_request_that_is_larger_than_the_limit_of_its_tenant_can_never_be_served(
+    desk: Desk,
+) -> None:
+    desk.start(
+        config(
+            provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]}
+        )
+    )
     request = desk.bench.submit(*["fake-label"] * 3, tenant_name="acme")
-    found = answer(desk, "request", request, "tenant acme is limited to 1 instances, 0 in use, 3 needed")
+    found = answer(
+        desk, "request", request, "tenant acme is limited to 1 instances, 0 in use, 3 needed"
+    )
     assert "or request fewer nodes" in found["suggestion"] and "wait" not in found["suggestion"]
 
 
 def test_labels_of_different_pools_are_to_be_requested_one_by_one(desk: Desk) -> None:
-    desk.start(config(provider(pools=[{"name": "a", "labels": ["la"]}, {"name": "b", "labels": ["lb"]}])))
-    found = answer(desk, "request", failed(desk, "la", "lb"), "failed: no pool offers la and lb together")
+    desk.start(
+        config(provider(pools=[{"name": "a", "labels": ["la"]}, {"name": "b", "labels": ["lb"]}]))
+    )
+    found = answer(
+        desk, "request", failed(desk, "la", "lb"), "failed: no pool offers la and lb together"
+    )
     assert found["suggestion"].startswith("request these labels one by one")
     (folded,) = found["candidates"]
     assert (folded["name"], folded["verdict"]) == ("2 pools", "do not offer la and lb")
@@ -82,18 +119,34 @@ def test_labels_of_different_pools_are_to_be_requested_one_by_one(desk: Desk) ->
 
 def _declined(desk: Desk, request: str) -> list[str]:
     """The lines of its history that tell of declines."""
-    return [event["text"] for event in desk.explain("request", request)["history"] if event["type"] == "request-declined"]
+    return [
+        event["text"]
+        for event in desk.explain("request", request)["history"]
+        if event["type"] == "request-declined"
+    ]
 
 
 def test_pools_that_do_not_offer_a_label_are_folded(desk: Desk) -> None:
     others = [{"name": f"p{number}", "labels": ["other"]} for number in range(3)]
-    desk.start(config(provider(pools=[{"name": "off", "labels": ["fake-label"], "max-servers": 0}, *others])))
+    desk.start(
+        config(
+            provider(pools=[{"name": "off", "labels": ["fake-label"], "max-servers": 0}, *others])
+        )
+    )
     request = failed(desk, "fake-label")
-    found = answer(desk, "request", request, "failed: ", "pool is disabled", "(3 other pools do not offer it)")
+    found = answer(
+        desk, "request", request, "failed: ", "pool is disabled", "(3 other pools do not offer it)"
+    )
     assert [each["name"] for each in found["candidates"]][1:] == ["3 other pools"]
-    wait_for(lambda: _declined(desk, request)[0].endswith(" and 3 other pools"), what="one line in the history")
+    wait_for(
+        lambda: _declined(desk, request)[0].endswith(" and 3 other pools"),
+        what="one line in the history",
+    )
     assert len(_declined(desk, request)) == 1
-    for text in (desk.run("request", "show", request)[1], *desk.run("request", "create", "fake-label", "--wait", "5")[1:]):
+    for text in (
+        desk.run("request", "show", request)[1],
+        *desk.run("request", "create", "fake-label", "--wait", "5")[1:],
+    ):
         assert "3 other pools do not offer it" in text and "fake-provider-p0" not in text
 
 
@@ -112,7 +165,10 @@ def test_misspelt_flavor_is_to_be_corrected(desk: Desk) -> None:
     desk.start(config(entry))
     found = answer(desk, "request", failed(desk, "fake-label"), "failed: ", "flavor named 'Nosuch'")
     assert found["suggestion"].startswith("correct the flavor of the label")
-    assert answer(desk, "label", "fake-label", "flavor named 'Nosuch'")["suggestion"] in found["suggestion"]
+    assert (
+        answer(desk, "label", "fake-label", "flavor named 'Nosuch'")["suggestion"]
+        in found["suggestion"]
+    )
     desk.reported("flavor named 'Nosuch'", "Suggestion: correct the flavor of the label")
 
 
@@ -126,10 +182,14 @@ def test_image_that_the_cloud_lacks_is_to_be_uploaded(desk: Desk) -> None:
     desk.reported("cloud image No Such", "Suggestion: correct the image")
 
 
-def test_cloud_that_does_not_answer_a_launch_is_named_with_its_wait(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cloud_that_does_not_answer_a_launch_is_named_with_its_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.start(config(provider()))
     going_on = threading.Event()
-    monkeypatch.setattr(desk.bench.adapter("fake-provider"), "_createServer", lambda *args, **kw: going_on.wait(60))
+    monkeypatch.setattr(
+        desk.bench.adapter("fake-provider"), "_createServer", lambda *args, **kw: going_on.wait(60)
+    )
     try:
         request = desk.bench.submit("fake-label")
         (node,) = desk.bench.wait_nodes(1, state="building")
@@ -138,7 +198,9 @@ def test_cloud_that_does_not_answer_a_launch_is_named_with_its_wait(desk: Desk, 
         going_on.set()
 
 
-def test_deletion_that_fails_names_the_error_of_the_cloud(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_that_fails_names_the_error_of_the_cloud(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.start(config(provider(pool=ONE)))
     request, (node,) = desk.bench.fulfilled("fake-label")
 
@@ -154,34 +216,83 @@ def test_deletion_that_fails_names_the_error_of_the_cloud(desk: Desk, monkeypatc
         found = answer(desk, "request", waiting, "0 of 1 left", "1 node: 1 deleting", words)
         assert found["suggestion"].endswith("the deletion is retried until it succeeds")
         desk.reported(words)
-        assert words not in str(desk.explain("label", "fake-label")["problems"]) or found["problems"]
+        assert (
+            words not in str(desk.explain("label", "fake-label")["problems"]) or found["problems"]
+        )
     desk.bench.wait_request(waiting, "fulfilled")
     wait_for(lambda: desk.problems() == [], what="nothing is reported any more")
 
 
-def test_backing_node_that_cannot_be_launched_is_the_cause(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
-        {"name": "small", "backing-label": "big", "max-parallel-jobs": 2, "grace-time": 1}]}]}  # fmt: skip
+def test_backing_node_that_cannot_be_launched_is_the_cause(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = {
+        "name": "meta",
+        "driver": "metastatic",
+        "pools": [
+            {
+                "name": "main",
+                "labels": [
+                    {
+                        "name": "small",
+                        "backing-label": "big",
+                        "max-parallel-jobs": 2,
+                        "grace-time": 1,
+                    }
+                ],
+            }
+        ],
+    }
     desk.start(config(provider(labels=["big"], **{"launch-retries": 1}), slots))
     refuse_launches(monkeypatch, "no valid host was found")
-    words = "no backing node of big can be launched: provider fake-provider: no valid host was found"
-    answer(desk, "request", failed(desk, "small"), f"failed: {words}", "(1 other pool does not offer it)")
+    words = (
+        "no backing node of big can be launched: provider fake-provider: no valid host was found"
+    )
+    answer(
+        desk,
+        "request",
+        failed(desk, "small"),
+        f"failed: {words}",
+        "(1 other pool does not offer it)",
+    )
     answer(desk, "label", "small", words)
     answer(desk, "provider", "meta", words)
 
 
-def test_backing_node_whose_machine_has_died_gets_no_more_nodes_and_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = {"name": "meta", "driver": "metastatic", "boot-timeout": 1, "pools": [{"name": "main", "labels": [
-        {"name": "small", "backing-label": "big", "max-parallel-jobs": 3, "host-key-checking": True}]}]}  # fmt: skip
+def test_backing_node_whose_machine_has_died_gets_no_more_nodes_and_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = {
+        "name": "meta",
+        "driver": "metastatic",
+        "boot-timeout": 1,
+        "pools": [
+            {
+                "name": "main",
+                "labels": [
+                    {
+                        "name": "small",
+                        "backing-label": "big",
+                        "max-parallel-jobs": 3,
+                        "host-key-checking": True,
+                    }
+                ],
+            }
+        ],
+    }
     desk.start(config(provider(labels=["big"]), slots))
     _request, (first,) = desk.bench.fulfilled("small")
     (dead,) = desk.bench.nodes(type=["big"])
     # Its address is looked up in vain until there is another machine.
-    monkeypatch.setattr(NodescanRequest, "_fake", lambda _scan: len(desk.bench.nodes(type=["big"])) > 1)
+    monkeypatch.setattr(
+        NodescanRequest, "_fake", lambda _scan: len(desk.bench.nodes(type=["big"])) > 1
+    )
     _request, (second,) = desk.bench.fulfilled("small")
     backing = {node.driver_data["backing_node"] for node in desk.bench.nodes(type=["small"])}
     assert dead.id in backing and len(backing) == 2, (first, second)
-    desk.reported(f"host {dead.id} (backing node) does not answer and gets no more nodes; check its machine")
+    desk.reported(
+        f"host {dead.id} (backing node) does not answer and gets no more nodes; check its machine"
+    )
 
 
 # -- owners of nodes
@@ -194,7 +305,10 @@ def test_requestor_that_does_not_accept_its_nodes_is_named(desk: Desk) -> None:
     words = f"has not accepted request {request}"
     answer(desk, "node", node.id, words)
     found = answer(desk, "request", desk.bench.submit("fake-label"), "1 node: 1 assigned", words)
-    assert found["suggestion"] == "check that the requestor (Zuul's scheduler) runs, or cancel the request"
+    assert (
+        found["suggestion"]
+        == "check that the requestor (Zuul's scheduler) runs, or cancel the request"
+    )
     desk.reported(words)
 
 
@@ -218,17 +332,26 @@ def test_hold_that_has_expired_long_ago_is_named(desk: Desk) -> None:
     desk.bench.zuul.write_node(node.id, state="hold", **held)
     words = f"the hold of node {node.id} expired 15 min"
     answer(desk, "node", node.id, words)
-    found = answer(desk, "request", desk.bench.submit("fake-label"), "by nightly, expired 15 min", words)
+    found = answer(
+        desk, "request", desk.bench.submit("fake-label"), "by nightly, expired 15 min", words
+    )
     assert found["suggestion"] == f"delete it with `nodepool delete {node.id}`"
     desk.reported(words)
 
 
 def test_static_host_that_serves_another_label_is_counted_as_assigned(desk: Desk) -> None:
-    host = {"name": "127.0.0.1", "labels": ["metal", "rock"], "host-key-checking": False, "connection-type": "ssh"}
+    host = {
+        "name": "127.0.0.1",
+        "labels": ["metal", "rock"],
+        "host-key-checking": False,
+        "connection-type": "ssh",
+    }
     rack = {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
     desk.start({"labels": [{"name": "metal"}, {"name": "rock"}], "providers": [rack]})
     desk.bench.fulfilled("rock")
-    answer(desk, "request", desk.bench.submit("metal"), "no free node of metal (1 node: 1 assigned)")
+    answer(
+        desk, "request", desk.bench.submit("metal"), "no free node of metal (1 node: 1 assigned)"
+    )
 
 
 # -- launchers
@@ -239,7 +362,11 @@ def test_without_any_launcher_waiting_requests_are_listed_with_the_cause(desk: D
     desk.stop()
     desk.bench.stop(pool)
     request = desk.bench.submit("fake-label")
-    for text in (desk.explained("request", request), desk.run("status")[1], "\n".join(desk.problems())):
+    for text in (
+        desk.explained("request", request),
+        desk.run("status")[1],
+        "\n".join(desk.problems()),
+    ):
         assert "no launcher is running" in text and "start nodepool-launcher" in text
     (row,) = cluster.by_cause(desk.bench.zk).rows
     assert (row["ids"], row["suggestion"]) == ([request], "start nodepool-launcher")
@@ -250,7 +377,9 @@ def test_request_behind_one_for_another_label_has_no_queue_position(desk: Desk) 
     desk.bench.fulfilled("a")
     first = desk.bench.submit("a", "a")
     desk.bench.wait_request(first, "pending")
-    found = answer(desk, "request", desk.bench.submit("b", priority="300"), f"request {first} comes first")
+    found = answer(
+        desk, "request", desk.bench.submit("b", priority="300"), f"request {first} comes first"
+    )
     assert "queue position" not in found["facts"]
     assert found["suggestion"].startswith("raise `max-servers` of pool main")
 
@@ -260,22 +389,37 @@ def test_pools_are_named_after_the_launcher_in_its_report(desk: Desk) -> None:
     (own,) = wait_for(pool.zk.readReports, what="the first report")
     place = f"fake-provider-main on {own['name']}"
     assert [each["name"] for each in desk.explain("label", "fake-label")["candidates"]] == [place]
-    assert [each["name"] for each in desk.explain("provider", "fake-provider")["candidates"]] == [place]
+    assert [each["name"] for each in desk.explain("provider", "fake-provider")["candidates"]] == [
+        place
+    ]
     assert [row["launcher"] for row in desk.table("pools")] == [own["name"]]
 
 
 def test_tenant_that_may_have_nothing_is_not_to_request_fewer_nodes(desk: Desk) -> None:
-    desk.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 0}]}))
+    desk.start(
+        config(
+            provider(), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 0}]}
+        )
+    )
     request = desk.bench.submit("fake-label", tenant_name="acme")
-    found = answer(desk, "request", request, "tenant acme is limited to 0 instances, 0 in use, 1 needed")
+    found = answer(
+        desk, "request", request, "tenant acme is limited to 0 instances, 0 in use, 1 needed"
+    )
     assert found["suggestion"] == "raise `max-servers` of tenant acme in `tenant-resource-limits`"
 
 
-def test_launch_that_fails_without_a_message_is_not_to_be_repaired_after_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_that_fails_without_a_message_is_not_to_be_repaired_after_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.start(config(provider(**{"launch-retries": 1})))
     refuse_launches(monkeypatch, "")
-    found = answer(desk, "request", failed(desk, "fake-label"), "failed: ", "launch failed without a message")
-    assert found["suggestion"] == "see the launcher's log for the reason, then submit the request again"
+    found = answer(
+        desk, "request", failed(desk, "fake-label"), "failed: ", "launch failed without a message"
+    )
+    assert (
+        found["suggestion"]
+        == "see the launcher's log for the reason, then submit the request again"
+    )
 
 
 def test_full_pool_names_the_request_that_comes_first(desk: Desk) -> None:

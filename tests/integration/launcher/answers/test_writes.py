@@ -1,4 +1,6 @@
-"""A request that cannot proceed is written at most once per cause, however often it is reconsidered."""
+"""A request that cannot proceed is written at most once per cause, however often it is
+reconsidered.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk
-from tests.integration.launcher.answers.test_failing_clouds import going_on, through_calls, unavailable
+from tests.integration.launcher.answers.test_failing_clouds import (
+    going_on,
+    through_calls,
+    unavailable,
+)
 from tests.support.launcher import config, provider
 
 __all__ = ["going_on"]
@@ -18,11 +24,15 @@ ROUNDS = 5
 
 def start(desk: Desk, pool: dict[str, int] | None = None, **options: Any) -> None:
     """Start a launcher with a second provider, whose requests are served all the time."""
-    desk.start(config(provider(pool=pool or {}), provider("fake-other", labels=["other"]), **options))
+    desk.start(
+        config(provider(pool=pool or {}), provider("fake-other", labels=["other"]), **options)
+    )
 
 
 def reconsider(desk: Desk) -> None:
-    """Let the launcher consider everything several times; a request that it serves afterwards shows that it has."""
+    """Let the launcher consider everything several times; a request that it serves afterwards
+    shows that it has.
+    """
     (pool,) = desk.bench.pools
     for _ in range(ROUNDS):
         pool.assignment.wake(recheck=True)
@@ -34,7 +44,12 @@ def reconsider(desk: Desk) -> None:
 
 def check(desk: Desk, request: str, state: str, writes: int, *codes: str) -> None:
     def waits() -> bool:
-        groups = [group for report in desk.bench.zk.readReports() for group in report["waiting"] if request in group["ids"]]
+        groups = [
+            group
+            for report in desk.bench.zk.readReports()
+            for group in report["waiting"]
+            if request in group["ids"]
+        ]
         return [reason["root"] for group in groups for reason in group["reasons"]] == list(codes)
 
     wait_for(waits, what=f"{codes} as the reasons of request {request}")
@@ -45,7 +60,9 @@ def check(desk: Desk, request: str, state: str, writes: int, *codes: str) -> Non
     assert not desk.bench.zuul.request(request).get("declined_by")
 
 
-def test_request_that_waits_for_limits_is_not_written(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_waits_for_limits_is_not_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.bench.quota(instances=1)
     start(desk)
     desk.bench.fulfilled("fake-label")

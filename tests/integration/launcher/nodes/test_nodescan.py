@@ -91,7 +91,9 @@ def target(port: int, kind: str = "ssh", ip: str = "127.0.0.1") -> Attributes:
     return Attributes(interface_ip=ip, connection_port=port, connection_type=kind)
 
 
-def scan(worker: NodescanWorker, node: Attributes, timeout: float = 20, checking: bool = True) -> NodescanRequest:
+def scan(
+    worker: NodescanWorker, node: Attributes, timeout: float = 20, checking: bool = True
+) -> NodescanRequest:
     done = threading.Event()
     request = NodescanRequest(node, checking, timeout, on_complete=lambda request: done.set())
     worker.addRequest(request)
@@ -104,7 +106,9 @@ def scan(worker: NodescanWorker, node: Attributes, timeout: float = 20, checking
 @pytest.mark.spec("LAU-21.189: one key per algorithm offered by the host")
 @pytest.mark.spec("DRV-14.30: nodescan success")
 @pytest.mark.parametrize("kind", ["ssh", "network_cli"])
-def test_every_key_once_with_one_connection_each(worker: NodescanWorker, sshd: SSHServer, kind: str) -> None:
+def test_every_key_once_with_one_connection_each(
+    worker: NodescanWorker, sshd: SSHServer, kind: str
+) -> None:
     before = sshd.connections()
     keys = scan(worker, target(sshd.port, kind)).result()
     assert sorted(keys) == sorted(sshd.host_keys)
@@ -148,7 +152,9 @@ def test_no_checking_no_connection(peer: Any) -> None:
 
 
 @pytest.mark.spec("DRV-7.8: an address containing fake, or FAKE, completes without network")
-def test_fake_addresses_are_not_scanned(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_addresses_are_not_scanned(
+    worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert scan(worker, target(22, ip="fake_v6")).result() == ["ssh-rsa FAKEKEY"]
     assert scan(worker, target(5986, "winrm", ip="fake")).result() == []
     assert nodeutils.nodescan("fake-host-1") == ["ssh-rsa FAKEKEY"]
@@ -195,7 +201,9 @@ def test_host_that_comes_up_later(worker: NodescanWorker) -> None:
     with ssh_server(kinds=["ed25519"]) as server:
         server.pause()
         done = threading.Event()
-        request = NodescanRequest(target(server.port), True, 30, on_complete=lambda request: done.set())
+        request = NodescanRequest(
+            target(server.port), True, 30, on_complete=lambda request: done.set()
+        )
         worker.addRequest(request)
         _wait(lambda: request._failures > 0)
         server.restart()
@@ -203,7 +211,9 @@ def test_host_that_comes_up_later(worker: NodescanWorker) -> None:
         assert request.result() == server.host_keys
 
 
-def test_dropped_connections_do_not_lose_keys(worker: NodescanWorker, peer: Any, sshd: SSHServer) -> None:
+def test_dropped_connections_do_not_lose_keys(
+    worker: NodescanWorker, peer: Any, sshd: SSHServer
+) -> None:
     """Busy servers (MaxStartups) drop some connections before the banner."""
     dropped = [0]
 
@@ -212,7 +222,9 @@ def test_dropped_connections_do_not_lose_keys(worker: NodescanWorker, peer: Any,
             dropped[0] += 1
             sock.close()
             return
-        threading.Thread(target=_relay, args=(sock, sshd.port), name="test-relay", daemon=True).start()
+        threading.Thread(
+            target=_relay, args=(sock, sshd.port), name="test-relay", daemon=True
+        ).start()
 
     relay = peer(flaky)
     assert sorted(scan(worker, target(relay.port)).result()) == sorted(sshd.host_keys)
@@ -248,14 +260,24 @@ def test_waiting_in_the_queue_is_not_on_the_clock(
     assert len(queued.result()) == 5
 
 
-@pytest.mark.spec("LAU-16: at most 100 scans at a time; readiness of one scan must never depend on others")
+@pytest.mark.spec(
+    "LAU-16: at most 100 scans at a time; readiness of one scan must never depend on others"
+)
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_parallel_scans_all_complete_soon(worker: NodescanWorker, count: int, record_property: Any) -> None:
+def test_parallel_scans_all_complete_soon(
+    worker: NodescanWorker, count: int, record_property: Any
+) -> None:
     with ssh_server(kinds=["ed25519", "ecdsa256"]) as server:
         started = time.monotonic()
         times: list[float] = []
         requests = [
-            NodescanRequest(target(server.port), True, 60, None, lambda request: times.append(time.monotonic() - started))
+            NodescanRequest(
+                target(server.port),
+                True,
+                60,
+                None,
+                lambda request: times.append(time.monotonic() - started),
+            )
             for _ in range(count)
         ]
         for request in requests:
@@ -291,11 +313,15 @@ def test_no_keys_is_a_failure(worker: NodescanWorker) -> None:
         request.result()
 
 
-def test_name_resolution_does_not_block(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_resolution_does_not_block(
+    worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = threading.Event()
     real = socket.getaddrinfo
 
-    def slow(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+    def slow(
+        host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
         if host == "slow.example" and not flags:
             assert release.wait(20)
             host = "127.0.0.1"
@@ -303,7 +329,9 @@ def test_name_resolution_does_not_block(worker: NodescanWorker, sshd: SSHServer,
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     done = threading.Event()
-    named = NodescanRequest(target(sshd.port, ip="slow.example"), True, 20, None, lambda request: done.set())
+    named = NodescanRequest(
+        target(sshd.port, ip="slow.example"), True, 20, None, lambda request: done.set()
+    )
     worker.addRequest(named)
     assert len(scan(worker, target(sshd.port)).result()) == 5
     assert not named.complete
@@ -312,7 +340,9 @@ def test_name_resolution_does_not_block(worker: NodescanWorker, sshd: SSHServer,
     assert len(named.result()) == 5
 
 
-def test_unresolvable_name_fails_the_scan(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_name_fails_the_scan(
+    worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(host: str, *args: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -323,7 +353,9 @@ def test_unresolvable_name_fails_the_scan(worker: NodescanWorker, monkeypatch: p
         nodeutils.nodescan("nowhere.example", timeout=1)
 
 
-def test_a_patched_advance_that_raises_fails_the_scan(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patched_advance_that_raises_fails_the_scan(
+    worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(self: NodescanRequest, socket_ready: bool) -> None:
         raise ValueError("patched")
 
@@ -333,14 +365,19 @@ def test_a_patched_advance_that_raises_fails_the_scan(worker: NodescanWorker, mo
             scan(worker, target(22, ip=ip)).result()
 
 
-def test_a_patched_advance_that_does_nothing_times_out(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patched_advance_that_does_nothing_times_out(
+    worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(NodescanRequest, "advance", lambda self, socket_ready: None)
     with pytest.raises(exceptions.ConnectionTimeoutException):
         scan(worker, target(22, ip="192.0.2.1"), timeout=0.3).result()
 
 
 def test_bad_port_fails_only_its_own_scan(worker: NodescanWorker, sshd: SSHServer) -> None:
-    request = scan(worker, Attributes(interface_ip="127.0.0.1", connection_port={"host": "x"}, connection_type="ssh"))
+    request = scan(
+        worker,
+        Attributes(interface_ip="127.0.0.1", connection_port={"host": "x"}, connection_type="ssh"),
+    )
     with pytest.raises(TypeError):
         request.result()
     assert len(scan(worker, target(sshd.port)).result()) == 5
@@ -372,7 +409,8 @@ def test_blocking_scan_raises_on_time_out(sshd: SSHServer) -> None:
 
 def test_ssh_library_is_loaded_only_when_an_ssh_port_answers() -> None:
     code = (
-        "import sys; from nodepool import nodeutils; from nodepool.nodescan import NodescanRequest\n"
+        "import sys; from nodepool import nodeutils; from nodepool.nodescan import "
+        "NodescanRequest\n"
         "nodeutils.nodescan('fake'); assert 'paramiko' not in sys.modules"
     )
     root = REPOSITORY
@@ -380,14 +418,24 @@ def test_ssh_library_is_loaded_only_when_an_ssh_port_answers() -> None:
 
 
 def _kexinit(names: bytes, banner: bytes = b"SSH-2.0-x\r\n") -> bytes:
-    payload = bytes([20]) + b"c" * 16 + struct.pack(">I", 3) + b"kex" + struct.pack(">I", len(names)) + names
+    payload = (
+        bytes([20])
+        + b"c" * 16
+        + struct.pack(">I", 3)
+        + b"kex"
+        + struct.pack(">I", len(names))
+        + names
+    )
     return banner + struct.pack(">IB", len(payload) + 1 + 4, 4) + payload + b"\0" * 4
 
 
 def test_offered_algorithms_are_read_from_the_first_message() -> None:
     message = _kexinit(b"rsa-sha2-512,ssh-ed25519")
     assert offered_algorithms(message) == ["rsa-sha2-512", "ssh-ed25519"]
-    assert offered_algorithms(b"Welcome to SSH-land\r\n" + message) == ["rsa-sha2-512", "ssh-ed25519"]
+    assert offered_algorithms(b"Welcome to SSH-land\r\n" + message) == [
+        "rsa-sha2-512",
+        "ssh-ed25519",
+    ]
     for length in range(len(message) - 4):
         assert offered_algorithms(message[:length]) is None
     assert offered_algorithms(b"SSH-2.0-x\n" + b"\xff" * 100) is None
@@ -422,7 +470,9 @@ def _wait(condition: Callable[[], bool], timeout: float = 10) -> None:
 
 
 @pytest.mark.spec("DRV-7.8: test suites replace paramiko.transport.Transport")
-def test_errors_at_once_from_the_library_are_retried(worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_at_once_from_the_library_are_retried(
+    worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int] = []
 
     class Broken:

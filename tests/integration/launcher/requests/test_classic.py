@@ -12,7 +12,9 @@ from tests.support.launcher import LauncherBench
 
 CONFIG = {
     "labels": [{"name": "test-label"}],
-    "providers": [{"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+    "providers": [
+        {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}
+    ],
 }
 
 
@@ -30,8 +32,13 @@ def hold_first(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return held
 
 
-@pytest.mark.spec("issue 11, 8: a driver that does not count nodes itself needs no turn: its requests do not wait for each other")
-def test_requests_do_not_wait_for_each_other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, 8: a driver that does not count nodes itself needs no turn: its requests do not "
+    "wait for each other"
+)
+def test_requests_do_not_wait_for_each_other(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(CONFIG)
     submit = pool.zk.writer.submit
     held = hold_first(pool, monkeypatch)
@@ -44,7 +51,9 @@ def test_requests_do_not_wait_for_each_other(bench: LauncherBench, monkeypatch: 
 
 
 @pytest.mark.spec("DRV-5.5: one that counts recorded nodes fills one node set after the other")
-def test_requests_of_a_driver_that_counts_take_turns(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_a_driver_that_counts_take_turns(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def has_room(handler: Any, _label: str) -> bool:
         return len([n for n in handler.zk.nodeIterator() if n.provider == "tp"]) < 2
 
@@ -67,7 +76,9 @@ def test_requests_of_a_driver_that_counts_take_turns(bench: LauncherBench, monke
 
 
 @pytest.mark.spec("issue 11, 8: a node that is deleted costs a classic driver one transaction")
-def test_a_deletion_is_one_transaction(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_is_one_transaction(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(CONFIG)
     request_id, (node,) = bench.fulfilled("test-label")
     written: list[Any] = []
@@ -79,12 +90,16 @@ def test_a_deletion_is_one_transaction(bench: LauncherBench, monkeypatch: pytest
 
 
 @pytest.mark.spec("DRV-6.2: nor does one for whose lock somebody waits stay behind")
-def test_a_deletion_while_somebody_waits_for_the_lock(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_while_somebody_waits_for_the_lock(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.test.provider import TestProvider
 
     bench.start(CONFIG)
     request_id, (node,) = bench.fulfilled("test-label")
     # Another one contends when ours is held already.
-    monkeypatch.setattr(TestProvider, "cleanupNode", lambda _provider, _id: bench.zuul.lock(node.id))
+    monkeypatch.setattr(
+        TestProvider, "cleanupNode", lambda _provider, _id: bench.zuul.lock(node.id)
+    )
     bench.zuul.give_back(*bench.zuul.accept(request_id))
     bench.wait_gone(node.id)

@@ -1,4 +1,6 @@
-"""A ready node that somebody locks at the last moment is left alone, and holds nobody up (LAU-5)."""
+"""A ready node that somebody locks at the last moment is left alone, and holds nobody up
+(LAU-5).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from tests.support.launcher import LauncherBench, config, provider
 HELD = "issue 11, users 5: a node that somebody holds is given away"
 
 
-def just_before(pool: Any, monkeypatch: pytest.MonkeyPatch, path: str, act: Callable[[], Any]) -> None:
-    """``act`` happens after the launcher's decision to write ``path`` and before its transaction."""
+def just_before(
+    pool: Any, monkeypatch: pytest.MonkeyPatch, path: str, act: Callable[[], Any]
+) -> None:
+    """``act`` happens after the launcher's decision to write ``path`` and before its
+    transaction.
+    """
     submit, done = pool.zk.writer.submit, []
 
     def late(txn: Any, *args: Any) -> None:
-        if not done and any(getattr(operation, "path", "").endswith(path) for operation in txn.operations):
+        if not done and any(
+            getattr(operation, "path", "").endswith(path) for operation in txn.operations
+        ):
             done.append(1)
             act()
         submit(txn, *args)
@@ -34,14 +42,20 @@ def just_before(pool: Any, monkeypatch: pytest.MonkeyPatch, path: str, act: Call
 def test_a_node_that_is_locked_at_the_last_moment(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, before: bool, labels: int
 ) -> None:
-    """One that was never locked, or was; a request that is served by ready nodes only, or by a new one, too."""
+    """One that was never locked, or was; a request that is served by ready nodes only, or by a
+    new one, too.
+    """
     pool = bench.start(config(provider()))
     idle = bench.ready_node("fake-provider", "main", "fake-label")
     wait_for(lambda: pool.zk.getCachedNode(idle.id))
     if before:
         bench.zuul.lock(idle.id)
         bench.zuul.unlock(idle.id)
-        wait_for(lambda: idle.id in pool.zk.node_tree.lock_dirs and not pool.zk.node_tree.is_locked(idle.id))
+        wait_for(
+            lambda: (
+                idle.id in pool.zk.node_tree.lock_dirs and not pool.zk.node_tree.is_locked(idle.id)
+            )
+        )
     just_before(pool, monkeypatch, paths.node(idle.id), lambda: bench.zuul.lock(idle.id))
     _request, nodes = bench.fulfilled(*["fake-label"] * labels)
     assert bench.zuul.locks, "locked in time"
@@ -49,9 +63,13 @@ def test_a_node_that_is_locked_at_the_last_moment(
     assert bench.node(idle.id).allocated_to is None
 
 
-@pytest.mark.spec(HELD + "; one whose lock directory we do not know yet, but which is free, is taken all the same")
+@pytest.mark.spec(
+    HELD + "; one whose lock directory we do not know yet, but which is free, is taken all the same"
+)
 @pytest.mark.parametrize("labels", [1, 2])
-def test_a_lock_directory_that_our_copy_does_not_know(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, labels: int) -> None:
+def test_a_lock_directory_that_our_copy_does_not_know(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, labels: int
+) -> None:
     pool = bench.start(config(provider()))
     idle = bench.ready_node("fake-provider", "main", "fake-label")
     wait_for(lambda: pool.zk.getCachedNode(idle.id))
@@ -67,7 +85,9 @@ def test_a_lock_directory_that_our_copy_does_not_know(bench: LauncherBench, monk
 
 @pytest.mark.spec(HELD + "; the same for one that is too old: it is deleted when nobody holds it")
 @pytest.mark.parametrize("held", [False, True])
-def test_a_node_that_is_locked_before_it_expires(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+def test_a_node_that_is_locked_before_it_expires(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
     pool = bench.start(config(provider(), labels={"fake-label": {"max-ready-age": 3600}}))
 
     def lock() -> None:
@@ -89,7 +109,9 @@ def test_a_node_that_is_locked_before_it_expires(bench: LauncherBench, monkeypat
 
 @pytest.mark.spec(HELD + "; the same when the oldest idle node is to make room")
 @pytest.mark.parametrize("held", [False, True])
-def test_a_node_that_is_locked_before_it_makes_room(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+def test_a_node_that_is_locked_before_it_makes_room(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
     pool = bench.start(config(provider()))
     idle = bench.ready_node("fake-provider", "main", "fake-label")
     wait_for(lambda: pool.zk.getCachedNode(idle.id))
@@ -107,21 +129,33 @@ def test_a_node_that_is_locked_before_it_makes_room(bench: LauncherBench, monkey
         bench.wait_gone(idle.id)
 
 
-@pytest.mark.spec(HELD + "; the same for nodes of a request that nobody holds any more; the request goes on")
+@pytest.mark.spec(
+    HELD + "; the same for nodes of a request that nobody holds any more; the request goes on"
+)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_node_that_is_locked_before_its_lost_request_is_reset(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool, before: bool
 ) -> None:
-    with monkeypatch.context() as early:  # the first pass of a launcher looks at all pending requests, and may come at any time
+    with (
+        monkeypatch.context() as early
+    ):  # the first pass of a launcher looks at all pending requests, and may come at any time
         early.setattr(LostRequests, "run", lambda *_args: None)
         pool = bench.start(config(provider()), cleanup_interval=1000)
         lost = bench.submit("fake-label", "fake-label", state="pending")
-        ours, theirs = (bench.ready_node("fake-provider", "main", "fake-label", allocated_to=lost) for _ in range(2))
+        ours, theirs = (
+            bench.ready_node("fake-provider", "main", "fake-label", allocated_to=lost)
+            for _ in range(2)
+        )
         if before:
             bench.zuul.lock(theirs.id)
             bench.zuul.unlock(theirs.id)
-            wait_for(lambda: theirs.id in pool.zk.node_tree.lock_dirs and not pool.zk.node_tree.is_locked(theirs.id))
+            wait_for(
+                lambda: (
+                    theirs.id in pool.zk.node_tree.lock_dirs
+                    and not pool.zk.node_tree.is_locked(theirs.id)
+                )
+            )
         wait_for(lambda: pool.zk.getCachedNode(ours.id) and pool.zk.getCachedNode(theirs.id))
 
         def lock() -> None:

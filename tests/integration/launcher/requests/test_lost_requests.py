@@ -1,4 +1,6 @@
-"""Requests that another launcher has let go, as one of 11.0.0 does: in state pending, by giving up its lock."""
+"""Requests that another launcher has let go, as one of 11.0.0 does: in state pending, by giving
+up its lock.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class OtherLauncher:
             "supported_labels": ["fake-label"],
         }
         self.client.create(
-            f"{paths.COMPONENTS}/pool/other", json.dumps(content).encode(), ephemeral=True, sequence=True, makepath=True
+            f"{paths.COMPONENTS}/pool/other",
+            json.dumps(content).encode(),
+            ephemeral=True,
+            sequence=True,
+            makepath=True,
         )
 
     def take(self, bench: LauncherBench) -> tuple[str, str]:
@@ -41,8 +47,12 @@ class OtherLauncher:
         request_id = bench.submit("fake-label", provider="elsewhere")
         directory, record = paths.request_lock(request_id), bench.zuul.request(request_id)
         self.client.ensure_path(directory)
-        contender = self.client.create(f"{directory}/{'a' * 32}__lock__", ephemeral=True, sequence=True)
-        self.client.set(paths.request(request_id), json.dumps({**record, "state": "pending"}).encode())
+        contender = self.client.create(
+            f"{directory}/{'a' * 32}__lock__", ephemeral=True, sequence=True
+        )
+        self.client.set(
+            paths.request(request_id), json.dumps({**record, "state": "pending"}).encode()
+        )
         return request_id, contender
 
 
@@ -78,7 +88,9 @@ def test_request_dropped_with_a_living_session_is_served_again_soon(
     assert conflicts and node.id not in conflicts
 
 
-def test_a_request_that_is_let_go_is_noticed_at_once(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_let_go_is_noticed_at_once(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     other = OtherLauncher(bench, "11.0.0")
     wait_for(lambda: len(pool.zk.getRegisteredPools()) == 2)
@@ -90,7 +102,9 @@ def test_a_request_that_is_let_go_is_noticed_at_once(bench: LauncherBench, monke
     bench.wait_request(request_id, "requested")
 
 
-def test_our_own_kind_is_not_watched_so(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_kind_is_not_watched_so(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     other = OtherLauncher(bench, get_version_string())
     wait_for(lambda: len(pool.zk.getRegisteredPools()) == 2)

@@ -40,16 +40,25 @@ def test_users_5_static_hosts(static: DriverBench) -> None:
         ]
         content = {
             "labels": [{"name": "down"}, {"name": "wrong"}],
-            "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": hosts}]}],
+            "providers": [
+                {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": hosts}]}
+            ],
         }
         pool = static.start(content)
         wait_for(lambda: pool.ready, what="ready")
-        found = wait_for(lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are told")
+        found = wait_for(
+            lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are told"
+        )
         assert pool.getReadiness()[0] is True
         assert any(f"host deploy@127.0.0.1 port {port}" in line for line in found)
-        assert any(f"host root@127.0.0.1 port {server.port}" in line and "host key" in line for line in found)
+        assert any(
+            f"host root@127.0.0.1 port {server.port}" in line and "host key" in line
+            for line in found
+        )
         rows = wait_for(lambda: status.problem_list(static.zk).rows, what="published")
         assert {row["provider"] for row in rows} == {"static"}
         hosts[1]["host-key"] = server.host_keys[0]
         static.reconfigure(content)
-        wait_for(lambda: len(pool.getReadiness()[1]) == 1, what="the mended one is not told any more")
+        wait_for(
+            lambda: len(pool.getReadiness()[1]) == 1, what="the mended one is not told any more"
+        )

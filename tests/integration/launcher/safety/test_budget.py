@@ -28,7 +28,13 @@ def pool(zk_chroot: Chroot) -> Iterator[NodePool]:
             {
                 "drivers-path": [str(DRIVERS)],
                 "labels": [{"name": "small"}],
-                "providers": [{"name": "p0", "driver": "instant", "pools": [{"name": "main", "labels": ["small"]}]}],
+                "providers": [
+                    {
+                        "name": "p0",
+                        "driver": "instant",
+                        "pools": [{"name": "main", "labels": ["small"]}],
+                    }
+                ],
             }
         ),
     )
@@ -46,17 +52,27 @@ def operations(nodepool: NodePool) -> tuple[int, int]:
 
 
 def submit(client: Any, **values: Any) -> str:
-    record = {"state": "requested", "state_time": time.time(), "node_types": ["small"], "requestor": "zuul", **values}
+    record = {
+        "state": "requested",
+        "state_time": time.time(),
+        "node_types": ["small"],
+        "requestor": "zuul",
+        **values,
+    }
     path = client.create("/nodepool/requests/200-", json.dumps(record).encode(), sequence=True)
     return str(path).rsplit("/", 1)[1]
 
 
 def fulfilled(facade: ZooKeeper, request_id: str) -> list[str]:
-    request = wait_for(lambda: (r := facade.getNodeRequest(request_id)) and r.state == zk.FULFILLED and r)
+    request = wait_for(
+        lambda: (r := facade.getNodeRequest(request_id)) and r.state == zk.FULFILLED and r
+    )
     return list(request.nodes)
 
 
-@pytest.mark.spec("a launched node costs at most 5 transactions and 3 reads from submission to removal")
+@pytest.mark.spec(
+    "a launched node costs at most 5 transactions and 3 reads from submission to removal"
+)
 def test_a_launched_node(pool: NodePool, zk_chroot: Chroot) -> None:
     facade = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     transactions, reads = operations(pool)

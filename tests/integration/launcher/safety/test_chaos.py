@@ -55,7 +55,9 @@ class Users:
             record = json.loads(data)
             if record["state"] == "requested":
                 record["relative_priority"] = self.random.randrange(4)
-                self.zuul.client.set(f"/nodepool/requests/{request_id}", json.dumps(record).encode(), stat.version)
+                self.zuul.client.set(
+                    f"/nodepool/requests/{request_id}", json.dumps(record).encode(), stat.version
+                )
         except (NoNodeError, BadVersionError):
             pass
         finally:
@@ -73,7 +75,10 @@ class Users:
                 assert len(record["nodes"]) == len(record["node_types"])
                 for node_id, label in zip(record["nodes"], record["node_types"], strict=True):
                     node = self.zuul.node(node_id)
-                    assert node["allocated_to"] == request_id and label in node["type"], (record, node)
+                    assert node["allocated_to"] == request_id and label in node["type"], (
+                        record,
+                        node,
+                    )
                     assert node_id not in self.using, "handed out twice"
                 self.open.remove(request_id)
                 for node_id in self.zuul.accept(request_id):
@@ -97,7 +102,17 @@ class Users:
 
     def step(self) -> None:
         self.collect()
-        self.random.choice([self.submit, self.submit, self.submit, self.cancel, self.revise, self.finish, self.finish])()
+        self.random.choice(
+            [
+                self.submit,
+                self.submit,
+                self.submit,
+                self.cancel,
+                self.revise,
+                self.finish,
+                self.finish,
+            ]
+        )()
 
 
 @pytest.mark.spec("issue: 0 requests lost, 0 nodes handed out twice, 0 resources leaked; ZK-10")
@@ -126,7 +141,8 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
         if number == 40 and seed % 3 == 0:
             bench.config(
                 config(
-                    provider(labels=["a", "b"], pool={"max-servers": 6}, **{"boot-timeout": 50}), labels={"a": {"min-ready": 1}}
+                    provider(labels=["a", "b"], pool={"max-servers": 6}, **{"boot-timeout": 50}),
+                    labels={"a": {"min-ready": 1}},
                 ),
                 name="two.yaml",
             )
@@ -149,7 +165,11 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
         20,
         "quiet",
     )
-    wait_for(lambda: {s.id for s in cloud._server_list} == {n.external_id for n in bench.nodes()}, 10, "no server left")
+    wait_for(
+        lambda: {s.id for s in cloud._server_list} == {n.external_id for n in bench.nodes()},
+        10,
+        "no server left",
+    )
     wait_for(lambda: not bench.zk.getNodeRequests(), what="no request left")
     for lock_id in bench.zk.getNodeRequestLockIDs():
         wait_for(
@@ -164,7 +184,11 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
         wait_for(lambda n=node: not bench.zuul.contenders(n.id), what="node locks released")  # type: ignore[misc]
     for launcher in launchers:
         for worker in launcher.getPoolWorkers("fake-provider"):
-            wait_for(lambda w=worker: not w.request_handlers and not w.paused_handlers and not w.backlog.ids)  # type: ignore[misc]
+            wait_for(
+                lambda w=worker: (
+                    not w.request_handlers and not w.paused_handlers and not w.backlog.ids
+                )
+            )  # type: ignore[misc]
         assert not any(launcher.zk.reservations.provider("fake-provider").values())
         assert not any(launcher.zk.reservations.tenant("limited").values())
         assert not launcher.assignment.waiting() and not launcher.assignment.queue.claims

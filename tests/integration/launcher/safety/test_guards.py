@@ -36,7 +36,9 @@ def other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> OtherClient:
 # -- requests
 
 
-def test_zookeeper_is_not_asked_who_holds_our_own_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zookeeper_is_not_asked_who_holds_our_own_requests(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})), cleanup_interval=1000)
     bench.fulfilled("fake-label")
     bench.wait_request(bench.submit("fake-label"), "pending")
@@ -46,7 +48,9 @@ def test_zookeeper_is_not_asked_who_holds_our_own_requests(bench: LauncherBench,
     assert [path for path, *_ in asked if path.startswith(LOCKS.rstrip("/"))] == []
 
 
-def test_nothing_is_written_for_a_request_that_another_launcher_holds(bench: LauncherBench, other: OtherClient) -> None:
+def test_nothing_is_written_for_a_request_that_another_launcher_holds(
+    bench: LauncherBench, other: OtherClient
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     request_id = bench.submit("fake-label", state="testing")  # a state that no launcher touches
     contender = other.lock(LOCKS + request_id)
@@ -77,18 +81,27 @@ def test_request_is_not_reset_together_with_a_node_that_is_known_to_be_locked(
     assert bench.node(node.id).allocated_to == request_id
 
 
-@pytest.mark.parametrize("labels", [("fake-label", "fake-label"), ("unknown",)], ids=["by a pool", "by nobody's label"])
+@pytest.mark.parametrize(
+    "labels", [("fake-label", "fake-label"), ("unknown",)], ids=["by a pool", "by nobody's label"]
+)
 def test_request_that_another_launcher_has_fulfilled_is_not_declined(
     bench: LauncherBench, other: OtherClient, labels: tuple[str, ...]
 ) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
-    late = other.before(sets(REQUESTS, state="failed"), lambda path: other.write(path, state="fulfilled", nodes=["0000009999"]))
+    late = other.before(
+        sets(REQUESTS, state="failed"),
+        lambda path: other.write(path, state="fulfilled", nodes=["0000009999"]),
+    )
     request_id = bench.submit(*labels)
     assert late.refused() == REQUESTS + request_id
     wait_for(lambda: request_id not in pool.state.handlers)
     bench.fulfilled("fake-label")  # the launcher has dealt with what came after it
     record = bench.zuul.request(request_id)
-    assert (record["state"], record["nodes"], record.get("declined_by", [])) == ("fulfilled", ["0000009999"], [])
+    assert (record["state"], record["nodes"], record.get("declined_by", [])) == (
+        "fulfilled",
+        ["0000009999"],
+        [],
+    )
 
 
 def test_request_that_changes_again_and_again_goes_back_to_the_queue(
@@ -113,9 +126,15 @@ def test_request_that_changes_again_and_again_goes_back_to_the_queue(
     assert len(attempts) == CONFLICT_RETRIES + 1
 
 
-def test_pool_that_gives_way_does_not_accept_the_request_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TestHandler, "hasRemainingQuota", lambda handler, _label: handler.provider.name != "full")
-    monkeypatch.setattr(PoolWorker, "load", property(lambda worker: worker.provider_name != "full"))  # full is asked first
+def test_pool_that_gives_way_does_not_accept_the_request_first(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        TestHandler, "hasRemainingQuota", lambda handler, _label: handler.provider.name != "full"
+    )
+    monkeypatch.setattr(
+        PoolWorker, "load", property(lambda worker: worker.provider_name != "full")
+    )  # full is asked first
     pools = [{"name": "main", "labels": ["test-label"]}]
     providers = [{"name": name, "driver": "test", "pools": pools} for name in ("full", "empty")]
     pool = bench.start({"labels": [{"name": "test-label"}], "providers": providers})
@@ -138,11 +157,19 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
 
     monkeypatch.setattr(TestHandler, "hasRemainingQuota", has_room)
     pools = [{"name": "main", "labels": ["test-label"]}]
-    pool = bench.start({"labels": [{"name": "test-label"}], "providers": [{"name": "tp", "driver": "test", "pools": pools}]})
+    pool = bench.start(
+        {
+            "labels": [{"name": "test-label"}],
+            "providers": [{"name": "tp", "driver": "test", "pools": pools}],
+        }
+    )
     first = bench.submit("test-label", "test-label")
     assert looking.wait(10)
     second = bench.submit("test-label")
-    wait_for(lambda: pool.getPoolWorkers("tp")[0].capacity.queue, what="the second request waits for its turn")
+    wait_for(
+        lambda: pool.getPoolWorkers("tp")[0].capacity.queue,
+        what="the second request waits for its turn",
+    )
     may_look.set()
     bench.wait_request(first, "pending")
     wait_for(lambda: second not in pool.state.handlers, what="the second request is given up")
@@ -154,7 +181,9 @@ def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanw
     bench.wait_request(second, "fulfilled")
 
 
-def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_the_pool_declines_is_not_moved_to_it(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 2})))
     bench.fulfilled("fake-label", "fake-label")
     waiting = bench.submit("fake-label", "fake-label")
@@ -176,8 +205,12 @@ def test_only_accepted_requests_are_overtaken(accepted: bool) -> None:
     assert NodeRequestHandler.holds_nothing.fget(handler) is accepted  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("urgency, holds_nothing, blocked", [("1", True, False), ("2", True, True), ("1", False, True)])
-def test_paused_pool_accepts_only_what_may_overtake(urgency: str, holds_nothing: bool, blocked: bool) -> None:
+@pytest.mark.parametrize(
+    "urgency, holds_nothing, blocked", [("1", True, False), ("2", True, True), ("1", False, True)]
+)
+def test_paused_pool_accepts_only_what_may_overtake(
+    urgency: str, holds_nothing: bool, blocked: bool
+) -> None:
     waiting = SimpleNamespace(request=NodeRequest("200-0000000001"), holds_nothing=holds_nothing)
     pool: Any = SimpleNamespace(label="pool", paused_handlers={waiting.request: waiting}.values())
     coming: Any = SimpleNamespace(request=NodeRequest(f"{urgency}00-0000000002"))
@@ -185,10 +218,15 @@ def test_paused_pool_accepts_only_what_may_overtake(urgency: str, holds_nothing:
 
 
 @pytest.mark.parametrize("accepted, done", [(True, False), (False, False), (True, True)])
-def test_only_accepted_requests_are_moved(monkeypatch: pytest.MonkeyPatch, accepted: bool, done: bool) -> None:
-    handler = SimpleNamespace(accepted=accepted, done=done, request=SimpleNamespace(priority=(0, 0)))
+def test_only_accepted_requests_are_moved(
+    monkeypatch: pytest.MonkeyPatch, accepted: bool, done: bool
+) -> None:
+    handler = SimpleNamespace(
+        accepted=accepted, done=done, request=SimpleNamespace(priority=(0, 0))
+    )
     state: Any = SimpleNamespace(
-        workers={"p": SimpleNamespace(paused_handlers={1: handler}.values())}, zk=SimpleNamespace(getRegisteredPools=list)
+        workers={"p": SimpleNamespace(paused_handlers={1: handler}.values())},
+        zk=SimpleNamespace(getRegisteredPools=list),
     )
     moves = Moves(state, lambda _id: 0, lambda _id: None)
     looked: list[Any] = []
@@ -225,7 +263,11 @@ def test_launches_of_a_dropped_request_end_and_those_of_others_do_not() -> None:
 
 
 def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
-    dropped, lock, step = life(), f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000", Mock(return_value=None)
+    dropped, lock, step = (
+        life(),
+        f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000",
+        Mock(return_value=None),
+    )
     dropped.end(Outcome(How.DROPPED))
     dropped._life = Mock(send=step)
     dropped.answered([f"{NODES}0000000001", lock, object()], None)
@@ -250,7 +292,9 @@ def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
 # -- min-ready
 
 
-def test_min_ready_node_is_not_freed_while_it_is_locked(bench: LauncherBench, other: OtherClient) -> None:
+def test_min_ready_node_is_not_freed_while_it_is_locked(
+    bench: LauncherBench, other: OtherClient
+) -> None:
     contenders: list[str] = []
 
     def lock(path: str) -> None:
@@ -272,7 +316,10 @@ def test_node_that_is_still_launched_for_a_min_ready_request_that_is_gone_counts
     node = bench.ready_node("fake-provider", "main", "fake-label", state="hold", **made_for)
     contender = other.lock(f"{NODES}{node.id}/lock")
     other.write(NODES + node.id, state="building")
-    options = {"fake-label": {"min-ready": 1}, "zz-other": {"min-ready": 1}}  # labels are looked at in this order
+    options = {
+        "fake-label": {"min-ready": 1},
+        "zz-other": {"min-ready": 1},
+    }  # labels are looked at in this order
     bench.start(config(provider(labels=list(options)), labels=options))
     bench.wait_nodes(1, state="ready", type=["zz-other"])
     assert [node.id for node in bench.nodes(type=["fake-label"])] == [node.id]
@@ -281,7 +328,9 @@ def test_node_that_is_still_launched_for_a_min_ready_request_that_is_gone_counts
     bench.wait_nodes(1, state="ready", type=["fake-label"])
 
 
-def test_requests_of_others_do_not_wake_min_ready(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_others_do_not_wake_min_ready(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     woken = count_calls(pool.min_ready, "wake", monkeypatch)
     request_id = bench.submit("unknown")
@@ -294,8 +343,12 @@ def test_requests_of_others_do_not_wake_min_ready(bench: LauncherBench, monkeypa
 # -- the clean-up
 
 
-def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = bench.start(config(provider(), provider("fake-other", labels=["other"])), cleanup_interval=1000)
+def test_two_searches_for_leaks_of_one_provider_never_run_at_once(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(
+        config(provider(), provider("fake-other", labels=["other"])), cleanup_interval=1000
+    )
     running: Counter[str] = Counter()
     may_end, most = threading.Event(), Counter[str]()
 
@@ -320,14 +373,18 @@ def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: Launche
     assert most == {"fake-provider": 1, "fake-other": 1}
 
 
-def test_clean_up_that_is_woken_looks_at_all_lost_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_up_that_is_woken_looks_at_all_lost_requests(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     looked = count_calls(pool.cleanup.lost, "run", monkeypatch)
     pool.cleanup.wake()
     wait_for(lambda: (True,) in looked)
 
 
-def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wake_up_of_the_clean_up_does_not_look_at_everything(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     wait_for(lambda: pool.cleanup._last_full > 0)
     looked, full = (
@@ -341,7 +398,9 @@ def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBenc
     assert full == []
 
 
-def test_lock_of_a_node_that_is_gone_wakes_nobody(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_of_a_node_that_is_gone_wakes_nobody(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     looked, capacity = (
         count_calls(pool.node_reconciler, "look_at", monkeypatch),
@@ -351,7 +410,9 @@ def test_lock_of_a_node_that_is_gone_wakes_nobody(bench: LauncherBench, monkeypa
     assert looked == [] and capacity == []
 
 
-def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_is_not_tried_again_before_its_time(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), delete_interval=1000.0)
     manager = pool.getProviderManager("fake-provider")
     began: list[str] = []
@@ -361,7 +422,9 @@ def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monke
         raise RuntimeError("the cloud refuses")
 
     monkeypatch.setattr(manager, "startNodeCleanup", lambda node: fail(None, node))
-    node = bench.ready_node("fake-provider", "main", "fake-label", state="used", external_id="there")
+    node = bench.ready_node(
+        "fake-provider", "main", "fake-label", state="used", external_id="there"
+    )
     wait_for(lambda: began)
     wait_for(lambda: pool.node_reconciler._attempts.get(node.id, (0, 0))[1] == 1)
     state = bench.node(node.id)
@@ -369,7 +432,9 @@ def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monke
     assert began == [node.id]
 
 
-def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_of_a_provider_that_is_not_configured_is_not_touched(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     looked = count_calls(pool.node_reconciler, "_delete", monkeypatch)
     node = bench.ready_node("another", "main", "fake-label", state="used")
@@ -380,7 +445,9 @@ def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: Launche
 
 
 @pytest.mark.parametrize("state", ["used", "init"])
-def test_nothing_is_written_for_a_node_that_is_known_to_be_locked(bench: LauncherBench, other: OtherClient, state: str) -> None:
+def test_nothing_is_written_for_a_node_that_is_known_to_be_locked(
+    bench: LauncherBench, other: OtherClient, state: str
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     node = bench.ready_node("fake-provider", "main", "fake-label", state="hold")
     contender = other.lock(f"{NODES}{node.id}/lock")
@@ -388,14 +455,21 @@ def test_nothing_is_written_for_a_node_that_is_known_to_be_locked(bench: Launche
     sent: list[str] = []
     other.before(sets(NODES, state="deleting"), sent.append)
     other.write(NODES + node.id, state=state)
-    wait_for(lambda: pool.zk.node_tree.get(node.id).state == state and not pool.zk.node_tree.is_changing(node.id))
+    wait_for(
+        lambda: (
+            pool.zk.node_tree.get(node.id).state == state
+            and not pool.zk.node_tree.is_changing(node.id)
+        )
+    )
     assert pool.node_reconciler.reconcile(node.id) is None
     assert not sent
     other.unlock(contender)
     bench.wait_gone(node.id)
 
 
-def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_of_a_deleted_node_is_removed_without_its_provider(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     asked = count_calls(pool.getProviderManager("fake-provider"), "startNodeCleanup", monkeypatch)
     node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
@@ -403,7 +477,9 @@ def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: Launche
     assert asked == []
 
 
-@pytest.mark.parametrize("name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler"])
+@pytest.mark.parametrize(
+    "name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler"]
+)
 def test_part_that_waits_for_events_ends_when_it_is_told(bench: LauncherBench, name: str) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000, delete_interval=1000)
     part = getattr(pool, name)

@@ -1,4 +1,6 @@
-"""Poison is contained: a record, callback, listener or error that nobody foresaw concerns nothing but itself."""
+"""Poison is contained: a record, callback, listener or error that nobody foresaw concerns
+nothing but itself.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,18 @@ def poison(kazoo: Any) -> set[str]:
         record = f'{{"state": "ready", "type": ["fake-label"], {text}}}'
         made.add(kazoo.create(f"{paths.NODES}/", record.encode(), sequence=True, makepath=True))
     for text in ('"supported_labels": [["a"]]', '"supported_labels": [], "provider_name": ["p"]'):
-        made.add(kazoo.create(f"{paths.COMPONENTS}/pool/bad", f"{{{text}}}".encode(), sequence=True, makepath=True))
+        made.add(
+            kazoo.create(
+                f"{paths.COMPONENTS}/pool/bad", f"{{{text}}}".encode(), sequence=True, makepath=True
+            )
+        )
     return made
 
 
 @pytest.mark.spec(A2)
-def test_odd_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+def test_odd_records_are_set_aside(
+    zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture
+) -> None:
     other = zk_chroot.connect().client
     session = zk.client.session_id
     good = make_node()
@@ -87,7 +95,8 @@ def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) 
     for text in (
         '{"state": "ready", "provider": ["p"]}',
         node.serialize().decode(),
-        '{"state": "ready", "provider": "p", "pool": "main", "resources": {"cores": NaN, "ram": 1e999}}',
+        '{"state": "ready", "provider": "p", "pool": "main", "resources": {"cores": NaN, "ram": '
+        "1e999}}",
     ):
         other.set(paths.node(node.id), text.encode())
         good = "[" not in text.replace('["label"]', "").replace('"host_keys": []', "")
@@ -105,7 +114,11 @@ def test_a_launcher_among_odd_records(
     pool = bench.start(config(provider()))
     request, _nodes = bench.fulfilled("fake-label")
     rows = wait_for(lambda: listed(bench, capsys), what="problems are published")
-    assert {path for path in made if any(f"ZooKeeper record {path} is ignored" in row["problem"] for row in rows)} == made
+    assert {
+        path
+        for path in made
+        if any(f"ZooKeeper record {path} is ignored" in row["problem"] for row in rows)
+    } == made
     assert pool.getReadiness()[0]
     capsys.readouterr()
     file = str(bench.tmp / "nodepool.yaml")
@@ -159,7 +172,10 @@ def test_an_error_on_the_connection_thread(zk: Any, monkeypatch: pytest.MonkeyPa
     zk.storeNode(make_node())
 
 
-@pytest.mark.spec("issue 11, C9: a listener that goes, or raises, keeps nothing from the next, nor the record from the mirror")
+@pytest.mark.spec(
+    "issue 11, C9: a listener that goes, or raises, keeps nothing from the next, nor the record "
+    "from the mirror"
+)
 def test_failing_listener_does_not_affect_others(zk: Any, zk_chroot: Chroot) -> None:
     tree, seen = zk.node_tree, []
 
@@ -186,9 +202,15 @@ def reasons(pool: Any) -> dict[str, str]:
     return {request_id: render(reasons) for request_id, _labels, _state, reasons in pool.explain()}
 
 
-@pytest.mark.spec("issue 11, A1: an option of one provider stops no other; the reason is shown; it heals")
-def test_a_wrong_option_concerns_one_provider(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
-    pool = bench.start(config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"])))
+@pytest.mark.spec(
+    "issue 11, A1: an option of one provider stops no other; the reason is shown; it heals"
+)
+def test_a_wrong_option_concerns_one_provider(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = bench.start(
+        config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"]))
+    )
     entry = pool.config.providers["fake-p1"]
     for wrong in ("5", None):
         entry.max_concurrency = wrong
@@ -212,7 +234,12 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
         return 0
 
     monkeypatch.setattr(StateMachineHandler, "alive_thread_count", property(count))
-    pool = bench.start(config(provider("fake-p1", labels=["one"], **{"max-concurrency": 1}), provider("fake-p2", labels=["two"])))
+    pool = bench.start(
+        config(
+            provider("fake-p1", labels=["one"], **{"max-concurrency": 1}),
+            provider("fake-p2", labels=["two"]),
+        )
+    )
     adapter, go_on = bench.adapter("fake-p1"), threading.Event()
     create = adapter._createServer
 
@@ -231,7 +258,10 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("issue 11, B8: min-ready: a provider that raises stops no other label, nor another pool of its label")
+@pytest.mark.spec(
+    "issue 11, B8: min-ready: a provider that raises stops no other label, nor another pool of its "
+    "label"
+)
 def test_min_ready_beside_a_provider_that_raises(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,7 +295,11 @@ def test_min_ready_beside_a_provider_that_raises(
 
 @pytest.mark.spec("issue 11, B8: min-ready: whatever raises for one label stops no other")
 def test_min_ready_of_a_label_that_raises(bench: LauncherBench) -> None:
-    pool = bench.make(config(provider(labels=["one", "two"]), labels={n: {"min-ready": 1} for n in ("one", "two")}))
+    pool = bench.make(
+        config(
+            provider(labels=["one", "two"]), labels={n: {"min-ready": 1} for n in ("one", "two")}
+        )
+    )
     need = pool.min_ready._need
 
     def broken(label: Any) -> int:
@@ -280,10 +314,14 @@ def test_min_ready_of_a_label_that_raises(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("issue 11, B3: a record that cannot be written takes no quota with it")
-def test_a_record_that_cannot_be_written(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_cannot_be_written(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 2})))
     entry = pool.config.providers["fake-provider"].pools["main"]
-    entry.node_attributes = {"installed": datetime.date(2024, 1, 1)}  # as YAML reads an unquoted one
+    entry.node_attributes = {
+        "installed": datetime.date(2024, 1, 1)
+    }  # as YAML reads an unquoted one
     for _ in range(3):
         bench.wait_request(bench.submit("fake-label"), "failed")
     assert "date is not JSON serializable" in caplog.text
@@ -312,18 +350,27 @@ def test_a_reuse_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.spec("issue 11, A2: text that cannot be encoded does not stop a listing")
 @pytest.mark.parametrize("form", ["table", "csv", "json", "yaml"])
-def test_half_a_surrogate_pair(bench: LauncherBench, capsys: pytest.CaptureFixture[str], form: str) -> None:
+def test_half_a_surrogate_pair(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
     other = bench.submit("fake-label")
     bench.submit("fake-label", event_id="half \ud800 here")
     bench.config(config(provider()))
-    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "request-list", "--format", form]) == 0
+    assert (
+        nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "request-list", "--format", form])
+        == 0
+    )
     text = capsys.readouterr().out
     assert text.encode() and other in text
 
 
 @pytest.mark.spec("issue 11, A1: a driver that cannot tell its troubles hides nobody else's")
-def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = bench.start(config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"])))
+def test_problems_of_a_driver_that_raises(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(
+        config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"]))
+    )
     calls = pool.getProviderManager("fake-p1").adapter.calls
 
     def fail() -> None:
@@ -333,13 +380,19 @@ def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pyt
     pool.getProviderManager("fake-p2").label_problems.note("two", "launch", "no luck")
     ready, lines = pool.getReadiness()
     assert ready
-    assert "provider fake-p1: its driver cannot report its problems: RuntimeError('induced')" in lines
+    assert (
+        "provider fake-p1: its driver cannot report its problems: RuntimeError('induced')" in lines
+    )
     remedy = "repair what the message names; each request for the label retries"
     assert f"provider fake-p2, label two: no luck. Suggestion: {remedy}" in lines
 
 
-@pytest.mark.spec("issue 11, A1: a provider that raises fails no request of another provider's tenant")
-def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 11, A1: a provider that raises fails no request of another provider's tenant"
+)
+def test_tenant_limits_beside_a_provider_that_raises(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(
         config(
             provider("fake-p1", labels=["one"]),
@@ -357,7 +410,10 @@ def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monke
     monkeypatch.setattr(pool.getProviderManager("fake-p1"), "quotaNeededByLabel", fail)
     bench.fulfilled("two", tenant_name="t")
     last = bench.submit("two", tenant_name="t")
-    wait_for(lambda: "tenant t is limited to 2 instances" in reasons(pool).get(last, ""), what="the tenant's limit as the reason")
+    wait_for(
+        lambda: "tenant t is limited to 2 instances" in reasons(pool).get(last, ""),
+        what="the tenant's limit as the reason",
+    )
 
 
 UNFIT = [
@@ -381,8 +437,13 @@ UNFIT = [
 def test_ready_node_that_zuul_cannot_read_is_not_handed_out(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     fit = bench.wait_nodes(1, state="ready", allocated_to=None)[0].id
-    wait_for(lambda: pool.zk.node_tree.counted.free["fake-label"] == 1, what="the node counts for min-ready")
-    unfit = [bench.ready_node("fake-provider", "main", "fake-label", **values).id for values in UNFIT]
+    wait_for(
+        lambda: pool.zk.node_tree.counted.free["fake-label"] == 1,
+        what="the node counts for min-ready",
+    )
+    unfit = [
+        bench.ready_node("fake-provider", "main", "fake-label", **values).id for values in UNFIT
+    ]
     wait_for(lambda: pool.zk.node_tree.unfit.keys() == set(unfit))
     assert pool.zk.node_tree.counted.free["fake-label"] == 1, "they do not count for min-ready"
     _request, nodes = bench.fulfilled("fake-label")

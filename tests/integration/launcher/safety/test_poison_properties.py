@@ -1,6 +1,8 @@
-"""Poison is contained, whatever it is: arbitrary records, configurations and errors of drivers beside good requests.
+"""Poison is contained, whatever it is: arbitrary records, configurations and errors of drivers
+beside good requests.
 
-Short by default; ``NODEPOOL_POISON_SECONDS=3600`` lets each search go on for that long, with other examples each time.
+Short by default; ``NODEPOOL_POISON_SECONDS=3600`` lets each search go on for that long, with other
+examples each time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from tests.integration.launcher.safety.test_problems import listed
 from tests.support.launcher import LauncherBench, config, provider
 
 SECONDS = float(os.environ.get("NODEPOOL_POISON_SECONDS", "0"))
-#: The same examples in each run, but for the long one; nothing is gained by making an example smaller that takes a second.
+#: The same examples in each run, but for the long one; nothing is gained by making an example
+#: smaller that takes a second.
 SEARCH = settings(
     max_examples=25,
     deadline=None,
@@ -51,12 +54,28 @@ def again_and_again(search: Callable[[], None]) -> None:
 
 
 # Threads of the launcher draw random numbers while an example is made.
-pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+)
 
-# --- records in ZooKeeper -----------------------------------------------------------------------------------------------
+# --- records in ZooKeeper
+# -----------------------------------------------------------------------------------------------
 
 NUMBERS = st.sampled_from(
-    ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5000, "-0.0", "1.5", "-1", "0", str(2**63), "1e308"]
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        "1" + "0" * 5000,
+        "-0.0",
+        "1.5",
+        "-1",
+        "0",
+        str(2**63),
+        "1e308",
+    ]
 )
 TEXTS = st.one_of(
     st.text(max_size=20),
@@ -83,7 +102,11 @@ TEXTS = st.one_of(
     ),
 ).map(json.dumps)
 DEEP = st.sampled_from(["[" * 100_000, "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000])
-LEAVES = st.one_of(NUMBERS, TEXTS, st.sampled_from(["null", "true", "false", "[]", "{}", '{"a": [1]}', '[[["a"]]]']))
+LEAVES = st.one_of(
+    NUMBERS,
+    TEXTS,
+    st.sampled_from(["null", "true", "false", "[]", "{}", '{"a": [1]}', '[[["a"]]]']),
+)
 VALUES = st.one_of(
     LEAVES,
     LEAVES,
@@ -237,7 +260,14 @@ class Search:
         assert self.pool.is_alive()
         assert self.pool.zk.connected
         # Those of the provider that is thrown things at may go with it.
-        kept = ("fake-provider", "PoolWorker-assignment", "NodePool", "MinReady", "Cleanup", "Delete")
+        kept = (
+            "fake-provider",
+            "PoolWorker-assignment",
+            "NodePool",
+            "MinReady",
+            "Cleanup",
+            "Delete",
+        )
         assert not {name for name in self.threads - living() if any(word in name for word in kept)}
         assert self.pool.getReadiness()[0]
 
@@ -250,7 +280,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.spec("issue 11, 2: arbitrary JSON in each kind of record")
 @pytest.mark.timeout(max(300, SECONDS + 300))
 def test_arbitrary_records_do_no_harm(
-    bench: LauncherBench, quick: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    bench: LauncherBench,
+    quick: None,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     search = Search(bench, config(provider()))
     kazoo, file = bench.zk.kazoo_client, str(bench.tmp / "nodepool.yaml")
@@ -271,18 +304,34 @@ def test_arbitrary_records_do_no_harm(
 
             def seen() -> bool:
                 known = {path for tree in trees for path in (*tree.known_paths(), *tree.bad)}
-                return all(path in known or not kazoo.exists(path) for path in made if "/components/" not in path)
+                return all(
+                    path in known or not kazoo.exists(path)
+                    for path in made
+                    if "/components/" not in path
+                )
 
             wait_for(seen, what=f"each of {poison} is shown, or named as one that cannot be used,")
             bad = [path for tree in trees for path in tree.bad]
             if bad:
-                wait_for(lambda: all(f"Ignoring {path}: " in caplog.text for path in bad), what="the log names them")
                 wait_for(
-                    lambda: all(any(path in row["problem"] for row in listed(bench, capsys)) for path in bad),
+                    lambda: all(f"Ignoring {path}: " in caplog.text for path in bad),
+                    what="the log names them",
+                )
+                wait_for(
+                    lambda: all(
+                        any(path in row["problem"] for row in listed(bench, capsys)) for path in bad
+                    ),
                     what=f"problem-list names {bad}",
                 )
             capsys.readouterr()
-            for command in ("list", "request-list", "image-list", "dib-image-list", "image-status", "problem-list"):
+            for command in (
+                "list",
+                "request-list",
+                "image-list",
+                "dib-image-list",
+                "image-status",
+                "problem-list",
+            ):
                 assert nodepoolcmd.main(["-c", file, command]) == 0, capsys.readouterr().err
         finally:
             for path in made:
@@ -295,21 +344,33 @@ def test_arbitrary_records_do_no_harm(
     assert search.pool.zk.client.session_id == session
 
 
-# --- configurations -----------------------------------------------------------------------------------------------------
+# --- configurations
+# --------------------------------------------------------------------------------------------------
 
 
 def everything(work: pathlib.Path) -> dict[str, Any]:
     """One section of most kinds, all of it good."""
     whole = config(
         provider(),
-        provider("fake-second", labels=["second-label"], pool={"max-servers": 4, "node-attributes": {"a": "b"}}),
+        provider(
+            "fake-second",
+            labels=["second-label"],
+            pool={"max-servers": 4, "node-attributes": {"a": "b"}},
+        ),
         {
             "name": "slots",
             "driver": "metastatic",
             "pools": [
                 {
                     "name": "main",
-                    "labels": [{"name": "slot-label", "backing-label": "second-label", "max-parallel-jobs": 2, "grace-time": 5}],
+                    "labels": [
+                        {
+                            "name": "slot-label",
+                            "backing-label": "second-label",
+                            "max-parallel-jobs": 2,
+                            "grace-time": 5,
+                        }
+                    ],
                 }
             ],
         },
@@ -317,7 +378,9 @@ def everything(work: pathlib.Path) -> dict[str, Any]:
         **{
             "tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5, "max-cores": 100}],
             "webapp": {"port": 8005, "listen_address": "127.0.0.1"},
-            "diskimages": [{"name": "image", "elements": ["vm"], "rebuild-age": 3600, "env-vars": {"A": "b"}}],
+            "diskimages": [
+                {"name": "image", "elements": ["vm"], "rebuild-age": 3600, "env-vars": {"A": "b"}}
+            ],
             "elements-dir": str(work),
             "images-dir": str(work),
             "build-log-retention": 3,
@@ -354,7 +417,18 @@ ODD: st.SearchStrategy[Any] = st.one_of(
     st.text(max_size=8),
     st.just("x" * 10_000),
     st.sampled_from(
-        [[], {}, [[]], [None], {"a": None}, [{"name": None}], {"name": ["x"]}, "%(NOT_SET)", "fake-label", "/dev/null"]
+        [
+            [],
+            {},
+            [[]],
+            [None],
+            {"a": None},
+            [{"name": None}],
+            {"name": ["x"]},
+            "%(NOT_SET)",
+            "fake-label",
+            "/dev/null",
+        ]
     ),
     st.dates(),
     st.binary(max_size=4),
@@ -363,7 +437,13 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Of all values below the top."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, each in inner:
         yield (*path, key)
         yield from places(each, (*path, key))
@@ -387,7 +467,9 @@ def changed(whole: dict[str, Any], path: tuple[Any, ...], how: str, odd: Any) ->
 
 
 @st.composite
-def faulty(draw: Callable[[Any], Any], good: dict[str, Any], inside: str | None = None) -> dict[str, Any]:
+def faulty(
+    draw: Callable[[Any], Any], good: dict[str, Any], inside: str | None = None
+) -> dict[str, Any]:
     """One to three faults, of one provider only with its name ``inside``."""
     for _ in range(draw(st.integers(1, 3))):
         found = [
@@ -403,12 +485,18 @@ def faulty(draw: Callable[[Any], Any], good: dict[str, Any], inside: str | None 
         ]
         if found:
             good = changed(
-                good, draw(st.sampled_from(found)), draw(st.sampled_from(["replace", "replace", "remove", "more"])), draw(ODD)
+                good,
+                draw(st.sampled_from(found)),
+                draw(st.sampled_from(["replace", "replace", "remove", "more"])),
+                draw(ODD),
             )
     return good
 
 
-@pytest.mark.spec("issue 11, 2 and 3: arbitrary YAML of the right outer shape is good, or is refused with a reason; so say both")
+@pytest.mark.spec(
+    "issue 11, 2 and 3: arbitrary YAML of the right outer shape is good, or is refused with a "
+    "reason; so say both"
+)
 @pytest.mark.timeout(max(300, SECONDS + 300))
 def test_arbitrary_configuration_is_valid_or_refused_with_a_reason(
     bench: LauncherBench, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
@@ -434,9 +522,14 @@ def test_arbitrary_configuration_is_valid_or_refused_with_a_reason(
     again_and_again(one)
 
 
-@pytest.mark.spec("issue 11, 2: a fault of one provider's section stops no request of another, in a launcher that runs")
+@pytest.mark.spec(
+    "issue 11, 2: a fault of one provider's section stops no request of another, in a launcher "
+    "that runs"
+)
 @pytest.mark.timeout(max(300, SECONDS + 300))
-def test_configurations_of_a_launcher_that_runs(bench: LauncherBench, tmp_path: pathlib.Path) -> None:
+def test_configurations_of_a_launcher_that_runs(
+    bench: LauncherBench, tmp_path: pathlib.Path
+) -> None:
     whole = everything(tmp_path)
     whole.pop("webapp")
     search = Search(bench, whole)
@@ -448,7 +541,10 @@ def test_configurations_of_a_launcher_that_runs(bench: LauncherBench, tmp_path: 
         new.write_text(yaml.safe_dump(content))
         new.replace(file)
         search.served()
-        wait_for(lambda: search.pool.config_state._validated[0] == [file.read_text()], what="the launcher has read the file")
+        wait_for(
+            lambda: search.pool.config_state._validated[0] == [file.read_text()],
+            what="the launcher has read the file",
+        )
 
     @settings(SEARCH, max_examples=15)
     @given(faulty(good, inside="fake-second"))
@@ -463,7 +559,8 @@ def test_configurations_of_a_launcher_that_runs(bench: LauncherBench, tmp_path: 
     search.served("second-label")
 
 
-# --- drivers ------------------------------------------------------------------------------------------------------------
+# --- drivers
+# --------------------------------------------------------------------------------------------------
 
 
 class Unspeakable(Exception):
@@ -503,7 +600,11 @@ def test_error_of_a_driver_affects_only_its_provider(
 ) -> None:
     search = Search(
         bench,
-        config(provider("fake-provider"), provider("fake-bad", labels=["bad-label"]), labels={"bad-label": {"min-ready": 1}}),
+        config(
+            provider("fake-provider"),
+            provider("fake-bad", labels=["bad-label"]),
+            labels={"bad-label": {"min-ready": 1}},
+        ),
     )
     adapter = bench.adapter("fake-bad")
     called: set[str] = set()

@@ -1,4 +1,6 @@
-"""What does not work is told in /ready and by ``nodepool problem-list`` until it works (fake clouds)."""
+"""What does not work is told in /ready and by ``nodepool problem-list`` until it works (fake
+clouds).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,20 @@ from tests.support.launcher import LauncherBench, config, provider
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.statistics.INTERNAL_INTERVAL", 0.2)
-    monkeypatch.setattr("nodepool.driver.statemachine.provider.StateMachineProvider.ERROR_LABEL_RETRY", 0.2)
+    monkeypatch.setattr(
+        "nodepool.driver.statemachine.provider.StateMachineProvider.ERROR_LABEL_RETRY", 0.2
+    )
 
 
 def listed(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """As the command tells."""
     capsys.readouterr()
-    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "problem-list", "--format", "json"]) == 0
+    assert (
+        nodepoolcmd.main(
+            ["-c", str(bench.tmp / "nodepool.yaml"), "problem-list", "--format", "json"]
+        )
+        == 0
+    )
     return list(json.loads(capsys.readouterr().out))
 
 
@@ -36,7 +45,9 @@ def test_label_problems_are_published_until_they_are_solved(
         {"name": "flavorless", "cloud-image": "fake-image", "flavor-name": "gone"},
         {"name": "refused", "cloud-image": "fake-image", "min-ram": 8192, "key-name": "gone"},
     ]
-    pool = bench.start(config(provider(pools=[{"name": "main", "labels": labels}], **{"launch-retries": 1})))
+    pool = bench.start(
+        config(provider(pools=[{"name": "main", "labels": labels}], **{"launch-retries": 1}))
+    )
     adapter = bench.adapter("fake-provider")
     create = adapter._createServer
 
@@ -53,15 +64,26 @@ def test_label_problems_are_published_until_they_are_solved(
     bench.fulfilled("good")
     ready, lines = pool.getReadiness()
     assert ready
-    assert any(line.startswith("provider fake-provider, label refused: no key gone (option key-name). ") for line in lines)
-    (line,) = [line for line in lines if line.startswith("provider fake-provider, label flavorless: ")]
+    assert any(
+        line.startswith("provider fake-provider, label refused: no key gone (option key-name). ")
+        for line in lines
+    )
+    (line,) = [
+        line for line in lines if line.startswith("provider fake-provider, label flavorless: ")
+    ]
     assert "'gone' (option flavor-name)" in line
     assert not any("label good" in line for line in lines)
     rows = wait_for(lambda: listed(bench, capsys), what="problems are published")
-    assert [(row["provider"], row["label"]) for row in rows] == [("fake-provider", "flavorless"), ("fake-provider", "refused")]
+    assert [(row["provider"], row["label"]) for row in rows] == [
+        ("fake-provider", "flavorless"),
+        ("fake-provider", "refused"),
+    ]
     monkeypatch.setattr(adapter, "_createServer", create)
     bench.fulfilled("refused")
-    wait_for(lambda: {row["label"] for row in listed(bench, capsys)} == {"flavorless"}, what="one is mended")
+    wait_for(
+        lambda: {row["label"] for row in listed(bench, capsys)} == {"flavorless"},
+        what="one is mended",
+    )
 
 
 def test_a_change_of_problems_disturbs_nobody(bench: LauncherBench) -> None:
@@ -71,12 +93,20 @@ def test_a_change_of_problems_disturbs_nobody(bench: LauncherBench) -> None:
     pool.zk.component_tree.listeners.append(lambda *change: announced.append(change))
     manager = pool.getProviderManager("fake-provider")
     manager.label_problems.note("fake-label", "launch", "made up")
-    wait_for(lambda: any(content.get("problems") for content in bench.zk.getLaunchers()), what="problems are published")
-    wait_for(lambda: any(content.get("problems") for content in pool.zk.getLaunchers()), what="problems are seen")
+    wait_for(
+        lambda: any(content.get("problems") for content in bench.zk.getLaunchers()),
+        what="problems are published",
+    )
+    wait_for(
+        lambda: any(content.get("problems") for content in pool.zk.getLaunchers()),
+        what="problems are seen",
+    )
     assert (pool.assignment.queue.changes.declines, announced) == (before, [])
 
 
-def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_does_not_start(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
     start = StateMachineProvider.start
@@ -98,7 +128,9 @@ def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytes
 
 def test_too_many_problems_are_shortened() -> None:
     """What ZooKeeper does not take would cut the launcher off, again and again."""
-    problems = [Problem("\u2026" * LONGEST, f"provider-{number}", "label") for number in range(1000)]
+    problems = [
+        Problem("\u2026" * LONGEST, f"provider-{number}", "label") for number in range(1000)
+    ]
     found = as_record_list(problems)
     assert len(json.dumps(found)) < 700_000
     assert found[:-1] == [problem.record() for problem in problems[:MOST_PUBLISHED]]
@@ -112,8 +144,10 @@ def test_problem_texts_are_short_single_lines() -> None:
     problems.note("b", "launch", "provider p, pool main, label b: two\nlines")
     problems.note("b", "image", "no image")
     assert [str(problem) for problem in problems.listed()][1:] == [
-        "provider p, label b: no image. Suggestion: correct the image of the label, or upload the image to the cloud",
-        "provider p, label b: two lines. Suggestion: repair what the message names; each request for the label retries",
+        "provider p, label b: no image. Suggestion: correct the image of the label, or upload the "
+        "image to the cloud",
+        "provider p, label b: two lines. Suggestion: repair what the message names; each request "
+        "for the label retries",
     ]
     assert len(problems.listed()[0].text) == LONGEST
     problems.clear("b", "launch")

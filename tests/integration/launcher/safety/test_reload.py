@@ -39,7 +39,10 @@ def test_removed_provider_is_stopped(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-15: removed provider: in-flight requests are finished or handed back")
 def test_provider_removal_with_requests_under_way(bench: LauncherBench) -> None:
-    one, two = provider("fake-one", priority=2), provider("fake-two", priority=1, pool={"max-servers": 1})
+    one, two = (
+        provider("fake-one", priority=2),
+        provider("fake-two", priority=1, pool={"max-servers": 1}),
+    )
     pool = bench.start(config(one, two))
     cloud = bench.cloud("fake-two")
     cloud.pause_creates = True
@@ -72,7 +75,13 @@ def test_provider_removal_with_paused_requests(bench: LauncherBench) -> None:
 def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two")))
     one, two = pool.getProviderManager("fake-one"), pool.getProviderManager("fake-two")
-    bench.config(config(provider("fake-one"), provider("fake-two", **{"boot-timeout": 33}), provider("fake-three")))
+    bench.config(
+        config(
+            provider("fake-one"),
+            provider("fake-two", **{"boot-timeout": 33}),
+            provider("fake-three"),
+        )
+    )
     wait_for(lambda: "fake-three" in pool.config.provider_managers)
     assert pool.getProviderManager("fake-one") is one
     assert pool.getProviderManager("fake-two") is not two
@@ -84,7 +93,10 @@ def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
     bench.config(config(provider("fake-one"), labels={"new": {}}))
     wait_for(lambda: "new" in pool.config.labels)
     assert pool.getProviderManager("fake-one") is not one
-    assert pool.getProviderManager("fake-one").provider.cloud_config.config["auth"]["username"] == "another"
+    assert (
+        pool.getProviderManager("fake-one").provider.cloud_config.config["auth"]["username"]
+        == "another"
+    )
 
 
 @pytest.mark.spec("DRV-14.23; LAU-15: launches under way survive a changed provider")
@@ -101,7 +113,9 @@ def test_a_launch_survives_a_changed_provider(bench: LauncherBench) -> None:
     wait_for(lambda: not old.running)
 
 
-@pytest.mark.spec("LAU-15: pools added and removed inside a provider; labels, limits, priorities at once")
+@pytest.mark.spec(
+    "LAU-15: pools added and removed inside a provider; labels, limits, priorities at once"
+)
 def test_pools_and_labels_follow(bench: LauncherBench) -> None:
     def pools(*names: str, **options: Any) -> dict[str, Any]:
         return provider(pools=[{"name": n, "labels": [f"label-{n}"], **options} for n in names])
@@ -119,9 +133,16 @@ def test_pools_and_labels_follow(bench: LauncherBench) -> None:
 @pytest.mark.spec(SPEC + "launcher_registers_config_change; pool_component")
 def test_registered_labels_follow(bench: LauncherBench) -> None:
     bench.start(config(provider(labels=["fake-label", "second"]), labels={"unused": {}}))
-    assert [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [{"fake-label", "second"}]
+    assert [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [
+        {"fake-label", "second"}
+    ]
     bench.config(config(provider(labels=["fake-label", "third"]), labels={"unused": {}}))
-    wait_for(lambda: [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [{"fake-label", "third"}])
+    wait_for(
+        lambda: (
+            [set(p.supported_labels) for p in bench.zk.getRegisteredPools()]
+            == [{"fake-label", "third"}]
+        )
+    )
 
 
 @pytest.mark.spec("LAU-15: a broken file keeps the running configuration")
@@ -130,7 +151,12 @@ def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
     path = pathlib.Path(pool.configfile)
     good = path.read_text()
     before = pool.config
-    for content in ("providers: [", "labels: 5\n", good.replace("name: fake-label", "name: other", 1), ""):
+    for content in (
+        "providers: [",
+        "labels: 5\n",
+        good.replace("name: fake-label", "name: other", 1),
+        "",
+    ):
         path.write_text(content)
         wait_for(lambda: pool.config_state.error is not None, what=content[:30])
         assert pool.config is before
@@ -146,23 +172,42 @@ def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("issue 11, point 3: a wrong type keeps the running configuration, an unknown option is warned of")
-def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.spec(
+    "issue 11, point 3: a wrong type keeps the running configuration, an unknown option is warned "
+    "of"
+)
+def test_a_changed_file_is_validated(
+    bench: LauncherBench, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = bench.start(config(provider(), provider("fake-other", labels=["other"])))
     before = pool.config
-    bench.config(config(provider(), provider("fake-other", labels=["other"], **{"max-concurrency": "5"})))
+    bench.config(
+        config(provider(), provider("fake-other", labels=["other"], **{"max-concurrency": "5"}))
+    )
     wait_for(lambda: pool.config_state.error is not None)
     assert pool.config is before
     details = pool.getReadiness()[1]
     reason = "providers[fake-other].max-concurrency: Schema validation failed: expected int"
     assert any("stale" in d and reason in d for d in details), details
     wait_for(
-        lambda: any(reason in r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("nodepool.NodePool", "ERROR"))
+        lambda: any(
+            reason in r.getMessage()
+            for r in caplog.records
+            if (r.name, r.levelname) == ("nodepool.NodePool", "ERROR")
+        )
     )
     bench.fulfilled("fake-label")
     bench.fulfilled("other")
-    bench.config(config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2})))
-    wait_for(lambda: any("did you mean max-servers?" in r.getMessage() for r in caplog.records if r.levelname == "WARNING"))
+    bench.config(
+        config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2}))
+    )
+    wait_for(
+        lambda: any(
+            "did you mean max-servers?" in r.getMessage()
+            for r in caplog.records
+            if r.levelname == "WARNING"
+        )
+    )
     wait_for(lambda: pool.config is not before and pool.config_state.error is None)
 
 
@@ -199,7 +244,9 @@ def test_launcher_has_the_names_that_tools_use(bench: LauncherBench) -> None:
     pool.start()
     bench.wait_ready(pool)
     assert pool.zk is pool.getZK()
-    assert pool.getProviderManager("fake-provider") is pool.config.provider_managers["fake-provider"]
+    assert (
+        pool.getProviderManager("fake-provider") is pool.config.provider_managers["fake-provider"]
+    )
     worker = pool.getPoolWorkers("fake-provider")[0]
     assert pool._pool_threads == {("fake-provider", "main"): worker}
     assert worker.getPoolConfig().name == "main"
@@ -254,16 +301,28 @@ def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
     good = clouds.read_text()
     first = pool.getProviderManager("fake-provider")
     clouds.write_text("clouds: [")
-    wait_for(lambda: "fake-provider" in pool.config.provider_errors, what="the broken file is noticed")
+    wait_for(
+        lambda: "fake-provider" in pool.config.provider_errors, what="the broken file is noticed"
+    )
     assert pool.getProviderManager("fake-provider") is first
     clouds.write_text(good.replace("username: user", "username: new"))
-    wait_for(lambda: pool.getProviderManager("fake-provider") is not first, what="a provider with the new user")
-    assert pool.getProviderManager("fake-provider").provider.cloud_config.config["auth"]["username"] == "new"
+    wait_for(
+        lambda: pool.getProviderManager("fake-provider") is not first,
+        what="a provider with the new user",
+    )
+    assert (
+        pool.getProviderManager("fake-provider").provider.cloud_config.config["auth"]["username"]
+        == "new"
+    )
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("LAU: a changed provider is replaced; requests under way go on with its successor")
-def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "LAU: a changed provider is replaced; requests under way go on with its successor"
+)
+def test_replaced_between_plan_and_launch(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider()))
     old = pool.getProviderManager("fake-provider")
     launch = StateMachineHandler.launch
@@ -271,7 +330,10 @@ def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pyt
     def late(self: Any, node: Any) -> None:
         if self.manager is old:
             bench.config(config(provider(pool={"max-cores": 50})))
-            wait_for(lambda: pool.getProviderManager("fake-provider") is not old, what="the provider to be replaced")
+            wait_for(
+                lambda: pool.getProviderManager("fake-provider") is not old,
+                what="the provider to be replaced",
+            )
             wait_for(lambda: not old.create_loop.is_alive(), what="the old one to end")
         launch(self, node)
 
@@ -303,7 +365,12 @@ def test_everything_is_looked_at_when_a_configuration_comes_into_force(
     watch(pool.cleanup, "wake")
     watch(pool.node_reconciler, "look_at_all")
     pool._apply(pool.loadConfig())
-    assert sorted(woken) == ["Assignment.wake", "CleanupWorker.wake", "MinReady.wake", "NodeReconciler.look_at_all"]
+    assert sorted(woken) == [
+        "Assignment.wake",
+        "CleanupWorker.wake",
+        "MinReady.wake",
+        "NodeReconciler.look_at_all",
+    ]
 
 
 class SlowStart:
@@ -325,18 +392,31 @@ class SlowStart:
         monkeypatch.setattr(lifecycle, "START_GRACE", 0.01)
 
 
-def test_new_provider_that_is_slow_to_start_holds_up_no_other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_provider_that_is_slow_to_start_holds_up_no_other(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-one")))
     slow = SlowStart(monkeypatch, "fake-slow")
-    bench.config(config(provider("fake-one", pool={"max-servers": 7}), provider("fake-slow", labels=["other"])))
+    bench.config(
+        config(
+            provider("fake-one", pool={"max-servers": 7}), provider("fake-slow", labels=["other"])
+        )
+    )
     assert slow.begun.wait(10)
     wait_for(
-        lambda: pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers == 7, what="the other provider has its new limit"
+        lambda: pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers == 7,
+        what="the other provider has its new limit",
     )
-    assert [str(problem) for problem in pool.problems()] == [f"provider fake-slow: not running: {lifecycle.STARTING}"]
+    assert [str(problem) for problem in pool.problems()] == [
+        f"provider fake-slow: not running: {lifecycle.STARTING}"
+    ]
     early = bench.submit("other")
     unknown = bench.submit("unknown")
-    wait_for(lambda: reason_for(pool.assignment, early).startswith("pools of this launcher are still being registered"))
+    wait_for(
+        lambda: reason_for(pool.assignment, early).startswith(
+            "pools of this launcher are still being registered"
+        )
+    )
     bench.wait_request(unknown, "failed")
     slow.may_start.set()
     wait_for(lambda: pool.getPoolWorkers("fake-slow"), what="the slow provider is taken into force")
@@ -344,13 +424,21 @@ def test_new_provider_that_is_slow_to_start_holds_up_no_other(bench: LauncherBen
     bench.wait_request(early, "fulfilled")
 
 
-def test_request_for_a_pool_that_is_just_being_added(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_for_a_pool_that_is_just_being_added(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-one")))
     start, submitted = PoolWorker.start, []
 
     def late(worker: PoolWorker) -> None:
         submitted.append(bench.submit("other"))
-        wait_for(lambda: any(why.code is Code.REGISTERING for _, _, _, reasons in pool.explain() for why in reasons))
+        wait_for(
+            lambda: any(
+                why.code is Code.REGISTERING
+                for _, _, _, reasons in pool.explain()
+                for why in reasons
+            )
+        )
         start(worker)
 
     monkeypatch.setattr(PoolWorker, "start", late)
@@ -359,12 +447,17 @@ def test_request_for_a_pool_that_is_just_being_added(bench: LauncherBench, monke
     bench.wait_request(submitted[0], "fulfilled")
 
 
-def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-slow"), provider("fake-one", labels=["other"])))
     before = pool.getProviderManager("fake-slow")
     slow = SlowStart(monkeypatch, "fake-slow")
     bench.config(
-        config(provider("fake-slow", **{"boot-timeout": 33}), provider("fake-one", labels=["other"], pool={"max-servers": 7}))
+        config(
+            provider("fake-slow", **{"boot-timeout": 33}),
+            provider("fake-one", labels=["other"], pool={"max-servers": 7}),
+        )
     )
     wait_for(lambda: limit(pool) == 7)
     assert pool.getProviderManager("fake-slow") is before and not slow.may_start.is_set()
@@ -373,13 +466,18 @@ def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: Launche
     ]
     bench.fulfilled("fake-label")
     slow.may_start.set()
-    wait_for(lambda: pool.getProviderManager("fake-slow") is not before, what="the changed provider is taken into force")
+    wait_for(
+        lambda: pool.getProviderManager("fake-slow") is not before,
+        what="the changed provider is taken into force",
+    )
     assert pool.getProviderManager("fake-slow").provider.boot_timeout == 33
     wait_for(lambda: not before.running)
     bench.fulfilled("fake-label")
 
 
-def test_change_that_is_taken_back_while_its_provider_starts(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_that_is_taken_back_while_its_provider_starts(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-slow")))
     before = pool.getProviderManager("fake-slow")
     slow = SlowStart(monkeypatch, "fake-slow")
@@ -389,7 +487,9 @@ def test_change_that_is_taken_back_while_its_provider_starts(bench: LauncherBenc
     wait_for(lambda: len(slow.managers) == 2, what="the one that runs is idle: another is started")
     slow.may_start.set()
     wait_for(lambda: pool.getProviderManager("fake-slow") is slow.managers[1])
-    assert pool.getProviderManager("fake-slow").provider == before.provider and pool.problems() == []
+    assert (
+        pool.getProviderManager("fake-slow").provider == before.provider and pool.problems() == []
+    )
     wait_for(lambda: not before.running and not slow.managers[0].running)
 
 
@@ -409,7 +509,9 @@ def test_provider_that_still_starts_when_the_launcher_stops_is_stopped(
     assert stopped.wait(10)
 
 
-def test_provider_that_is_removed_while_it_starts_is_stopped(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_that_is_removed_while_it_starts_is_stopped(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = bench.start(config(provider("fake-one")))
     slow = SlowStart(monkeypatch, "fake-slow")
     bench.config(config(provider("fake-one"), provider("fake-slow")))

@@ -1,4 +1,6 @@
-"""What newer peers store in the records of requests and nodes survives all that a launcher does with them."""
+"""What newer peers store in the records of requests and nodes survives all that a launcher does
+with them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whichever thread of a launcher ends that must live: /ready says so, and who runs the launcher is told."""
+"""Whichever thread of a launcher ends that must live: /ready says so, and who runs the launcher
+is told.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_each_thread_of_the_launcher(bench: LauncherBench, name: str) -> None:
     sessions = [pool.zk.client.client]
     for thread in threading.enumerate():
         # The bench has connections, too.
-        if thread.name == name and (thread is sessions[0]._connection._connection_routine or "connection" not in name):
+        if thread.name == name and (
+            thread is sessions[0]._connection._connection_routine or "connection" not in name
+        ):
             end_thread(thread)
 
     def ended() -> bool:
@@ -67,7 +71,9 @@ def test_each_thread_of_the_launcher(bench: LauncherBench, name: str) -> None:
 def test_pools_that_go_and_come_are_no_accident(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("one"), provider("two")))
     bench.config(config(provider("two"), provider("three")))
-    wait_for(lambda: sorted(w.provider_name for w in pool.state.workers.values()) == ["three", "two"])
+    wait_for(
+        lambda: sorted(w.provider_name for w in pool.state.workers.values()) == ["three", "two"]
+    )
     wait_for(lambda: "PoolWorker.one-main" not in {thread.name for thread in threading.enumerate()})
     assert pool.watchdog.ended == []
     bench.stop(pool)

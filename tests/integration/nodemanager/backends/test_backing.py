@@ -1,4 +1,6 @@
-"""Slivers on nodes of another provider: a launcher with driver ``nodemanager`` and ``backing-label`` (NM-C.8)."""
+"""Slivers on nodes of another provider: a launcher with driver ``nodemanager`` and
+``backing-label`` (NM-C.8).
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,38 @@ def end(bench: LauncherBench, hosts: BackingHosts, *nodes: dict[str, Any]) -> No
     """All is given back; nothing stays."""
     bench.zuul.give_back(*[node["id"] for node in nodes])
     bench.wait_gone(*[node["id"] for node in nodes])
-    wait_for(lambda: not backing(bench) and not hosts.places(), 40, "the backing nodes to be given back")
+    wait_for(
+        lambda: not backing(bench) and not hosts.places(), 40, "the backing nodes to be given back"
+    )
 
 
-@pytest.mark.spec("NM-C.8: backing-label takes whole nodes as metastatic does, pushes the daemon, hands out slivers")
-def test_backing_node_gets_a_daemon_slivers_and_is_released(bench: LauncherBench, hosts: BackingHosts) -> None:
+@pytest.mark.spec(
+    "NM-C.8: backing-label takes whole nodes as metastatic does, pushes the daemon, hands out "
+    "slivers"
+)
+def test_backing_node_gets_a_daemon_slivers_and_is_released(
+    bench: LauncherBench, hosts: BackingHosts
+) -> None:
     bench.start(hosts.config())
     node = get(bench)
     (owner,) = backing(bench)
-    assert node["external_id"] == {"host": owner.id, "sliver": f"np{node['id']}"} and node["host_id"] == owner.id
-    assert node["driver_data"]["backing_node"] == owner.id and node["driver_data"]["node"] == node["id"]
-    assert node["slot"] == node["driver_data"]["slot"] == 0 and node["driver_data"]["rspec"]["nm_mem_limit"] == 128
-    assert node["interface_ip"] == owner.interface_ip and node["username"] == "root" and len(node["host_keys"]) == 1
+    assert (
+        node["external_id"] == {"host": owner.id, "sliver": f"np{node['id']}"}
+        and node["host_id"] == owner.id
+    )
+    assert (
+        node["driver_data"]["backing_node"] == owner.id
+        and node["driver_data"]["node"] == node["id"]
+    )
+    assert (
+        node["slot"] == node["driver_data"]["slot"] == 0
+        and node["driver_data"]["rspec"]["nm_mem_limit"] == 128
+    )
+    assert (
+        node["interface_ip"] == owner.interface_ip
+        and node["username"] == "root"
+        and len(node["host_keys"]) == 1
+    )
     assert node["host_keys"][0] not in owner.host_keys
     provider = bench.pools[0].getProviderManager("metal")
     running = provider.execute(bench.pools[0].zk.getNode(node["id"]), ["hostname"])
@@ -64,7 +86,12 @@ def test_backing_node_gets_a_daemon_slivers_and_is_released(bench: LauncherBench
     running.close()
     assert hosts.log_in(node) == f"np{node['id']}"
     data = json.loads(owner.user_data)
-    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (OWNER, "big", 40, False)
+    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (
+        OWNER,
+        "big",
+        40,
+        False,
+    )
     assert data["allocations"] == {"0": node["id"]}
     assert bench.zk.getNodeLockContenders(owner) == [OWNER] and owner.requestor == OWNER
     client = hosts.client(owner.id)
@@ -73,7 +100,10 @@ def test_backing_node_gets_a_daemon_slivers_and_is_released(bench: LauncherBench
     end(bench, hosts, node)
     with pytest.raises(RpcError):
         client.call("GetCapacity", timeout=2)
-    wait_for(lambda: len(bench.nodes(provider="racks", state="ready")) == 2, what="the machine to be ready for others")
+    wait_for(
+        lambda: len(bench.nodes(provider="racks", state="ready")) == 2,
+        what="the machine to be ready for others",
+    )
     assert not hosts.directory.exists()
 
 
@@ -84,26 +114,42 @@ def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: Backin
     assert first["host_id"] == second["host_id"] and {first["slot"], second["slot"]} == {0, 1}
     third = get(bench)
     assert third["host_id"] != first["host_id"] and third["interface_ip"] != first["interface_ip"]
-    assert {hosts.log_in(n) for n in (first, second, third)} == {f"np{n['id']}" for n in (first, second, third)}
+    assert {hosts.log_in(n) for n in (first, second, third)} == {
+        f"np{n['id']}" for n in (first, second, third)
+    }
     bench.zuul.give_back(third["id"])
-    wait_for(lambda: [n.id for n in backing(bench)] == [first["host_id"]], 30, "the second backing node to go")
+    wait_for(
+        lambda: [n.id for n in backing(bench)] == [first["host_id"]],
+        30,
+        "the second backing node to go",
+    )
     end(bench, hosts, first, second)
 
 
 @pytest.mark.spec("NM-C.8: what fits is decided by GetCapacity of the backing node")
-def test_room_of_a_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
-    """Many requests at once ask for as many backing nodes as they need, once it is known how large these are."""
+def test_room_of_a_backing_node(
+    bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many requests at once ask for as many backing nodes as they need, once it is known how
+    large these are.
+    """
     cores = os.cpu_count() or 1
     bench.start(hosts.config(label={"cpus": cores * 0.4}))
     requests = [bench.zuul.submit("small") for _ in range(4)]
     for request in requests:
         bench.wait_request(request, "fulfilled", timeout=60)
-    nodes = [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
-    assert Counter(node["host_id"] for node in nodes) == Counter({node.id: 2 for node in backing(bench)})
+    nodes = [
+        {**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)
+    ]
+    assert Counter(node["host_id"] for node in nodes) == Counter(
+        {node.id: 2 for node in backing(bench)}
+    )
     end(bench, hosts, *nodes)
 
 
-def test_too_large_for_any(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_large_for_any(
+    bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.start(hosts.config(label={"cpus": (os.cpu_count() or 1) * 0.97}))
     bench.wait_request(bench.zuul.submit("small"), "failed", timeout=40)
     assert "label small is too large for backing nodes of label big: they have" in caplog.text
@@ -111,9 +157,14 @@ def test_too_large_for_any(bench: LauncherBench, hosts: BackingHosts, caplog: py
 
 
 @pytest.mark.spec("NM-C.8: quota comes from the backing nodes and the pool")
-def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBench, hosts: BackingHosts) -> None:
-    # A request that was refused is looked at each second or less often: the host must not go before.
-    pool = bench.start(hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1, "grace-time": 10}))
+def test_requests_wait_when_no_more_backing_nodes_may_be_had(
+    bench: LauncherBench, hosts: BackingHosts
+) -> None:
+    # A request that was refused is looked at each second or less often: the host must not go
+    # before.
+    pool = bench.start(
+        hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1, "grace-time": 10})
+    )
     adapter = bench.adapter("metal", pool)
     assert adapter.getQuotaLimits().get_resources().get("instances") == float("inf")
     node = get(bench)
@@ -128,7 +179,10 @@ def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBenc
     end(bench, hosts, {"id": second})
 
 
-@pytest.mark.spec("NM-C.8: the SSH connection may break: slivers and sessions live on, the launcher connects again")
+@pytest.mark.spec(
+    "NM-C.8: the SSH connection may break: slivers and sessions live on, the launcher connects "
+    "again"
+)
 def test_broken_connection_and_killed_daemon(bench: LauncherBench, hosts: BackingHosts) -> None:
     pool = bench.start(hosts.config(**{"grace-time": 300}))
     node = get(bench)
@@ -151,10 +205,14 @@ def test_broken_connection_and_killed_daemon(bench: LauncherBench, hosts: Backin
     bench.zuul.give_back(node["id"], other["id"], third["id"])
     bench.wait_gone(node["id"], other["id"], third["id"], timeout=40)
     adapter.provider.backing.grace_time = 0
-    wait_for(lambda: not backing(bench) and not hosts.places(), 40, "the backing node to be given back")
+    wait_for(
+        lambda: not backing(bench) and not hosts.places(), 40, "the backing node to be given back"
+    )
 
 
-@pytest.mark.spec("NM-C.8: a backing node that was deleted takes its nodes along; the next request gets another")
+@pytest.mark.spec(
+    "NM-C.8: a backing node that was deleted takes its nodes along; the next request gets another"
+)
 def test_backing_node_that_was_deleted(bench: LauncherBench, hosts: BackingHosts) -> None:
     bench.start(hosts.config(config={"max-slivers": 1}))
     node = get(bench)
@@ -169,7 +227,9 @@ def test_backing_node_that_was_deleted(bench: LauncherBench, hosts: BackingHosts
     end(bench, hosts, *others)
 
 
-def test_backing_node_that_was_deleted_while_no_launcher_ran(bench: LauncherBench, hosts: BackingHosts) -> None:
+def test_backing_node_that_was_deleted_while_no_launcher_ran(
+    bench: LauncherBench, hosts: BackingHosts
+) -> None:
     settings = hosts.config(config={"max-slivers": 1})
     pool = bench.start(settings)
     request = bench.zuul.submit("small")
@@ -186,9 +246,14 @@ def test_backing_node_that_was_deleted_while_no_launcher_ran(bench: LauncherBenc
     end(bench, hosts, get(bench), get(bench))
 
 
-@pytest.mark.spec("NM-C.8: a silent backing node: ready nodes go, requests get another, it is given back")
+@pytest.mark.spec(
+    "NM-C.8: a silent backing node: ready nodes go, requests get another, it is given back"
+)
 def test_silent_backing_node(
-    bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bench: LauncherBench,
+    hosts: BackingHosts,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nodepool.driver.nodemanager.machines.GIVE_UP", 1.5)
     bench.start(hosts.config(**{"boot-timeout": 2}))
@@ -203,13 +268,20 @@ def test_silent_backing_node(
     number = hosts.number(lost["interface_ip"])
     hosts.lose(number)
     bench.wait_gone(idle, timeout=60)
-    assert f"Backing node {lost['host_id']} cannot be used any more; its ready nodes are deleted" in caplog.text
+    assert (
+        f"Backing node {lost['host_id']} cannot be used any more; its ready nodes are deleted"
+        in caplog.text
+    )
     assert bench.zuul.node(first)["state"] == "in-use"
     other = get(bench)
     assert other["host_id"] != lost["host_id"]
     bench.zuul.give_back(first)
     bench.wait_gone(first, timeout=60)
-    wait_for(lambda: lost["host_id"] not in [n.id for n in backing(bench)], 40, "the silent backing node to be given back")
+    wait_for(
+        lambda: lost["host_id"] not in [n.id for n in backing(bench)],
+        40,
+        "the silent backing node to be given back",
+    )
     assert "cannot be removed" in caplog.text
     bench.zuul.give_back(other["id"])
     wait_for(lambda: not backing(bench), 40)
@@ -217,10 +289,14 @@ def test_silent_backing_node(
 
 
 @pytest.mark.spec("NM-C.8: the host key of the backing node is verified")
-def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_machine_at_the_address(
+    bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = hosts.config(**{"boot-timeout": 2, "launch-retries": 1})
     for machine in settings["providers"][0]["pools"][0]["nodes"]:
-        machine["host-key-checking"] = False  # the static driver itself would see the other keys, and register them
+        machine["host-key-checking"] = (
+            False  # the static driver itself would see the other keys, and register them
+        )
     bench.start(settings)
     machines = bench.wait_nodes(2, provider="racks", state="ready")
     for machine in machines:
@@ -244,8 +320,14 @@ def test_two_launchers_use_no_backing_node_twice(bench: LauncherBench, hosts: Ba
         requests = [bench.zuul.submit("small") for _ in range(6)]
         for request in requests:
             bench.wait_request(request, "fulfilled", timeout=60)
-        nodes = [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
+        nodes = [
+            {**bench.zuul.node(i), "id": i}
+            for request in requests
+            for i in bench.zuul.accept(request)
+        ]
         assert len({(node["host_id"], node["slot"]) for node in nodes}) == 6
-        assert {node["host_id"] for node in nodes} == {node.id for node in backing(bench)} and len(backing(bench)) == 2
+        assert {node["host_id"] for node in nodes} == {node.id for node in backing(bench)} and len(
+            backing(bench)
+        ) == 2
         assert hosts.slivers() == sorted(node["external_id"]["sliver"] for node in nodes)
         end(bench, hosts, *nodes)

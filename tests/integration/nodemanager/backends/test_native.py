@@ -1,4 +1,6 @@
-"""Slivers of the backend `native`: made, changed, stopped, adopted, destroyed; on the real kernel."""
+"""Slivers of the backend `native`: made, changed, stopped, adopted, destroyed; on the real
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.deadline import limit
-from tests.support.nodemanager.machine import ID_BASE, Machine, Sliver, SmallCgroups, machine_at, processes_of, traces
+from tests.support.nodemanager.machine import (
+    ID_BASE,
+    Machine,
+    Sliver,
+    SmallCgroups,
+    machine_at,
+    processes_of,
+    traces,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the backend native needs root")
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAbeQyEhBFYPQP/OWhTVuolEEAQbYGwHdLMpwmvMLTNt someone"
@@ -50,11 +60,24 @@ def sliver(machine: Machine) -> Sliver:
 
 
 def small_tree(target: pathlib.Path) -> pathlib.Path:
-    """A root tree with a static shell is not at hand everywhere: links to nothing but what the test needs from the host."""
-    needed = ["/bin/sh", "/bin/sleep", "/bin/cat", "/bin/ls", "/bin/touch", "/usr/bin/id", "/bin/chmod", "/bin/stat"]
+    """A root tree with a static shell is not at hand everywhere: links to nothing but what the
+    test needs from the host.
+    """
+    needed = [
+        "/bin/sh",
+        "/bin/sleep",
+        "/bin/cat",
+        "/bin/ls",
+        "/bin/touch",
+        "/usr/bin/id",
+        "/bin/chmod",
+        "/bin/stat",
+    ]
     libraries: set[str] = set()
     for program in needed:
-        for word in subprocess.run(["ldd", program], capture_output=True, text=True, check=True, timeout=20).stdout.split():
+        for word in subprocess.run(
+            ["ldd", program], capture_output=True, text=True, check=True, timeout=20
+        ).stdout.split():
             if word.startswith("/"):
                 libraries.add(word)
     for name in ("proc", "sys", "dev", "run", "tmp", "etc", "root", "bin", "usr/bin", "home"):
@@ -64,7 +87,9 @@ def small_tree(target: pathlib.Path) -> pathlib.Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(pathlib.Path(path).read_bytes())
         copy.chmod(0o755)
-    (target / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n")
+    (target / "etc/passwd").write_text(
+        "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n"
+    )
     (target / "etc/group").write_text("root:x:0:\nalice:x:1000:\nwheel:x:10:alice\n")
     (target / "marker").write_text("from the image\n")
     return target
@@ -86,7 +111,8 @@ def test_missing_kernel_features_are_reported_with_a_remedy(machine: Machine) ->
 @pytest.mark.spec("NM-A.4: create, keys 0700/0600, init script runs")
 def test_created_sliver_has_keys_and_runs_its_init_script(sliver: Sliver) -> None:
     assert sliver.shell(
-        "id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh /home/zuul/.ssh/authorized_keys "
+        "id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh "
+        "/home/zuul/.ssh/authorized_keys "
         "/root/.ssh/authorized_keys"
     ).text.splitlines() == [
         "0",
@@ -110,10 +136,14 @@ def test_create_again_replaces_what_runs(machine: Machine, sliver: Sliver) -> No
     assert second.handle["host_key"] == sliver.handle["host_key"]
 
 
-@pytest.mark.spec("NM-A.4: initscript is written executable to /etc/rc.vinit and run; console shows its output")
+@pytest.mark.spec(
+    "NM-A.4: initscript is written executable to /etc/rc.vinit and run; console shows its output"
+)
 def test_initscript_and_console(machine: Machine) -> None:
     sliver = machine.sliver(initscript=b"#!/bin/sh\necho hello from $(hostname)\nexec sleep 1000\n")
-    wait_for(lambda: b"hello from s1" in machine.backend.console(sliver.spec), what="the script's output")
+    wait_for(
+        lambda: b"hello from s1" in machine.backend.console(sliver.spec), what="the script's output"
+    )
     assert sliver.shell("stat -c %a /etc/rc.vinit").text == "755\n"
     assert "sleep 1000" in sliver.shell("ps ax").text
 
@@ -127,7 +157,9 @@ def test_broken_initscript_does_not_stop_the_sliver(machine: Machine) -> None:
 @pytest.mark.spec("NM-A.4: configure applies keys and limits at once, without a restart")
 def test_changed_keys_and_limits_apply_without_a_restart(machine: Machine, sliver: Sliver) -> None:
     started = sliver.handle["start_time"]
-    sliver.change(ssh_keys="ssh-ed25519 BBBB other", rspec={"nm_pids_max": 77}, initscript=b"#!/bin/sh\n")
+    sliver.change(
+        ssh_keys="ssh-ed25519 BBBB other", rspec={"nm_pids_max": 77}, initscript=b"#!/bin/sh\n"
+    )
     sliver.keep(machine.backend.configure(sliver.spec, sliver.handle))
     assert sliver.shell("cat /home/zuul/.ssh/authorized_keys").text == "ssh-ed25519 BBBB other\n"
     assert sliver.shell("test -x /etc/rc.vinit && echo there").text == "there\n"
@@ -154,7 +186,9 @@ def test_stop_and_start_keep_the_tree(machine: Machine, sliver: Sliver) -> None:
 @pytest.mark.spec("NM-C.3: nm_enabled 0 freezes; a frozen sliver can be destroyed")
 def test_frozen_sliver_can_be_destroyed(machine: Machine, sliver: Sliver) -> None:
     reading, writing = os.pipe()
-    with sliver.start_program("sh", "-c", "while :; do echo x; sleep 0.01; done", output=writing) as process:
+    with sliver.start_program(
+        "sh", "-c", "while :; do echo x; sleep 0.01; done", output=writing
+    ) as process:
         os.close(writing)
         os.set_blocking(reading, False)
         wait_for(lambda: _drain(reading), what="output")
@@ -252,7 +286,9 @@ def test_adopt_after_kill(machine: Machine, state: pathlib.Path) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.spec("NM-C.7: a crash at any point of a creation leaves nothing that the next start does not find")
+@pytest.mark.spec(
+    "NM-C.7: a crash at any point of a creation leaves nothing that the next start does not find"
+)
 @pytest.mark.parametrize("delay", [0.0, 0.004, 0.008, 0.012, 0.016, 0.02, 0.03])
 def test_kill_while_creating(machine: Machine, state: pathlib.Path, delay: float) -> None:
     with daemon(state, machine, 40) as process:
@@ -260,8 +296,12 @@ def test_kill_while_creating(machine: Machine, state: pathlib.Path, delay: float
         process.stdout.readline()
         time.sleep(delay)  # where exactly the creation stands is chance; that is the test
         process.kill()
-    # What the workers of the helper had begun comes to its end by itself; then all of it is found by name.
-    wait_for(lambda: set(_owners()) <= {index_of(name) for name in machine.backend.found()}, what="slivers that are all named")
+    # What the workers of the helper had begun comes to its end by itself; then all of it is found
+    # by name.
+    wait_for(
+        lambda: set(_owners()) <= {index_of(name) for name in machine.backend.found()},
+        what="slivers that are all named",
+    )
     for name in machine.backend.found():
         machine.backend.destroy(name, index_of(name), None)
     wait_for(lambda: not any(traces(state).values()), what="nothing left")
@@ -280,7 +320,8 @@ def _owners() -> list[int]:
     return found
 
 
-# --- programs inside ---------------------------------------------------------------------------------------------------
+# --- programs inside
+# --------------------------------------------------------------------------------------------------
 
 
 def test_spawn_tells_the_end(sliver: Sliver) -> None:
@@ -295,11 +336,9 @@ def test_spawn_tells_the_end(sliver: Sliver) -> None:
 
 
 def test_spawn_as_user_with_environment(sliver: Sliver) -> None:
-    assert sliver.run("sh", "-c", "id -un; pwd; echo $HOME $MORE", user="zuul", env={"MORE": "x"}).text.splitlines() == [
-        "zuul",
-        "/home/zuul",
-        "/home/zuul x",
-    ]
+    assert sliver.run(
+        "sh", "-c", "id -un; pwd; echo $HOME $MORE", user="zuul", env={"MORE": "x"}
+    ).text.splitlines() == ["zuul", "/home/zuul", "/home/zuul x"]
     environment = sliver.run("env").text
     assert "NODEPOOL" not in environment
     assert "PYTHON" not in environment
@@ -323,19 +362,28 @@ def test_spawn_that_cannot_run(sliver: Sliver, argv: list[str], user: str, text:
 def test_root_works_inside(sliver: Sliver) -> None:
     assert sliver.shell("sudo -n id -u", user="zuul").text == "0\n"
     build = (
-        "mkdir -p /tmp/p/DEBIAN /tmp/p/usr/share/np && printf 'Package: np-test\\nVersion: 1\\nArchitecture: all\\n"
-        "Maintainer: x <x@y.z>\\nDescription: x\\n' > /tmp/p/DEBIAN/control && echo 1 > /tmp/p/usr/share/np/file && "
-        "dpkg-deb -b /tmp/p /tmp/p.deb && dpkg -i /tmp/p.deb && cat /usr/share/np/file && dpkg -r np-test && "
+        "mkdir -p /tmp/p/DEBIAN /tmp/p/usr/share/np && printf 'Package: np-test\\nVersion: "
+        "1\\nArchitecture: all\\n"
+        "Maintainer: x <x@y.z>\\nDescription: x\\n' > /tmp/p/DEBIAN/control && echo 1 > "
+        "/tmp/p/usr/share/np/file && "
+        "dpkg-deb -b /tmp/p /tmp/p.deb && dpkg -i /tmp/p.deb && cat /usr/share/np/file && dpkg -r "
+        "np-test && "
         "test ! -e /usr/share/np/file && echo removed"
     )
     if pathlib.Path("/usr/bin/dpkg").exists():
         assert sliver.shell(build).text.endswith("removed\n")
     assert not pathlib.Path("/usr/share/np").exists()
     assert sliver.shell(
-        "mv /usr/bin/env /usr/bin/env2 && useradd -m bob && chown bob /tmp && rm -rf /usr/share/doc && ls -d /usr/share/doc"
+        "mv /usr/bin/env /usr/bin/env2 && useradd -m bob && chown bob /tmp && rm -rf "
+        "/usr/share/doc && ls -d /usr/share/doc"
     ).text.startswith("ls: cannot access")
     assert pathlib.Path("/usr/bin/env").exists()
-    assert sliver.shell("apt-get --version >/dev/null && apt-cache policy dash | grep -c Installed").text == "1\n"
+    assert (
+        sliver.shell(
+            "apt-get --version >/dev/null && apt-cache policy dash | grep -c Installed"
+        ).text
+        == "1\n"
+    )
 
 
 @pytest.mark.spec("NM-C.4: sshd -i inside, key only, host key from the API")
@@ -348,8 +396,8 @@ def test_ssh_accepts_keys_only_with_the_known_host_key(machine: Machine) -> None
         transport, process = connect(sliver)
         transport.connect(username=user, pkey=key)
         assert (
-            f"{transport.get_remote_server_key().get_name()} {transport.get_remote_server_key().get_base64()}"
-            == sliver.handle["host_key"]
+            f"{transport.get_remote_server_key().get_name()} "
+            f"{transport.get_remote_server_key().get_base64()}" == sliver.handle["host_key"]
         )
         channel = transport.open_session(timeout=10)
         channel.get_pty()
@@ -379,7 +427,10 @@ def connect(sliver: Sliver) -> tuple[object, object]:
 @pytest.mark.spec("NM-C.5: a listener inside the sliver's network namespace")
 def test_listener_inside_is_reached_from_the_sliver(machine: Machine, sliver: Sliver) -> None:
     with socket.socket(fileno=machine.backend.listen(sliver.handle, 812)) as listener:
-        program = "import socket; s = socket.create_connection(('127.0.0.1', 812), 5); print(s.recv(9).decode())"
+        program = (
+            "import socket; s = socket.create_connection(('127.0.0.1', 812), 5); "
+            "print(s.recv(9).decode())"
+        )
         with sliver.start_program("/usr/bin/python3", "-c", program) as process:
             listener.settimeout(10)
             connection, _address = listener.accept()
@@ -392,7 +443,9 @@ def test_listener_inside_is_reached_from_the_sliver(machine: Machine, sliver: Sl
 
 @pytest.mark.spec("NM-C.5: the API socket inside names the sliver by its ids")
 @pytest.mark.parametrize("whole_directory", [True, False])
-def test_api_socket_inside_names_the_sliver_by_its_ids(machine: Machine, tmp_path: pathlib.Path, whole_directory: bool) -> None:
+def test_api_socket_inside_names_the_sliver_by_its_ids(
+    machine: Machine, tmp_path: pathlib.Path, whole_directory: bool
+) -> None:
     directory = tmp_path / "api"
     directory.mkdir(mode=0o755)
     path = directory / "nodemanager.api"
@@ -401,8 +454,13 @@ def test_api_socket_inside_names_the_sliver_by_its_ids(machine: Machine, tmp_pat
         path.chmod(0o666)
         listener.listen()
         listener.settimeout(10)
-        sliver = machine.sliver(api_socket=str(directory if whole_directory else path), username="zuul")
-        program = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/nodepool/nodemanager.api'); s.recv(1)"
+        sliver = machine.sliver(
+            api_socket=str(directory if whole_directory else path), username="zuul"
+        )
+        program = (
+            "import socket; s = socket.socket(socket.AF_UNIX); "
+            "s.connect('/run/nodepool/nodemanager.api'); s.recv(1)"
+        )
         with sliver.start_program("/usr/bin/python3", "-c", program, user="zuul") as process:
             connection, _address = listener.accept()
             with connection:
@@ -412,12 +470,15 @@ def test_api_socket_inside_names_the_sliver_by_its_ids(machine: Machine, tmp_pat
         assert sliver.shell("touch /run/nodepool/x").status != (0 if whole_directory else 2)
 
 
-# --- images ------------------------------------------------------------------------------------------------------------
+# --- images
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("NM-C.2: dir: and tar: images; writes go to a per-sliver upper directory")
 @pytest.mark.parametrize("kind", ["dir", "tar", "image"])
-def test_writes_go_to_a_layer_of_the_sliver(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
+def test_writes_go_to_a_layer_of_the_sliver(
+    machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str
+) -> None:
     tree = small_tree(tmp_path / "tree")
     os.chown(tree / "marker", 1000, 1000)
     image = f"dir:{tree}"
@@ -470,7 +531,8 @@ def test_no_network_service(machine: Machine) -> None:
     wait_for(lambda: not processes_of(), what="no process left")
 
 
-# --- the helper --------------------------------------------------------------------------------------------------------
+# --- the helper
+# --------------------------------------------------------------------------------------------------
 
 
 def test_helper_is_started_again(machine: Machine, sliver: Sliver) -> None:
@@ -534,16 +596,25 @@ def test_many_at_once(machine: Machine, sliver: Sliver) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
-        assert {output.text for output in pool.map(lambda _: sliver.run("hostname"), range(60))} == {"s1\n"}
+        assert {
+            output.text for output in pool.map(lambda _: sliver.run("hostname"), range(60))
+        } == {"s1\n"}
         more = list(pool.map(lambda index: machine.sliver(f"p{index}", index), range(10, 20)))
-        assert [each.run("hostname").text for each in more] == [f"p{index}\n" for index in range(10, 20)]
+        assert [each.run("hostname").text for each in more] == [
+            f"p{index}\n" for index in range(10, 20)
+        ]
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("issue 4: native create <= 25 ms, destroy <= 15 ms at the median; idle under 2 MiB")
-def test_creation_and_deletion_stay_below_their_time_limits(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.spec(
+    "issue 4: native create <= 25 ms, destroy <= 15 ms at the median; idle under 2 MiB"
+)
+def test_creation_and_deletion_stay_below_their_time_limits(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.sliver().destroy()
     creations, destructions, memory = [], [], []
     for _ in range(25):
@@ -554,9 +625,14 @@ def test_creation_and_deletion_stay_below_their_time_limits(machine: Machine, ca
         begin = time.perf_counter()
         sliver.destroy()
         destructions.append(time.perf_counter() - begin)
-    create, destroy, idle = (statistics.median(values) for values in (creations, destructions, memory))
+    create, destroy, idle = (
+        statistics.median(values) for values in (creations, destructions, memory)
+    )
     with capsys.disabled():
-        print(f"\ncreate {create * 1000:.1f} ms, destroy {destroy * 1000:.1f} ms, idle {idle / 1024:.0f} KiB (medians of 25)")
+        print(
+            f"\ncreate {create * 1000:.1f} ms, destroy {destroy * 1000:.1f} ms, idle "
+            f"{idle / 1024:.0f} KiB (medians of 25)"
+        )
     assert idle < 2 << 20
     # The figures hold on a quiet machine; tests run beside others.
     assert create < limit(0.25)

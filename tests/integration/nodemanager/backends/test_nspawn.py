@@ -1,4 +1,6 @@
-"""Slivers with systemd inside, under systemd: only on hosts that have it as process 1, such as that of tools/vm."""
+"""Slivers with systemd inside, under systemd: only on hosts that have it as process 1, such as
+that of tools/vm.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="slivers of systemd-nspawn need root"),
     pytest.mark.skipif(not os.path.isdir("/run/systemd/system"), reason="process 1 is not systemd"),
-    pytest.mark.skipif(shutil.which("systemd-nspawn") is None, reason="systemd-container is not installed"),
+    pytest.mark.skipif(
+        shutil.which("systemd-nspawn") is None, reason="systemd-container is not installed"
+    ),
 ]
 
 
@@ -31,7 +35,11 @@ def machine(tmp_path: pathlib.Path) -> Iterator[Machine]:
     with machine_at(tmp_path / "state", cgroups=False, factory=NspawnBackend) as made:
         assert [p for p in made.backend.check() if p.fatal] == []
         yield made
-    wait_for(lambda: not list(CGROUP.glob(f"system.slice/nm-{made.backend.label[:6]}-*")), 30, "units to go")
+    wait_for(
+        lambda: not list(CGROUP.glob(f"system.slice/nm-{made.backend.label[:6]}-*")),
+        30,
+        "units to go",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +71,26 @@ def cgroup(machine: Machine, name: str) -> pathlib.Path:
     return machine.backend._cgroup(name)  # type: ignore[no-any-return]
 
 
-@pytest.mark.spec("NM-C.2: nspawn: full systemd, own ids and namespaces; stop keeps the tree; start, configure")
-def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(machine: Machine, tree: pathlib.Path) -> None:
-    sliver = machine.sliver(image=f"dir:{tree}", ssh_keys="ssh-ed25519 AAAA me", hostname="boxed", rspec={"nm_pids_max": 200})
-    assert sliver.shell("cat /marker; id -u; hostname; cat /proc/1/comm; echo kept > /file").text == (
-        "from the image\n0\nboxed\nsystemd\n"
+@pytest.mark.spec(
+    "NM-C.2: nspawn: full systemd, own ids and namespaces; stop keeps the tree; start, configure"
+)
+def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(
+    machine: Machine, tree: pathlib.Path
+) -> None:
+    sliver = machine.sliver(
+        image=f"dir:{tree}",
+        ssh_keys="ssh-ed25519 AAAA me",
+        hostname="boxed",
+        rspec={"nm_pids_max": 200},
     )
+    assert sliver.shell(
+        "cat /marker; id -u; hostname; cat /proc/1/comm; echo kept > /file"
+    ).text == ("from the image\n0\nboxed\nsystemd\n")
     assert syscalls.uid_range(sliver.handle["pid"]) == (ID_BASE + IDS_PER_SLIVER, IDS_PER_SLIVER)
     for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-        assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}"), kind
+        assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(
+            f"/proc/{sliver.handle['pid']}/ns/{kind}"
+        ), kind
     assert sliver.shell("ls /sys/class/net").text.split() == ["lo"]
     # What is run inside is in the cgroup of the unit, and so below its limits.
     assert "0::/" in [line[:4] for line in sliver.shell("cat /proc/self/cgroup").text.splitlines()]
@@ -81,7 +100,9 @@ def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(mac
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
     assert not machine.backend.adopt(sliver.spec, sliver.handle)
     sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
-    assert sliver.shell("cat /file /root/.ssh/authorized_keys").text == "kept\nssh-ed25519 AAAA me\n"
+    assert (
+        sliver.shell("cat /file /root/.ssh/authorized_keys").text == "kept\nssh-ed25519 AAAA me\n"
+    )
     sliver.change(ssh_keys="ssh-ed25519 BBBB you", rspec={"nm_pids_max": 100, "nm_mem_limit": 256})
     sliver.keep(machine.backend.configure(sliver.spec, sliver.handle))
     assert sliver.shell("cat /root/.ssh/authorized_keys").text == "ssh-ed25519 BBBB you\n"
@@ -93,18 +114,27 @@ def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(mac
 def test_disabled_sliver_is_frozen(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}")
     machine.backend.freeze(sliver.spec, sliver.handle, True)
-    wait_for(lambda: "frozen 1" in (cgroup(machine, "s1") / "cgroup.events").read_text(), 20, "everything frozen")
+    wait_for(
+        lambda: "frozen 1" in (cgroup(machine, "s1") / "cgroup.events").read_text(),
+        20,
+        "everything frozen",
+    )
     machine.backend.freeze(sliver.spec, sliver.handle, False)
     assert sliver.shell("echo again").text == "again\n"
 
 
-@pytest.mark.spec("NM-C.7: nspawn: what a crash left is found and goes, with or without what was known of it")
+@pytest.mark.spec(
+    "NM-C.7: nspawn: what a crash left is found and goes, with or without what was known of it"
+)
 def test_found_and_destroyed(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}")
     other = NspawnBackend(machine.backend.state_dir, machine.backend.services)
     assert other.found() == ["s1"]
     other.destroy("s1", 1, None)
-    assert other.found() == [] and syscalls.start_time(sliver.handle["pid"]) != sliver.handle["start_time"]
+    assert (
+        other.found() == []
+        and syscalls.start_time(sliver.handle["pid"]) != sliver.handle["start_time"]
+    )
     other.destroy("s1", 1, None)
     made = machine.sliver(image=f"dir:{tree}")
     # Made by a daemon that ended before it noted it: made anew, with no second machine.
@@ -127,10 +157,15 @@ def test_killed_daemon_leaves_slivers_running(tmp_path: pathlib.Path, tree: path
         found = daemon.wait("alpha")
         assert found["backend"] == "nspawn" and found["host_keys"]
         assert daemon.ssh("alpha", "cat /proc/1/comm") == "systemd\n"
-        pid = json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"]
+        pid = json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"][
+            "pid"
+        ]
         daemon.stop(9)
         daemon.start()
-        assert json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"] == pid
+        assert (
+            json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"]
+            == pid
+        )
     finally:
         daemon.clean()
     wait_for(lambda: daemon.left() == [], 30, "all traces to go")

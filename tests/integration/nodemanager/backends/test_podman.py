@@ -25,7 +25,8 @@ from tests.support.nodemanager.scene import NmDaemon
 needs_podman = [
     pytest.mark.skipif(os.geteuid() != 0, reason="slivers in podman need root"),
     pytest.mark.skipif(
-        shutil.which("podman") is None or shutil.which("crun") is None, reason="podman and crun are not installed"
+        shutil.which("podman") is None or shutil.which("crun") is None,
+        reason="podman and crun are not installed",
     ),
 ]
 pytestmark = pytest.mark.timeout(180)
@@ -33,13 +34,20 @@ pytestmark = pytest.mark.timeout(180)
 
 def podman(*arguments: str) -> str:
     return subprocess.run(
-        ["podman", *arguments], capture_output=True, text=True, check=True, timeout=120, stdin=subprocess.DEVNULL
+        ["podman", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     ).stdout
 
 
 @pytest.fixture
 def steady_hierarchies() -> Iterator[None]:
-    """Hold the hierarchy that daemons hold: otherwise, it is created and removed by daemons of other tests meanwhile."""
+    """Hold the hierarchy that daemons hold: otherwise, it is created and removed by daemons of
+    other tests meanwhile.
+    """
     descriptor = keep_moves_quick()
     yield
     if descriptor >= 0:
@@ -52,9 +60,14 @@ def machine(tmp_path: pathlib.Path, steady_hierarchies: None) -> Iterator[Machin
         assert [p for p in made.backend.check() if p.fatal] == []
         yield made
     assert not made.backend.trees.exists()
-    containers = json.loads(podman("ps", "--all", "--format", "json", "--filter", f"label={LABEL}") or "[]") or []
+    containers = (
+        json.loads(podman("ps", "--all", "--format", "json", "--filter", f"label={LABEL}") or "[]")
+        or []
+    )
     mine = made.backend._container("")
-    assert [c["Names"] for c in containers if any(name.startswith(mine) for name in c["Names"])] == []
+    assert [
+        c["Names"] for c in containers if any(name.startswith(mine) for name in c["Names"])
+    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +88,29 @@ def image(tree: pathlib.Path) -> Iterator[str]:
 class TestContainers:
     pytestmark = needs_podman
 
-    @pytest.mark.spec("NM-C.2: podman: OCI images, root inside is an ordinary user outside, own namespaces")
+    @pytest.mark.spec(
+        "NM-C.2: podman: OCI images, root inside is an ordinary user outside, own namespaces"
+    )
     def test_oci_image_runs_with_own_ids_and_namespaces(self, machine: Machine, image: str) -> None:
         sliver = machine.sliver(image=f"oci:{image}", hostname="boxed")
-        assert sliver.shell("cat /marker; id -u; echo mine > /file; cat /file").text == "from the image\n0\nmine\n"
-        assert syscalls.uid_range(sliver.handle["pid"]) == (ID_BASE + IDS_PER_SLIVER, IDS_PER_SLIVER)
+        assert (
+            sliver.shell("cat /marker; id -u; echo mine > /file; cat /file").text
+            == "from the image\n0\nmine\n"
+        )
+        assert syscalls.uid_range(sliver.handle["pid"]) == (
+            ID_BASE + IDS_PER_SLIVER,
+            IDS_PER_SLIVER,
+        )
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-            assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}"), kind
-        assert podman("container", "inspect", "--format", "{{.State.Status}}", sliver.handle["container"]) == "running\n"
+            assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(
+                f"/proc/{sliver.handle['pid']}/ns/{kind}"
+            ), kind
+        assert (
+            podman(
+                "container", "inspect", "--format", "{{.State.Status}}", sliver.handle["container"]
+            )
+            == "running\n"
+        )
         again = machine.sliver("s2", 2, image=f"oci:{image}")
         assert again.shell("ls /file").status != 0, "each sliver has its own files"
 
@@ -98,34 +126,61 @@ class TestContainers:
             machine.backend.freeze(sliver.spec, sliver.handle, True)
             machine.backend.freeze(sliver.spec, sliver.handle, False)
             assert machine.backend.usage(sliver.spec, sliver.handle)["pids"] >= 2
-        assert "fork" in sliver.shell("for i in 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2; do sleep 3 & done 2>&1").text.lower()
+        assert (
+            "fork"
+            in sliver.shell(
+                "for i in 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2; do sleep 3 & done 2>&1"
+            ).text.lower()
+        )
 
-    def test_processes_that_ended_do_not_pile_up(self, machine: Machine, tree: pathlib.Path) -> None:
+    def test_processes_that_ended_do_not_pile_up(
+        self, machine: Machine, tree: pathlib.Path
+    ) -> None:
         sliver = machine.sliver(image=f"dir:{tree}")
         sliver.shell("(sleep 0.1 &) ; (sleep 0.1 &)")
-        wait_for(lambda: machine.backend.services.cgroups.members("s1") == [sliver.handle["pid"]], 10, "orphans to be reaped")
+        wait_for(
+            lambda: machine.backend.services.cgroups.members("s1") == [sliver.handle["pid"]],
+            10,
+            "orphans to be reaped",
+        )
 
-    @pytest.mark.spec("NM-C.2, NM-C.7: podman: stop keeps the tree; start, adopt, configure, console")
-    def test_container_keeps_its_tree_when_stopped(self, machine: Machine, tree: pathlib.Path) -> None:
-        sliver = machine.sliver(image=f"dir:{tree}", initscript=b"#!/bin/sh\necho begun\n", ssh_keys="ssh-ed25519 AAAA me")
+    @pytest.mark.spec(
+        "NM-C.2, NM-C.7: podman: stop keeps the tree; start, adopt, configure, console"
+    )
+    def test_container_keeps_its_tree_when_stopped(
+        self, machine: Machine, tree: pathlib.Path
+    ) -> None:
+        sliver = machine.sliver(
+            image=f"dir:{tree}",
+            initscript=b"#!/bin/sh\necho begun\n",
+            ssh_keys="ssh-ed25519 AAAA me",
+        )
         wait_for(lambda: machine.backend.console(sliver.spec) == b"begun\n", 10, "the init script")
         sliver.shell("echo kept > /file")
         assert machine.backend.adopt(sliver.spec, sliver.handle)
         sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
         assert not machine.backend.adopt(sliver.spec, sliver.handle) and "pid" not in sliver.handle
         sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
-        assert sliver.shell("cat /file /root/.ssh/authorized_keys").text == "kept\nssh-ed25519 AAAA me\n"
+        assert (
+            sliver.shell("cat /file /root/.ssh/authorized_keys").text
+            == "kept\nssh-ed25519 AAAA me\n"
+        )
         sliver.change(ssh_keys="ssh-ed25519 BBBB you")
         machine.backend.configure(sliver.spec, sliver.handle)
         assert sliver.shell("cat /root/.ssh/authorized_keys").text == "ssh-ed25519 BBBB you\n"
 
-    @pytest.mark.spec("NM-C.7: podman: what a crash left is found and goes, with or without what was known of it")
+    @pytest.mark.spec(
+        "NM-C.7: podman: what a crash left is found and goes, with or without what was known of it"
+    )
     def test_found_and_destroyed(self, machine: Machine, tree: pathlib.Path) -> None:
         sliver = machine.sliver(image=f"dir:{tree}")
         other = PodmanBackend(machine.backend.state_dir, machine.backend.services)
         assert other.found() == ["s1"]
         other.destroy("s1", 1, None)
-        assert other.found() == [] and syscalls.start_time(sliver.handle["pid"]) != sliver.handle["start_time"]
+        assert (
+            other.found() == []
+            and syscalls.start_time(sliver.handle["pid"]) != sliver.handle["start_time"]
+        )
         other.destroy("s1", 1, None)
         made = machine.sliver(image=f"dir:{tree}")
         assert made.shell("echo new").text == "new\n"
@@ -133,7 +188,9 @@ class TestContainers:
         made.keep(other.create(made.spec))
         assert made.shell("echo newer").text == "newer\n"
 
-    def test_images_that_podman_does_not_have_are_refused(self, machine: Machine, tree: pathlib.Path) -> None:
+    def test_images_that_podman_does_not_have_are_refused(
+        self, machine: Machine, tree: pathlib.Path
+    ) -> None:
         with pytest.raises(BackendError, match="podman has none of this; use oci:"):
             machine.sliver(image="host")
         with pytest.raises(BackendError, match="podman pull: "):
@@ -146,10 +203,17 @@ class TestContainers:
         try:
             found = daemon.put("alpha", image=f"oci:{image}")
             assert found["backend"] == "podman" and found["host_keys"]
-            pid = json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"]
+            pid = json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"][
+                "pid"
+            ]
             daemon.stop(signal.SIGKILL)
             daemon.start()
-            assert json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"] == pid
+            assert (
+                json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"][
+                    "pid"
+                ]
+                == pid
+            )
             assert daemon.client.call("GetUsage", "alpha")["pids"] >= 1
             with pytest.raises(AssertionError, match="podman pull"):
                 daemon.put("beta", image="oci:localhost/not-there")
@@ -159,10 +223,25 @@ class TestContainers:
 
 
 def test_podman_command_line_isolates_the_container() -> None:
-    argv = run_argv("c", "tag", SliverSpec("s1", 1, "oci:x", {"nm_mem_limit": 100}, hostname="h"), "/tree", 5000, 65536)
+    argv = run_argv(
+        "c",
+        "tag",
+        SliverSpec("s1", 1, "oci:x", {"nm_mem_limit": 100}, hostname="h"),
+        "/tree",
+        5000,
+        65536,
+    )
     assert argv[0] == "run" and argv[-5:] == ["--rootfs", "/tree", "/bin/sh", "-c", argv[-1]]
-    assert {"--uidmap=0:5000:65536", "--network=none", "--cgroups=disabled", "--pull=never", "--hostname=h"} <= set(argv)
-    assert "--tmpfs=/run:rw,nosuid,nodev,mode=755,size=20m" in argv and not [a for a in argv if "privileged" in a]
+    assert {
+        "--uidmap=0:5000:65536",
+        "--network=none",
+        "--cgroups=disabled",
+        "--pull=never",
+        "--hostname=h",
+    } <= set(argv)
+    assert "--tmpfs=/run:rw,nosuid,nodev,mode=755,size=20m" in argv and not [
+        a for a in argv if "privileged" in a
+    ]
 
 
 def test_podman_backend_is_found_by_its_name() -> None:

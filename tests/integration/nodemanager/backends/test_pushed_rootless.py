@@ -39,7 +39,9 @@ def run(home: pathlib.Path, action: str) -> tuple[list[dict[str, object]], subpr
     """What a launcher would have run there; the answers."""
     code, loader = zipapp.build(), zipapp.LOADER.encode()
     process = subprocess.Popen(
-        user.command(home, "sh", "-c", remote_command(sys.executable)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        user.command(home, "sh", "-c", remote_command(sys.executable)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None and process.stdout is not None
     head = {"sha256": code.digest, "size": len(code.content), "base": None}
@@ -56,7 +58,9 @@ def run(home: pathlib.Path, action: str) -> tuple[list[dict[str, object]], subpr
         "idle": 3600,
         "config": {"ssh": {"ports": f"{first}-{first + 59}"}},
     }
-    process.stdin.write((code.content if answers[0]["state"] == "send" else b"") + json.dumps(job).encode() + b"\n")
+    process.stdin.write(
+        (code.content if answers[0]["state"] == "send" else b"") + json.dumps(job).encode() + b"\n"
+    )
     process.stdin.flush()
     answers.append(json.loads(process.stdout.readline().removeprefix(b"nodepool:")))
     return answers, process
@@ -67,7 +71,11 @@ def test_pushed_to_an_ordinary_user(home: pathlib.Path) -> None:
     answers, process = run(home, "hold")
     assert answers[0] == {"state": "send"}
     base = home / ".local/state/nodepool-backing"
-    assert answers[1] == {"state": "ready", "socket": f"{base}/p/run/nodemanager.api", "root": False}
+    assert answers[1] == {
+        "state": "ready",
+        "socket": f"{base}/p/run/nodemanager.api",
+        "root": False,
+    }
     client = Client(f"unix:{base}/p/run/nodemanager.api")
     assert client.call("GetCapacity")["backend"] == "rootless"
     client.call("PutRecord", {"account_type": "sliver", "name": "a1", "username": "zuul"})

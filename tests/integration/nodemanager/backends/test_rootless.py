@@ -1,4 +1,6 @@
-"""Slivers of an ordinary user: the daemon's part runs as a user without any right, in a program of its own."""
+"""Slivers of an ordinary user: the daemon's part runs as a user without any right, in a program
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,11 @@ backend.services.zygote.stop()
 def readable(path: str) -> bool:
     """May others than root reach it?"""
     here = pathlib.Path(path).resolve()
-    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (here, *here.parents) if parent.is_dir())
+    return all(
+        parent.stat().st_mode & 0o005 == 0o005
+        for parent in (here, *here.parents)
+        if parent.is_dir()
+    )
 
 
 class Daemon:
@@ -113,7 +119,12 @@ class Daemon:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "LANG": "C.UTF-8",
+            },
         )
 
     def __call__(self, do: str, **more: Any) -> dict[str, Any]:
@@ -154,7 +165,9 @@ def interpreter() -> Iterator[tuple[str, str]]:
     if (
         python is None
         or f"{sys.version_info.major}.{sys.version_info.minor}."
-        not in subprocess.run([python, "-V"], capture_output=True, text=True, check=True, timeout=20).stdout
+        not in subprocess.run(
+            [python, "-V"], capture_output=True, text=True, check=True, timeout=20
+        ).stdout
     ):
         pytest.skip("this Python is in root's home, and the system has none of the same version")
     directory = open_directory()
@@ -168,7 +181,9 @@ def interpreter() -> Iterator[tuple[str, str]]:
 
 
 def open_directory() -> pathlib.Path:
-    """One that others can reach. pytest's own are closed, and closed again by each run of pytest on this machine."""
+    """One that others can reach. pytest's own are closed, and closed again by each run of pytest
+    on this machine.
+    """
     directory = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-user-"))
     directory.chmod(0o755)
     return directory
@@ -195,7 +210,11 @@ def daemon(state: pathlib.Path, interpreter: tuple[str, str]) -> Iterator[Daemon
     assert made("found")["names"] == []
     made.close()
     wait_for(lambda: not user.processes(USER), what="no process of the user left")
-    assert [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(state) in line] == []
+    assert [
+        line
+        for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(state) in line
+    ] == []
 
 
 @pytest.mark.spec("NM-C.2: rootless: one uid, /usr read-only")
@@ -204,7 +223,8 @@ def test_sliver_has_one_uid_and_a_readonly_usr(daemon: Daemon) -> None:
     handle = daemon("create", keys="ssh-ed25519 AAAA me", script="IyEvYmluL3NoCmVjaG8gaGVsbG8K")
     assert handle["backend"] == "rootless"
     assert daemon.shell(
-        "id -un; id -u; hostname; cat ~/.ssh/authorized_keys; stat -c %a ~/.ssh ~/.ssh/authorized_keys"
+        "id -un; id -u; hostname; cat ~/.ssh/authorized_keys; stat -c %a ~/.ssh "
+        "~/.ssh/authorized_keys"
     ).splitlines() == ["zuul", "1000", "s1", "ssh-ed25519 AAAA me", "700", "600"]
     assert "Read-only file system" in daemon.shell("touch /usr/x 2>&1")
     assert daemon.shell("echo 1 > /etc/mine && echo 2 > ~/mine && cat /etc/mine ~/mine") == "1\n2\n"
@@ -212,7 +232,9 @@ def test_sliver_has_one_uid_and_a_readonly_usr(daemon: Daemon) -> None:
 
 
 @pytest.mark.spec("NM-C.2 isolation, rootless: no capabilities, own processes only, no host files")
-def test_sliver_has_no_capabilities_and_sees_no_host_files(daemon: Daemon, state: pathlib.Path) -> None:
+def test_sliver_has_no_capabilities_and_sees_no_host_files(
+    daemon: Daemon, state: pathlib.Path
+) -> None:
     daemon("create")
     assert 1 < len(daemon.shell("ls -d /proc/[0-9]*").split()) <= 5
     assert "CapEff:\t0000000000000000" in daemon.shell("cat /proc/self/status")
@@ -246,10 +268,18 @@ def test_sliver_has_no_capabilities_and_sees_no_host_files(daemon: Daemon, state
 @pytest.mark.spec("NM-C.2: rootless limits: rlimits")
 def test_rlimits_are_enforced(daemon: Daemon) -> None:
     daemon("create", rspec={"nm_pids_max": 30, "nm_mem_limit": 128, "nm_disk_quota": 1000})
-    limits = daemon.shell("ulimit -f; ulimit -d; python3 -c 'import resource as r; print(r.getrlimit(r.RLIMIT_NPROC))'")
+    limits = daemon.shell(
+        "ulimit -f; ulimit -d; python3 -c 'import resource as r; "
+        "print(r.getrlimit(r.RLIMIT_NPROC))'"
+    )
     assert limits.splitlines() == ["2000", "131072", "(30, 30)"]
     assert "MemoryError" in daemon.shell("python3 -c 'bytearray(300 << 20)' 2>&1")
-    assert daemon.shell("for i in $(seq 60); do sleep 5 & done 2>&1 | grep -c 'Cannot fork'; true").strip() != "0"
+    assert (
+        daemon.shell(
+            "for i in $(seq 60); do sleep 5 & done 2>&1 | grep -c 'Cannot fork'; true"
+        ).strip()
+        != "0"
+    )
 
 
 def test_stop_start_configure(daemon: Daemon) -> None:
@@ -280,9 +310,15 @@ def test_kill_and_adopt(daemon: Daemon, state: pathlib.Path, interpreter: tuple[
 
 @pytest.mark.parametrize(
     ("order", "text"),
-    [({"username": "root"}, "no root inside"), ({"network": "nat"}, "only network none"), ({"image": "tar:/no"}, "no such file")],
+    [
+        ({"username": "root"}, "no root inside"),
+        ({"network": "nat"}, "only network none"),
+        ({"image": "tar:/no"}, "no such file"),
+    ],
 )
-def test_impossible_orders_are_refused_with_the_reason(daemon: Daemon, order: dict[str, Any], text: str) -> None:
+def test_impossible_orders_are_refused_with_the_reason(
+    daemon: Daemon, order: dict[str, Any], text: str
+) -> None:
     assert text in daemon("create", **order)["error"]
 
 

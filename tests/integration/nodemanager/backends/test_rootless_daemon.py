@@ -23,7 +23,9 @@ from tests.support.nodemanager.scene import PROGRAM, NmDaemon
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that nobody else is"),
-    pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers"),
+    pytest.mark.skipif(
+        not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers"
+    ),
 ]
 
 
@@ -33,7 +35,15 @@ class UserDaemon(NmDaemon):
     def start(self, wait: bool = True) -> None:
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
-                user.command(self.tmp.parent, PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "run" / "pid")),
+                user.command(
+                    self.tmp.parent,
+                    PROGRAM,
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(self.tmp / "run" / "pid"),
+                ),
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -72,14 +82,23 @@ def nm(home: pathlib.Path) -> Iterator[UserDaemon]:
             daemon.stop()
 
 
-@pytest.mark.spec("NM-C.2, NM-C.4: rootless: sshd -i works without root too: key-only, host keys from the API")
+@pytest.mark.spec(
+    "NM-C.2, NM-C.4: rootless: sshd -i works without root too: key-only, host keys from the API"
+)
 def test_login_works_without_root(nm: UserDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert (found["backend"], found["username"]) == ("rootless", "zuul")
-    assert nm.shell("alpha", "id -un; id -u; hostname; pwd").split() == ["zuul", "1000", "alpha", "/home/zuul"]
+    assert nm.shell("alpha", "id -un; id -u; hostname; pwd").split() == [
+        "zuul",
+        "1000",
+        "alpha",
+        "/home/zuul",
+    ]
     assert "CapEff:\t0000000000000000" in nm.shell("alpha", "cat /proc/self/status")
     assert "NoNewPrivs:\t1" in nm.shell("alpha", "cat /proc/self/status")
-    assert "zuul" not in nm.ssh("alpha", "id -un", user="root", check=False), "there is no root to log in as"
+    assert "zuul" not in nm.ssh("alpha", "id -un", user="root", check=False), (
+        "there is no root to log in as"
+    )
     refused = subprocess.run(
         [
             "ssh",
@@ -130,7 +149,17 @@ def test_terminal_and_files(nm: UserDaemon) -> None:
     assert done.returncode == 7 and "/dev/pts/0" in done.stdout, done
     (nm.tmp / "file").write_text("content\n")
     subprocess.run(
-        ["scp", "-q", "-P", str(found["ssh_port"]), *options, str(nm.tmp / "file"), "zuul@127.0.0.1:copy"], timeout=30, check=True
+        [
+            "scp",
+            "-q",
+            "-P",
+            str(found["ssh_port"]),
+            *options,
+            str(nm.tmp / "file"),
+            "zuul@127.0.0.1:copy",
+        ],
+        timeout=30,
+        check=True,
     )
     assert nm.shell("alpha", "cat copy") == "content\n"
 
@@ -152,7 +181,8 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
     nm.put("beta")
     session = nm.session("alpha", "zuul")
     pids = {
-        name: json.loads(nm.client.call("DumpDatabase"))["local"][f"sliver_{name}"]["handle"]["pid"] for name in ("alpha", "beta")
+        name: json.loads(nm.client.call("DumpDatabase"))["local"][f"sliver_{name}"]["handle"]["pid"]
+        for name in ("alpha", "beta")
     }
     nm.stop(signal.SIGKILL)
     os.kill(pids["beta"], signal.SIGKILL)
@@ -161,13 +191,18 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
     after = nm.client.call("GetRecord", "alpha")
     assert after["state"] == "ready" and after["host_keys"] == record["host_keys"]
     local = json.loads(nm.client.call("DumpDatabase"))["local"]
-    assert local["sliver_alpha"]["handle"]["pid"] == pids["alpha"] and local["sliver_beta"]["handle"]["pid"] != pids["beta"]
+    assert (
+        local["sliver_alpha"]["handle"]["pid"] == pids["alpha"]
+        and local["sliver_beta"]["handle"]["pid"] != pids["beta"]
+    )
     out, _ = session.communicate("hello\n", timeout=20)
     assert out == "got hello\n" and session.returncode == 0
     assert nm.shell("beta", "echo again") == "again\n"
 
 
-@pytest.mark.spec("NM-C.2, NM-C.5: a sliver of an ordinary user does not get that user's rights over the API")
+@pytest.mark.spec(
+    "NM-C.2, NM-C.5: a sliver of an ordinary user does not get that user's rights over the API"
+)
 def test_sliver_of_a_user_does_not_get_that_users_rights(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.put("beta")
@@ -175,15 +210,19 @@ def test_sliver_of_a_user_does_not_get_that_users_rights(nm: UserDaemon) -> None
     call = (
         "import xmlrpc.client as x; s = x.ServerProxy('http://127.0.0.1:812/')\n"
         "print(s.GetRSpec('alpha')['nm_cpu_share'])\n"
-        "for call in (lambda: s.GetRSpec('beta'), lambda: s.DeleteSliver('beta'), lambda: s.DumpDatabase(),\n"
-        "             lambda: s.PutRecord({'account_type': 'sliver', 'name': 'x', 'image': 'dir:/home'})):\n"
+        "for call in (lambda: s.GetRSpec('beta'), lambda: s.DeleteSliver('beta'), lambda: "
+        "s.DumpDatabase(),\n"
+        "             lambda: s.PutRecord({'account_type': 'sliver', 'name': 'x', 'image': "
+        "'dir:/home'})):\n"
         "    try: print(call())\n"
         "    except x.Fault as fault: print(fault.faultCode)\n"
     )
     assert nm.shell("alpha", f'python3 -c "{call}"').split() == ["32", "108", "108", "108", "108"]
 
 
-@pytest.mark.spec("NM-A.1, NM-A.8: without root: Stop, Start; nm_enabled 0 stops what cannot be frozen")
+@pytest.mark.spec(
+    "NM-A.1, NM-A.8: without root: Stop, Start; nm_enabled 0 stops what cannot be frozen"
+)
 def test_stop_disable_and_start(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.shell("alpha", "echo kept > file; nohup sleep 1000 > /dev/null 2>&1 &")
@@ -191,13 +230,23 @@ def test_stop_disable_and_start(nm: UserDaemon) -> None:
     nm.wait("alpha", "stopped")
     nm.client.call("Start", "alpha")
     nm.wait("alpha")
-    assert nm.shell("alpha", "cat file; pgrep -x sleep").split() == ["kept", "1"], "only process 1 sleeps"
+    assert nm.shell("alpha", "cat file; pgrep -x sleep").split() == ["kept", "1"], (
+        "only process 1 sleeps"
+    )
     nm.put("alpha", wait=False, rspec={"nm_enabled": 0})
-    wait_for(lambda: nm.client.call("GetRecord", "alpha")["state"] == "disabled", 20, "the sliver to be disabled")
+    wait_for(
+        lambda: nm.client.call("GetRecord", "alpha")["state"] == "disabled",
+        20,
+        "the sliver to be disabled",
+    )
     with pytest.raises(RpcFault, match="not enabled"):
         nm.client.call("Start", "alpha")
     nm.put("alpha", wait=False, rspec={"nm_enabled": 1})
-    wait_for(lambda: nm.client.call("GetRecord", "alpha")["state"] == "ready", 20, "the sliver to be enabled")
+    wait_for(
+        lambda: nm.client.call("GetRecord", "alpha")["state"] == "ready",
+        20,
+        "the sliver to be enabled",
+    )
     assert nm.shell("alpha", "cat file") == "kept\n"
 
 
@@ -205,17 +254,30 @@ def test_stop_disable_and_start(nm: UserDaemon) -> None:
 def test_quickstart_works_without_root(home: pathlib.Path) -> None:
     result = home / "summary.json"
     done = subprocess.run(
-        user.command(home, sys.executable, str(REPOSITORY / "tools" / "demo"), "--no-image", "--json", str(result)),
+        user.command(
+            home,
+            sys.executable,
+            str(REPOSITORY / "tools" / "demo"),
+            "--no-image",
+            "--json",
+            str(result),
+        ),
         capture_output=True,
         text=True,
         timeout=150,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    logs = "".join(f"\n== {path}\n{path.read_text()[-4000:]}" for path in sorted(home.rglob("*.log")))
+    logs = "".join(
+        f"\n== {path}\n{path.read_text()[-4000:]}" for path in sorted(home.rglob("*.log"))
+    )
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "missing on this machine: root inside" in done.stdout and "as zuul" in done.stdout
     summary = json.loads(result.read_text())
     assert [node["driver"] for node in summary["nodes"]] == ["nodemanager"] * 3
     assert summary["left_behind"] == []
-    assert summary["limits"] == {"memory_hog_killed": True, "process_limit_held": True, "others_alive": True}
+    assert summary["limits"] == {
+        "memory_hog_killed": True,
+        "process_limit_held": True,
+        "others_alive": True,
+    }

@@ -1,4 +1,6 @@
-"""The daemon as a unit of systemd: only on hosts that have it as process 1, such as that of tools/vm."""
+"""The daemon as a unit of systemd: only on hosts that have it as process 1, such as that of
+tools/vm.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ pytestmark = [
 
 def systemctl(*words: str) -> str:
     done = subprocess.run(
-        ["systemctl", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+        ["systemctl", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, (words, done.stderr)
     return done.stdout.strip()
@@ -33,7 +40,9 @@ def systemctl(*words: str) -> str:
 
 @pytest.fixture(params=["installed", "pushed"])
 def unit(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tuple[str, NmDaemon]]:
-    """A node manager that systemd runs, with the unit that comes with Nodepool, or with that of a launcher's node managers."""
+    """A node manager that systemd runs, with the unit that comes with Nodepool, or with that of
+    a launcher's node managers.
+    """
     daemon = NmDaemon(tmp_path)
     if request.param == "installed":
         text = (REPOSITORY / "etc/systemd/nodepool-nodemanager.service").read_text()
@@ -63,7 +72,9 @@ def test_restarted_daemon_adopts_its_slivers(unit: tuple[str, NmDaemon]) -> None
     name, daemon = unit
 
     def sliver() -> int:
-        return int(json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"])
+        return int(
+            json.loads(daemon.client.call("DumpDatabase"))["local"]["sliver_alpha"]["handle"]["pid"]
+        )
 
     daemon.put("alpha", rspec={"nm_pids_max": 77})
     pid = sliver()
@@ -72,10 +83,16 @@ def test_restarted_daemon_adopts_its_slivers(unit: tuple[str, NmDaemon]) -> None
     groups = pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     assert name not in str(groups)  # else systemd 252 could not have started it
     if len(groups) == 1:
-        assert (pathlib.Path("/sys/fs/cgroup", groups[0].split("::/")[1]) / "pids.max").read_text() == "77\n"
+        assert (
+            pathlib.Path("/sys/fs/cgroup", groups[0].split("::/")[1]) / "pids.max"
+        ).read_text() == "77\n"
     before = systemctl("show", "--property=MainPID", "--value", name)
     os.kill(int(before), 9)
-    wait_for(lambda: systemctl("show", "--property=MainPID", "--value", name) not in ("0", before), 30, "another daemon")
+    wait_for(
+        lambda: systemctl("show", "--property=MainPID", "--value", name) not in ("0", before),
+        30,
+        "another daemon",
+    )
     # Returns when the daemon that comes is there.
     systemctl("start", name)
     assert sliver() == pid

@@ -13,7 +13,10 @@ from nodepool.driver.nodemanager.adapter import NOT_RUNNING
 from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 
 @pytest.fixture
@@ -22,11 +25,18 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 def another_key(tmp_path: pathlib.Path) -> str:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "another")], check=True, timeout=30)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "another")],
+        check=True,
+        timeout=30,
+    )
     return (tmp_path / "another.pub").read_text()
 
 
-@pytest.mark.spec("issue 10, F16: a job that makes ~/.ssh a link does not end its sliver at the next change of keys or restart")
+@pytest.mark.spec(
+    "issue 10, F16: a job that makes ~/.ssh a link does not end its sliver at the next change of "
+    "keys or restart"
+)
 def test_keys_that_cannot_be_written(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     nm.put("alpha")
     session = nm.session("alpha")
@@ -50,23 +60,32 @@ def test_keys_that_cannot_be_written(nm: NmDaemon, tmp_path: pathlib.Path) -> No
     # After a restart of the daemon, too; with the next change all is well.
     nm.stop()
     nm.start()
-    wait_for(lambda: "link" in nm.client.call("GetRecord", "alpha")["error"], what="the reason after the restart")
+    wait_for(
+        lambda: "link" in nm.client.call("GetRecord", "alpha")["error"],
+        what="the reason after the restart",
+    )
     nm.ssh("alpha", "rm .ssh && mv kept .ssh")
     nm.client.call("Start", "alpha")
-    wait_for(lambda: not nm.client.call("GetRecord", "alpha")["error"], what="the keys to be written")
+    wait_for(
+        lambda: not nm.client.call("GetRecord", "alpha")["error"], what="the keys to be written"
+    )
     assert len(nm.ssh("alpha", "cat .ssh/authorized_keys").splitlines()) == 2
 
 
 @pytest.mark.spec("issue 10, F16: texts chosen inside do not reach terminals and logs as they are")
 def test_names_with_control_characters(nm: NmDaemon) -> None:
     nm.put("alpha")
-    # A directory where a file is to be written; its name is told as it is to the log, the record and the table.
+    # A directory where a file is to be written; its name is told as it is to the log, the record
+    # and the table.
     nm.ssh(
         "alpha",
         "rm -rf /etc/rc.vinit; mkdir /etc/rc.vinit; rm -rf .ssh; "
-        'home=$(printf \'/root/a\\033[2Jb\\233c\\nforged: line\'); mkdir -p "$home"; : > "$home/.ssh"; '
-        "printf 'root:x:0:0:root:%s:/bin/sh\\n' \"$(printf '/root/a\\033[2Jb\\302\\233c')\" > /etc/passwd; "
-        "mkdir -p \"$(printf '/root/a\\033[2Jb\\302\\233c')\"; : > \"$(printf '/root/a\\033[2Jb\\302\\233c/.ssh')\"",
+        "home=$(printf '/root/a\\033[2Jb\\233c\\nforged: line'); mkdir -p \"$home\"; : > "
+        '"$home/.ssh"; '
+        "printf 'root:x:0:0:root:%s:/bin/sh\\n' \"$(printf '/root/a\\033[2Jb\\302\\233c')\" > "
+        "/etc/passwd; "
+        'mkdir -p "$(printf \'/root/a\\033[2Jb\\302\\233c\')"; : > "$(printf '
+        "'/root/a\\033[2Jb\\302\\233c/.ssh')\"",
     )
     nm.put("alpha", wait=False, ssh_keys="")
     wait_for(lambda: nm.client.call("GetRecord", "alpha")["error"], what="the reason")

@@ -31,12 +31,30 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 def test_certificate_of_a_lease_opens_the_slivers_that_it_names(nm: NmDaemon) -> None:
     """The scene's own key is signed; the slivers know only the CA."""
     ca = nm.tmp / "ca"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(ca)], check=True, timeout=30)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(ca)],
+        check=True,
+        timeout=30,
+    )
     public = ca.with_suffix(".pub").read_text().strip()
     for name in ("np1", "np2"):
         nm.put(name, hostname=name, ssh_keys=f'cert-authority,principals="{name}" {public}')
     subprocess.run(
-        ["ssh-keygen", "-q", "-s", str(ca), "-I", "lease", "-n", "np1", "-V", "-5m:+1h", f"{nm.key}.pub"], check=True, timeout=30
+        [
+            "ssh-keygen",
+            "-q",
+            "-s",
+            str(ca),
+            "-I",
+            "lease",
+            "-n",
+            "np1",
+            "-V",
+            "-5m:+1h",
+            f"{nm.key}.pub",
+        ],
+        check=True,
+        timeout=30,
     )  # ssh finds the certificate beside the key
     assert nm.ssh("np1", "hostname").strip() == "np1"
     assert nm.ssh("np2", "hostname", check=False) == ""
@@ -48,7 +66,11 @@ def test_login_needs_a_key_and_host_keys_are_reported(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "id -u; hostname").split() == ["0", "alpha"]
     assert found["host_keys"][0].startswith("ssh-ed25519 ")
     scan = subprocess.run(
-        ["ssh-keyscan", "-p", str(found["ssh_port"]), "127.0.0.1"], capture_output=True, text=True, timeout=20, check=True
+        ["ssh-keyscan", "-p", str(found["ssh_port"]), "127.0.0.1"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
     )
     assert found["host_keys"][0].split()[1] in scan.stdout
     refused = subprocess.run(
@@ -111,12 +133,20 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: NmDaemon) -> None:
         nm.put(name)
     record = nm.client.call("GetRecord", "alpha")
     session = nm.session("alpha")
-    before = {name: nm.ssh(name, "cat /proc/1/stat").split()[21] for name in ("alpha", "beta", "gamma")}
+    before = {
+        name: nm.ssh(name, "cat /proc/1/stat").split()[21] for name in ("alpha", "beta", "gamma")
+    }
     nm.stop(signal.SIGKILL)
     nm.start()
     after = nm.client.call("GetRecord", "alpha")
-    assert after["state"] == "ready" and after["ssh_port"] == record["ssh_port"] and after["host_keys"] == record["host_keys"]
-    assert {name: nm.ssh(name, "cat /proc/1/stat").split()[21] for name in before} == before, "process 1 is the same"
+    assert (
+        after["state"] == "ready"
+        and after["ssh_port"] == record["ssh_port"]
+        and after["host_keys"] == record["host_keys"]
+    )
+    assert {name: nm.ssh(name, "cat /proc/1/stat").split()[21] for name in before} == before, (
+        "process 1 is the same"
+    )
     out, _ = session.communicate("hello\n", timeout=20)
     assert out == "got hello\n" and session.returncode == 0
 
@@ -135,7 +165,9 @@ def test_what_died_is_made_again(nm: NmDaemon) -> None:
 
 @pytest.mark.spec("NM-A.11, NM-C.9.1: a broken database is rebuilt; living slivers are adopted")
 def test_corrupt_database_with_copies(nm: NmDaemon) -> None:
-    before = nm.put("alpha", metadata={"nodepool_node_id": "0000000007"}, expiry=int(time.time()) + 3600)
+    before = nm.put(
+        "alpha", metadata={"nodepool_node_id": "0000000007"}, expiry=int(time.time()) + 3600
+    )
     started = nm.ssh("alpha", "cat /proc/1/stat").split()[21]
     nm.stop(signal.SIGKILL)
     for path in (nm.tmp / "state").glob("nodemanager.sqlite*"):
@@ -157,7 +189,11 @@ def test_corrupt_database_without_copies(nm: NmDaemon) -> None:
         path.write_bytes(b"this is no database" * 100)
     nm.start()
     assert "cannot be used" in nm.log and list((nm.tmp / "state").glob("*.corrupt-*"))
-    wait_for(lambda: all("cgroup" in place for place in nm.left()), 20, "the sliver without a record to go")
+    wait_for(
+        lambda: all("cgroup" in place for place in nm.left()),
+        20,
+        "the sliver without a record to go",
+    )
     nm.put("beta")
     assert nm.ssh("beta", "echo fine") == "fine\n"
 
@@ -210,7 +246,9 @@ def test_invalid_records_are_refused(nm: NmDaemon, record: dict[str, object], te
     assert nm.client.call("ListSlivers") == []
 
 
-@pytest.mark.spec("NM-A.7, NM-A.8: the README's loan: own name omitted, a bare triple; limits move at once")
+@pytest.mark.spec(
+    "NM-A.7, NM-A.8: the README's loan: own name omitted, a bare triple; limits move at once"
+)
 def test_loan_from_inside(nm: NmDaemon) -> None:
     nm.put("princeton_sirius", rspec={"nm_cpu_guaranteed_share": 300})
     nm.put("princeton_eisentest")
@@ -218,7 +256,8 @@ def test_loan_from_inside(nm: NmDaemon) -> None:
         "import xmlrpc.client, http.client, socket, sys\n"
         "class C(http.client.HTTPConnection):\n"
         "    def connect(self):\n"
-        "        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect('/run/nodepool/nodemanager.api')\n"
+        "        self.sock = socket.socket(socket.AF_UNIX); "
+        "self.sock.connect('/run/nodepool/nodemanager.api')\n"
         "class T(xmlrpc.client.Transport):\n"
         "    def make_connection(self, host): return C('x')\n"
         "s = xmlrpc.client.ServerProxy('http://x/', transport=T())\n"
@@ -229,9 +268,15 @@ def test_loan_from_inside(nm: NmDaemon) -> None:
         "'nm_cpu_guaranteed_share', 200]), s.GetLoans('princeton_sirius'))\"",
     )
     assert out.strip() == "1 [['princeton_eisentest', 'nm_cpu_guaranteed_share', 200]]"
-    assert nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"] == 200
+    assert (
+        nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"] == 200
+    )
     assert nm.client.call("GetEffectiveRSpec", "princeton_sirius")["nm_cpu_guaranteed_share"] == 100
-    denied = nm.ssh("princeton_eisentest", f"python3 -c \"{call}s.GetLoans('princeton_sirius')\" 2>&1", check=False)
+    denied = nm.ssh(
+        "princeton_eisentest",
+        f"python3 -c \"{call}s.GetLoans('princeton_sirius')\" 2>&1",
+        check=False,
+    )
     assert "Permission denied" in denied
 
 
@@ -241,7 +286,12 @@ def test_client_program_calls_the_api(nm: NmDaemon) -> None:
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [str(pathlib.Path(sys.executable).with_name("nodepool-nm")), "--url", nm.client.url, *arguments],
+            [
+                str(pathlib.Path(sys.executable).with_name("nodepool-nm")),
+                "--url",
+                nm.client.url,
+                *arguments,
+            ],
             capture_output=True,
             text=True,
             timeout=60,
@@ -250,9 +300,19 @@ def test_client_program_calls_the_api(nm: NmDaemon) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    out = run("create", "alpha", "--key", str(nm.key.with_suffix(".pub")), "--rspec", "nm_mem_limit=128", "nm_disk_quota=102400")
+    out = run(
+        "create",
+        "alpha",
+        "--key",
+        str(nm.key.with_suffix(".pub")),
+        "--rspec",
+        "nm_mem_limit=128",
+        "nm_disk_quota=102400",
+    )
     assert out.startswith("alpha is ready: ssh -p ")
-    assert "alpha" in run("list") and json.loads(run("list", "--format", "json"))[0]["memory"] == 128
+    assert (
+        "alpha" in run("list") and json.loads(run("list", "--format", "json"))[0]["memory"] == 128
+    )
     assert json.loads(run("show", "alpha"))["state"] == "ready"
     assert "GetEffectiveRSpec(sliver)" in run("help")
     assert "alpha" in run("top", "--once")
@@ -263,7 +323,8 @@ def test_client_program_calls_the_api(nm: NmDaemon) -> None:
 
 
 SLICES = (
-    '<slices><slice id="1" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value></resource>'
+    '<slices><slice id="1" name="listed"><node id="host0"/><resource '
+    'name="nm_disk_quota"><value>102400</value></resource>'
     "</slice></slices>"
 )
 
@@ -273,7 +334,9 @@ def listed(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     """With a list of slices in the directory."""
     path = tmp_path / "slices.xml"
     path.write_text(SLICES)
-    for daemon in make_daemon(tmp_path, sources=[{"slices-xml": {"file": str(path), "interval": 0.2}}]):
+    for daemon in make_daemon(
+        tmp_path, sources=[{"slices-xml": {"file": str(path), "interval": 0.2}}]
+    ):
         try:
             yield daemon
         finally:
@@ -281,8 +344,12 @@ def listed(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
             daemon.wait("listed", "gone")
 
 
-@pytest.mark.spec("NM A: --startup starts every enabled sliver once after the first successful sync")
-def test_startup_option_starts_every_enabled_sliver_once(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "NM A: --startup starts every enabled sliver once after the first successful sync"
+)
+def test_startup_option_starts_every_enabled_sliver_once(
+    listed: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     nm, path = listed, tmp_path / "slices.xml"
     script = base64.b64encode(b"#!/bin/sh\necho started >> /root/starts\n").decode()
 
@@ -302,25 +369,35 @@ def test_startup_option_starts_every_enabled_sliver_once(listed: NmDaemon, tmp_p
     nm.arguments = ["--startup"]
     nm.start()
     nm.wait("own")
-    wait_for(lambda: nm.ssh("own", "cat /root/starts") == "started\n" * 2, what="the init script of the one that was stopped")
+    wait_for(
+        lambda: nm.ssh("own", "cat /root/starts") == "started\n" * 2,
+        what="the init script of the one that was stopped",
+    )
     assert nm.ssh("runs", "cat /root/starts") == "started\n", "it was running all the time"
     wait_for(lambda: "keeping slivers unchanged" in nm.log, what="the source is looked at")
     assert (state("listed"), state("off")) == ("stopped", "disabled")
     path.write_text(SLICES)
-    wait_for(lambda: state("listed") == "ready", what="the listed sliver after the first complete update")
+    wait_for(
+        lambda: state("listed") == "ready", what="the listed sliver after the first complete update"
+    )
     # Once only.
     for name in ("own", "listed"):
         nm.client.call("Stop", name)
         nm.wait(name, "stopped")
     path.write_text(SLICES.replace('id="1"', 'id="2"'))
     wait_for(
-        lambda: json.loads(nm.client.call("DumpDatabase"))["records"]["sliver_listed"]["record"]["id"] == 2,
+        lambda: (
+            json.loads(nm.client.call("DumpDatabase"))["records"]["sliver_listed"]["record"]["id"]
+            == 2
+        ),
         what="the next update",
     )
     assert (state("own"), state("listed")) == ("stopped", "stopped")
 
 
-def test_second_daemon_on_the_same_state_directory_is_refused(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_second_daemon_on_the_same_state_directory_is_refused(
+    nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     """It would adopt the slivers of the first one and promise the disk twice."""
     other = NmDaemon(tmp_path, 1, **{"state-dir": nm.options["state-dir"]})
     other.start(wait=False)

@@ -24,11 +24,22 @@ from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.authority import Authority
 from tests.support.deadline import limit
-from tests.support.nodemanager.programs import descriptors, memory, output, processes, processor_time, started, threads
+from tests.support.nodemanager.programs import (
+    descriptors,
+    memory,
+    output,
+    processes,
+    processor_time,
+    started,
+    threads,
+)
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 from tests.support.ports import reserve
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 LIMIT = 4
 MIB = 1 << 20
@@ -50,10 +61,19 @@ class Host(NmDaemon):
         authority = Authority(folder)
         cert, key = authority.issue("host", "IP:127.0.0.1,DNS:localhost")
         port = reserve(1)
-        tls = {"address": "127.0.0.1", "port": port, "cert": cert, "key": key, "ca": authority.cert, "controllers": ["nl01"]}
+        tls = {
+            "address": "127.0.0.1",
+            "port": port,
+            "cert": cert,
+            "key": key,
+            "ca": authority.cert,
+            "controllers": ["nl01"],
+        }
         super().__init__(folder, api={"tcp": 0, "tls": tls})
         self.write_config(ssh={**self.options["ssh"], "connections": LIMIT})
-        self.remote = Client(f"https://127.0.0.1:{port}", Tls(authority.cert, *authority.issue("nl01")))
+        self.remote = Client(
+            f"https://127.0.0.1:{port}", Tls(authority.cert, *authority.issue("nl01"))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +106,22 @@ def nothing_left(nm: NmDaemon) -> Iterator[None]:
     yield
     if nm.process is not None and nm.process.pid == pid:
         wait_for(lambda: descriptors(nm) <= before, 20, "the daemon to close its descriptors")
-        wait_for(lambda: nm.client.call("GetRecord", "a").get("sessions") == 0, 20, "sessions to end")
+        wait_for(
+            lambda: nm.client.call("GetRecord", "a").get("sessions") == 0, 20, "sessions to end"
+        )
 
 
 def test_streams_status_account_and_environment_of_a_program(client: Client) -> None:
     out, err = io.BytesIO(), io.BytesIO()
     script = 'cat; id -un; pwd; echo "$HOME $GREETING"; echo problem >&2; exit 7'
     status = programs.run(
-        client, "a", ["sh", "-c", script], io.BytesIO(b"hello\n"), out.write, err.write, {"GREETING": "h\xe4llo \x01"}
+        client,
+        "a",
+        ["sh", "-c", script],
+        io.BytesIO(b"hello\n"),
+        out.write,
+        err.write,
+        {"GREETING": "h\xe4llo \x01"},
     )
     assert status == 7
     assert out.getvalue().decode() == "hello\nzuul\n/home/zuul\n/home/zuul h\xe4llo \x01\n"
@@ -110,12 +138,17 @@ def test_signal_that_ended_the_program_is_reported(nm: NmDaemon) -> None:
     assert programs.run(nm.client, "a", ["sh", "-c", "kill -TERM $$"]) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(("argv", "user", "text"), [
-    (["no-such-program"], "", "no such program in the sliver"),
-    (["/etc/passwd"], "", "Permission denied"),
-    (["true"], "nobody-knows", "the sliver has no account"),
-])  # fmt: skip
-def test_program_that_cannot_be_started_is_a_fault_with_the_reason(client: Client, argv: list[str], user: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("argv", "user", "text"),
+    [
+        (["no-such-program"], "", "no such program in the sliver"),
+        (["/etc/passwd"], "", "Permission denied"),
+        (["true"], "nobody-knows", "the sliver has no account"),
+    ],
+)
+def test_program_that_cannot_be_started_is_a_fault_with_the_reason(
+    client: Client, argv: list[str], user: str, text: str
+) -> None:
     with pytest.raises(RpcFault, match=text):
         programs.start(client, "a", argv, user=user)
 
@@ -124,7 +157,9 @@ def test_program_in_a_stopped_sliver_is_refused_with_its_state(nm: NmDaemon) -> 
     nm.put("stopped")
     nm.client.call("Stop", "stopped")
     nm.wait("stopped", "stopped")
-    with pytest.raises(RpcFault, match="sliver stopped is stopped; programs can be run when it is ready"):
+    with pytest.raises(
+        RpcFault, match="sliver stopped is stopped; programs can be run when it is ready"
+    ):
         programs.start(nm.client, "stopped", ["true"])
     nm.delete("stopped")
 
@@ -137,9 +172,13 @@ def test_much_data_arrives_unchanged_in_both_directions(client: Client) -> None:
 
 def test_both_streams_get_their_turn(nm: NmDaemon) -> None:
     """A flood on one stream does not hide the other."""
-    with programs.start(nm.client, "a", ["sh", "-c", "yes 1010 & sleep 0.31; echo problem >&2; wait"]) as running:
+    with programs.start(
+        nm.client, "a", ["sh", "-c", "yes 1010 & sleep 0.31; echo problem >&2; wait"]
+    ) as running:
         # Nothing is read meanwhile: when the problem is written, the flood waits.
-        wait_for(lambda: processes(nm, "yes\0001010") and processes(nm, "sleep\0000.31"), 20, "the flood")
+        wait_for(
+            lambda: processes(nm, "yes\0001010") and processes(nm, "sleep\0000.31"), 20, "the flood"
+        )
         wait_for(lambda: not processes(nm, "sleep\0000.31"), 20, "the problem")
         for _ in range(200):
             found = running.read(20)
@@ -157,7 +196,12 @@ def test_program_without_open_streams_is_waited_for(nm: NmDaemon) -> None:
 def test_program_ends_although_its_child_keeps_the_streams(nm: NmDaemon, child: str) -> None:
     out = io.BytesIO()
     started_at = time.monotonic()
-    assert programs.run(nm.client, "a", ["sh", "-c", f"({child}) & echo done >&2; exit 4"], stderr=out.write) == 4
+    assert (
+        programs.run(
+            nm.client, "a", ["sh", "-c", f"({child}) & echo done >&2; exit 4"], stderr=out.write
+        )
+        == 4
+    )
     assert time.monotonic() - started_at < limit(10)
     assert out.getvalue() == b"done\n"
     programs.run(nm.client, "a", ["sh", "-c", "kill -9 -1"], user="zuul")
@@ -170,7 +214,9 @@ def test_output_before_the_end_is_complete(nm: NmDaemon) -> None:
 
 
 def test_input_that_the_program_does_not_read_is_dropped_at_its_end(client: Client) -> None:
-    with programs.start(client, "a", ["sh", "-c", "exec <&-; echo begun; sleep 0.3; echo end"]) as running:
+    with programs.start(
+        client, "a", ["sh", "-c", "exec <&-; echo begun; sleep 0.3; echo end"]
+    ) as running:
         assert running.read(20) == (STDOUT, b"begun\n")
         for _ in range(32):
             running.write(bytes(65536), limit(20))
@@ -178,7 +224,9 @@ def test_input_that_the_program_does_not_read_is_dropped_at_its_end(client: Clie
         assert running.status == 0
 
 
-def test_last_output_reaches_a_slow_caller_whose_input_was_not_read(client: Client, nm: NmDaemon) -> None:
+def test_last_output_reaches_a_slow_caller_whose_input_was_not_read(
+    client: Client, nm: NmDaemon
+) -> None:
     """Closing a connection with unread input destroys output that is still on its way."""
     script = "while [ ! -e go ]; do sleep 0.01; done; head -c 150000 /dev/zero; exit 5"
     with programs.start(client, "a", ["sh", "-c", script, "slow-word"]) as running:
@@ -192,7 +240,9 @@ def test_last_output_reaches_a_slow_caller_whose_input_was_not_read(client: Clie
     programs.run(nm.client, "a", ["rm", "go"])
 
 
-def test_caller_that_sends_faster_than_the_program_reads_waits(client: Client, nm: NmDaemon) -> None:
+def test_caller_that_sends_faster_than_the_program_reads_waits(
+    client: Client, nm: NmDaemon
+) -> None:
     before = memory(nm)
     with programs.start(client, "a", ["sleep", "1000"]) as running:
         with pytest.raises(TimeoutError):
@@ -201,9 +251,13 @@ def test_caller_that_sends_faster_than_the_program_reads_waits(client: Client, n
         assert memory(nm) < before + 8 * MIB
 
 
-def test_program_that_writes_faster_than_the_caller_reads_waits(client: Client, nm: NmDaemon) -> None:
+def test_program_that_writes_faster_than_the_caller_reads_waits(
+    client: Client, nm: NmDaemon
+) -> None:
     before = memory(nm)
-    with programs.start(client, "a", ["sh", "-c", "head -c 100000000 /dev/zero; echo end >&2"]) as running:
+    with programs.start(
+        client, "a", ["sh", "-c", "head -c 100000000 /dev/zero; echo end >&2"]
+    ) as running:
         time.sleep(0.5)  # long enough for all of it
         assert memory(nm) < before + 8 * MIB
         assert programs.run(nm.client, "a", ["true"]) == 0
@@ -211,8 +265,12 @@ def test_program_that_writes_faster_than_the_caller_reads_waits(client: Client, 
 
 
 def test_disconnection_hangs_up(client: Client, nm: NmDaemon) -> None:
-    """SIGHUP, and not the end of the input, which would make half of the data look like all of it."""
-    script = 'trap "touch hung-up; exit" HUP; echo begun; cat > /dev/null; echo words >&2; touch ended'
+    """SIGHUP, and not the end of the input, which would make half of the data look like all of
+    it.
+    """
+    script = (
+        'trap "touch hung-up; exit" HUP; echo begun; cat > /dev/null; echo words >&2; touch ended'
+    )
     running = programs.start(client, "a", ["sh", "-c", script, "hang-up-word"])
     assert running.read(20) == (STDOUT, b"begun\n")
     running.close()
@@ -224,17 +282,27 @@ def test_disconnection_hangs_up(client: Client, nm: NmDaemon) -> None:
 
 
 def test_program_that_ignores_the_disconnection_is_killed_with_its_children(nm: NmDaemon) -> None:
-    running = started(nm, "a", 'trap "" HUP TERM; sleep 1001 & while :; do sleep 1001; done', "stubborn")
-    wait_for(lambda: processes(nm, "stubborn") and processes(nm, "1001"), 20, "the programs to start")
+    running = started(
+        nm, "a", 'trap "" HUP TERM; sleep 1001 & while :; do sleep 1001; done', "stubborn"
+    )
+    wait_for(
+        lambda: processes(nm, "stubborn") and processes(nm, "1001"), 20, "the programs to start"
+    )
     running.close()
-    wait_for(lambda: not processes(nm, "stubborn") and not processes(nm, "1001"), 20, "the programs to be killed")
+    wait_for(
+        lambda: not processes(nm, "stubborn") and not processes(nm, "1001"),
+        20,
+        "the programs to be killed",
+    )
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_program_ends_when_its_caller_is_killed(nm: NmDaemon, reads: bool) -> None:
     argv = ["sh", "-c", "echo begun; exec sleep 1002" if reads else "echo begun; exec yes 1002"]
     code = CALLER.format(repository=str(REPOSITORY), url=nm.client.url, argv=argv)
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as caller:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as caller:
         assert caller.stdout is not None
         assert b"begun" in caller.stdout.readline()
         wait_for(lambda: processes(nm, "1002"), 20, "the program to start")
@@ -256,19 +324,25 @@ def test_caller_that_sends_no_frames_is_disconnected(nm: NmDaemon) -> None:
 def test_caller_that_disconnects_before_the_answer_leaves_nothing(nm: NmDaemon) -> None:
     for _ in range(10):
         ask(nm, "sleep", "1004").close()
-    wait_for(lambda: nm.client.call("GetRecord", "a")["sessions"] == 0, limit(60), "the sessions to end")
+    wait_for(
+        lambda: nm.client.call("GetRecord", "a")["sessions"] == 0, limit(60), "the sessions to end"
+    )
     wait_for(lambda: not processes(nm, "1004"), 20, "the programs to end")
 
 
 def test_more_programs_than_allowed_are_refused(nm: NmDaemon) -> None:
     running = [started(nm, "a", "read line") for _ in range(LIMIT)]
     assert nm.client.call("GetRecord", "a")["sessions"] == LIMIT
-    with pytest.raises(RpcFault, match=rf"sliver a has {LIMIT} programs of callers already \(ssh.connections\)"):
+    with pytest.raises(
+        RpcFault, match=rf"sliver a has {LIMIT} programs of callers already \(ssh.connections\)"
+    ):
         programs.start(nm.client, "a", ["true"])
     running[0].write(b"", 10)
     assert output(running[0]) == b""
     running[0].close()
-    wait_for(lambda: nm.client.call("GetRecord", "a")["sessions"] < LIMIT, 20, "the first program to end")
+    wait_for(
+        lambda: nm.client.call("GetRecord", "a")["sessions"] < LIMIT, 20, "the first program to end"
+    )
     assert programs.run(nm.client, "a", ["true"]) == 0
     for each in running[1:]:
         each.close()
@@ -309,7 +383,11 @@ def test_stop_of_the_daemon_kills_programs_of_callers_and_nothing_else(nm: NmDae
     begun = time.monotonic()
     assert nm.stop() == 0
     assert time.monotonic() - begun < limit(5)
-    wait_for(lambda: not processes(nm, "stays") and not processes(nm, "1006"), 10, "the programs to be killed")
+    wait_for(
+        lambda: not processes(nm, "stays") and not processes(nm, "1006"),
+        10,
+        "the programs to be killed",
+    )
     with pytest.raises(RpcError):
         output(running)
     running.close()
@@ -355,7 +433,12 @@ def test_copy_has_only_the_rights_of_its_account(nm: NmDaemon) -> None:
 def test_links_of_a_sliver_lead_nowhere_on_the_host(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the host")
-    programs.run(nm.client, "a", ["sh", "-c", f"ln -s {secret} link; ln -s /proc/1/root{secret} link2"], user="root")
+    programs.run(
+        nm.client,
+        "a",
+        ["sh", "-c", f"ln -s {secret} link; ln -s /proc/1/root{secret} link2"],
+        user="root",
+    )
     for link in ("/root/link", "/root/link2"):
         with pytest.raises(programs.ProgramError):
             programs.get(nm.client, "a", link, io.BytesIO(), user="root")

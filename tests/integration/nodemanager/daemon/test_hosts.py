@@ -1,4 +1,6 @@
-"""Several hosts of the driver ``nodemanager``: found by announcements, hanging, gone, full (NM-C.8)."""
+"""Several hosts of the driver ``nodemanager``: found by announcements, hanging, gone, full
+(NM-C.8).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def launch(bench: LauncherBench, count: int = 1, timeout: float = 40) -> list[di
     requests = [bench.zuul.submit("small") for _ in range(count)]
     for request in requests:
         bench.wait_request(request, "fulfilled", timeout=timeout)
-    return [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
+    return [
+        {**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)
+    ]
 
 
 def names(daemon: NmDaemon) -> list[str]:
@@ -78,19 +82,27 @@ def discovering(nm: NmDaemon, **options: Any) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.spec("NM-C.8: discover: true, hosts from ZooKeeper; hosts that vanish are left out at once")
-def test_hosts_are_discovered_in_zookeeper(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
+@pytest.mark.spec(
+    "NM-C.8: discover: true, hosts from ZooKeeper; hosts that vanish are left out at once"
+)
+def test_hosts_are_discovered_in_zookeeper(
+    bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> None:
     first = NmDaemon(tmp_path, 0, **sources(zk_chroot))
     first.start()
     try:
         pool = bench.start(discovering(first))
         adapter = bench.adapter("metal", pool)
-        wait_for(lambda: adapter.hosts.get("host0") is not None and adapter.hosts.get("host0").usable)
+        wait_for(
+            lambda: adapter.hosts.get("host0") is not None and adapter.hosts.get("host0").usable
+        )
         (node,) = launch(bench)
         assert node["external_id"]["host"] == "host0"
         assert adapter.getAZs() == [None]
         with second(tmp_path, **sources(zk_chroot), **{"host-group": "rack1"}) as other:
-            wait_for(lambda: adapter.hosts.get("host1") is not None and adapter.hosts.get("host1").usable)
+            wait_for(
+                lambda: adapter.hosts.get("host1") is not None and adapter.hosts.get("host1").usable
+            )
             assert adapter.getAZs() == ["rack1", None]
             both = adapter.getQuotaLimits().get_resources()["instances"]
             assert both == 240
@@ -98,7 +110,9 @@ def test_hosts_are_discovered_in_zookeeper(bench: LauncherBench, zk_chroot: Chro
             wait_for(lambda: adapter.hosts.get("host0").gone)
             assert adapter.getQuotaLimits().get_resources()["instances"] == 120
             others = launch(bench, 2)
-            assert {n["external_id"]["host"] for n in others} == {"host1"} and {n["az"] for n in others} == {"rack1"}
+            assert {n["external_id"]["host"] for n in others} == {"host1"} and {
+                n["az"] for n in others
+            } == {"rack1"}
             assert bench.zuul.node(node["id"])["state"] == "in-use"  # left to its lease
             other.stop()
             other.write_config(**{"host-group": "rack2"})
@@ -119,32 +133,54 @@ def test_announcement_of_another_host_or_a_broken_one(
 ) -> None:
     """A Unix socket here is not that of a host that announces the same path elsewhere."""
     client = zk_chroot.connect().client
-    client.create("/nodemanager/hosts/elsewhere", f'{{"api": "{nm.client.url}"}}'.encode(), makepath=True)
+    client.create(
+        "/nodemanager/hosts/elsewhere", f'{{"api": "{nm.client.url}"}}'.encode(), makepath=True
+    )
     client.create("/nodemanager/hosts/broken", b"{", makepath=True)
     client.create("/nodemanager/hosts/plain", b'{"api": "http://127.0.0.1:812"}', makepath=True)
     pool = bench.start(discovering(nm))
     hosts = bench.adapter("metal", pool).hosts
-    wait_for(lambda: hosts.get("elsewhere") is not None and "is host host0, not elsewhere" in hosts.problems())
+    wait_for(
+        lambda: (
+            hosts.get("elsewhere") is not None
+            and "is host host0, not elsewhere" in hosts.problems()
+        )
+    )
     assert not hosts.get("elsewhere").usable and hosts.get("broken") is hosts.get("plain") is None
     assert "Ignoring /nodemanager/hosts/broken" in caplog.text and "api must be" in caplog.text
 
 
 @pytest.mark.spec("NM-C.5: TLS for launchers: mutual certificates")
-def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
+def test_discovered_over_tls(
+    bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", "IP:127.0.0.1")
     client_cert, client_key = authority.issue("nl01")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    tls = {"cert": cert, "key": key, "ca": authority.cert, "port": port, "address": "127.0.0.1", "controllers": ["nl01"]}
+    tls = {
+        "cert": cert,
+        "key": key,
+        "ca": authority.cert,
+        "port": port,
+        "address": "127.0.0.1",
+        "controllers": ["nl01"],
+    }
     daemon = NmDaemon(tmp_path, 0, api={"tcp": 0, "tls": tls}, **sources(zk_chroot))
     daemon.start()
     try:
         pool = bench.start(
-            discovering(daemon, **{"ca-cert": authority.cert, "client-cert": client_cert, "client-key": client_key})
+            discovering(
+                daemon,
+                **{"ca-cert": authority.cert, "client-cert": client_cert, "client-key": client_key},
+            )
         )
         hosts = bench.adapter("metal", pool).hosts
-        wait_for(lambda: hosts.get("host0") is not None and hosts.get("host0").usable, what=f"host0; {hosts.problems()}")
+        wait_for(
+            lambda: hosts.get("host0") is not None and hosts.get("host0").usable,
+            what=f"host0; {hosts.problems()}",
+        )
         (node,) = launch(bench)
         assert node["external_id"]["host"] == "host0"
         bench.zuul.give_back(node["id"])
@@ -154,7 +190,9 @@ def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: 
 
 
 @pytest.mark.spec("NM-C.8: a hanging host does not delay nodes of others")
-def test_hanging_host_does_not_delay_nodes_of_others(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_hanging_host_does_not_delay_nodes_of_others(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     with second(tmp_path) as other:
         pool = bench.start(config(nm, other, **{"launch-timeout": 60}))
         nodes = launch(bench, 2)
@@ -188,13 +226,17 @@ def test_stop_while_a_host_hangs(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: bench.nodes()[0].external_id, what="the call to be under way")
     adapter = bench.adapter("metal", pool)
     started = time.monotonic()
-    assert adapter.getQuotaLimits().get_resources()["instances"] == 120 and list(adapter.listInstances()) == []
+    assert (
+        adapter.getQuotaLimits().get_resources()["instances"] == 120
+        and list(adapter.listInstances()) == []
+    )
     assert time.monotonic() - started < limit(3)
     started = time.monotonic()
     bench.stop(pool)
     assert time.monotonic() - started < limit(5)
     nm.process.send_signal(signal.SIGCONT)
-    # The call that it had before it hung may still be carried out; nothing of that comes after a new start.
+    # The call that it had before it hung may still be carried out; nothing of that comes after a
+    # new start.
     nm.stop()
     nm.start()
 
@@ -212,7 +254,9 @@ def test_launch_waits_for_a_host(bench: LauncherBench, nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.8: unreachable host at deletion: retry, then leave to the lease")
-def test_deletion_on_a_host_that_is_away(bench: LauncherBench, nm: NmDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_on_a_host_that_is_away(
+    bench: LauncherBench, nm: NmDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.driver.nodemanager.machines.GIVE_UP", 1.5)
     bench.start(config(nm))
     (node,) = launch(bench)
@@ -233,21 +277,39 @@ def test_sliver_that_somebody_deleted(bench: LauncherBench, nm: NmDaemon) -> Non
     wait_for(lambda: bench.zuul.node(node["id"]) is None, 10, "the record to go")
 
 
-@pytest.mark.spec("NM-C.8: metadata stored in the record: leak cleanup after SIGKILL of the launcher")
+@pytest.mark.spec(
+    "NM-C.8: metadata stored in the record: leak cleanup after SIGKILL of the launcher"
+)
 def test_killed_before_the_external_id_was_saved(bench: LauncherBench, nm: NmDaemon) -> None:
     node = zk.Node()
-    node.state, node.provider, node.pool, node.launcher, node.type = zk.BUILDING, "metal", "main", "killed", ["small"]
+    node.state, node.provider, node.pool, node.launcher, node.type = (
+        zk.BUILDING,
+        "metal",
+        "main",
+        "killed",
+        ["small"],
+    )
     bench.zk.storeNode(node)
     nm.put(
-        f"np{node.id}", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": node.id, "nodepool_pool_name": "main"}
+        f"np{node.id}",
+        metadata={
+            "nodepool_provider_name": "metal",
+            "nodepool_node_id": node.id,
+            "nodepool_pool_name": "main",
+        },
     )
     bench.start(config(nm))
-    wait_for(lambda: bench.zuul.node(node.id) is None and names(nm) == [], 30, "record and sliver to go")
+    wait_for(
+        lambda: bench.zuul.node(node.id) is None and names(nm) == [], 30, "record and sliver to go"
+    )
 
 
 def test_name_that_exists_already(bench: LauncherBench, nm: NmDaemon) -> None:
     """Of an attempt whose end nobody saw: the same record again is fine."""
-    nm.put("np0000000000", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000000000"})
+    nm.put(
+        "np0000000000",
+        metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000000000"},
+    )
     bench.start(config(nm), cleanup_interval=60)
     (node,) = launch(bench)
     assert node["external_id"]["sliver"] == "np0000000000" and names(nm) == ["np0000000000"]
@@ -265,14 +327,18 @@ def test_launcher_renews_leases(bench: LauncherBench, nm: NmDaemon) -> None:
     assert 280 < left <= 300
     nm.put("foreign", metadata={"nodepool_provider_name": "another"}, expiry=int(time.time()) + 100)
     nm.client.call("RenewSliver", name, int(time.time()) + 100)
-    wait_for(lambda: nm.client.call("GetRecord", name)["expiry"] - time.time() > 200, 15, "the renewal")
+    wait_for(
+        lambda: nm.client.call("GetRecord", name)["expiry"] - time.time() > 200, 15, "the renewal"
+    )
     assert nm.client.call("GetRecord", "foreign")["expiry"] - time.time() < limit(101)
     nm.client.call("RenewSliver", name, int(time.time()) + 2**24)
     bench.zuul.give_back(node["id"])
     wait_for(lambda: names(nm) == ["foreign"], 30)
 
 
-@pytest.mark.spec("NM-C.8: host-level fit is checked again at placement, failure there = quota error")
+@pytest.mark.spec(
+    "NM-C.8: host-level fit is checked again at placement, failure there = quota error"
+)
 def test_room_in_pieces_makes_a_request_wait(
     bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,7 +375,10 @@ def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str,
     pool = bench.start(settings)
     (node,) = launch(bench)
     second_request = bench.zuul.submit("small")
-    wait_for(lambda: pool.state.workers and any(w.paused for w in pool.state.workers.values()), what="the pool to pause")
+    wait_for(
+        lambda: pool.state.workers and any(w.paused for w in pool.state.workers.values()),
+        what="the pool to pause",
+    )
     assert names(nm) == [node["external_id"]["sliver"]]
     bench.zuul.give_back(node["id"])
     bench.wait_request(second_request, "fulfilled", timeout=30)
@@ -317,7 +386,9 @@ def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str,
     wait_for(lambda: names(nm) == [], 30)
 
 
-@pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts; labelReady: at least one host has the image")
+@pytest.mark.spec(
+    "NM-C.8: uploadImage = stream tar to hosts; labelReady: at least one host has the image"
+)
 def test_images_are_uploaded_to_hosts_and_deleted(
     bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,7 +420,9 @@ def test_images_are_uploaded_to_hosts_and_deleted(
         started = time.monotonic()
         adapter.uploadImage(None, "up-2", str(image))
         assert time.monotonic() - started < limit(15)
-        assert nm.client.images() == ["up-1", "up-2"] and "up-2 was not accepted by h1" in caplog.text
+        assert (
+            nm.client.images() == ["up-1", "up-2"] and "up-2 was not accepted by h1" in caplog.text
+        )
         with pytest.raises(HostError, match="up-1 was not deleted on h1"):
             adapter.deleteImage("up-1")
         other.process.send_signal(signal.SIGCONT)
@@ -360,7 +433,9 @@ def test_images_are_uploaded_to_hosts_and_deleted(
             adapter.uploadImage(None, "../x", str(image))
 
 
-def test_hosts_that_join_later_get_the_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_hosts_that_join_later_get_the_images(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     image = tmp_path / "image.tar"
     with tarfile.open(image, "w") as archive:
         for name in ("etc", "bin", "usr"):
@@ -395,7 +470,9 @@ def test_ready_nodes_whose_slivers_do_not_run_go(bench: LauncherBench, nm: NmDae
 
 
 @pytest.mark.spec("NM-C.8: console log; notifyNodescanFailure: one Stop/Start, else let it fail")
-def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_console_and_restart(
+    bench: LauncherBench, nm: NmDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     adapter = bench.adapter("metal", bench.start(config(nm)))
     (node,) = launch(bench)
@@ -404,13 +481,23 @@ def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.
     assert adapter.getConsoleLog(None, {"host": "nowhere", "sliver": "x"}) is None
     before = nm.client.call("GetRecord", where["sliver"])["since"]
     adapter.notifyNodescanFailure(None, where)
-    wait_for(lambda: (r := nm.client.call("GetRecord", where["sliver"]))["state"] == "ready" and r["since"] > before, 20)
+    wait_for(
+        lambda: (
+            (r := nm.client.call("GetRecord", where["sliver"]))["state"] == "ready"
+            and r["since"] > before
+        ),
+        20,
+    )
     after = nm.client.call("GetRecord", where["sliver"])["since"]
     adapter.notifyNodescanFailure(None, where)  # once only
     assert nm.process is not None
     nm.process.send_signal(signal.SIGSTOP)
     tasks = pathlib.Path(f"/proc/{nm.process.pid}/task")
-    wait_for(lambda: all(" (stopped)" in (task / "status").read_text() for task in tasks.iterdir()), 20, "threads to stand still")
+    wait_for(
+        lambda: all(" (stopped)" in (task / "status").read_text() for task in tasks.iterdir()),
+        20,
+        "threads to stand still",
+    )
     started = time.monotonic()
     assert adapter.getConsoleLog(None, where) is None
     assert time.monotonic() - started < limit(4)
@@ -420,8 +507,12 @@ def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.
     wait_for(lambda: names(nm) == [], 30)
 
 
-@pytest.mark.spec("issue 12, 3: listing has no side effects: alien-image-list renews, spreads and deletes nothing")
-def test_a_list_of_alien_images_changes_nothing(bench: LauncherBench, nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.spec(
+    "issue 12, 3: listing has no side effects: alien-image-list renews, spreads and deletes nothing"
+)
+def test_a_list_of_alien_images_changes_nothing(
+    bench: LauncherBench, nm: NmDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     node = zk.Node()
     node.state, node.provider, node.pool, node.type = zk.READY, "metal", "main", ["small"]
     node.external_id = {"host": "h1", "sliver": "np"}
@@ -435,7 +526,11 @@ def test_a_list_of_alien_images_changes_nothing(bench: LauncherBench, nm: NmDaem
         assert nodepoolcmd.main(["-c", bench.config(config(nm)), "alien-image-list"]) == 0
     assert "metal" not in capsys.readouterr().out
     assert names(nm) == ["leaked", "stray"]
-    assert [s["expiry"] for s in nm.client.call("ListSlivers")] == [s["expiry"] for s in before] == [expiry, expiry]
+    assert (
+        [s["expiry"] for s in nm.client.call("ListSlivers")]
+        == [s["expiry"] for s in before]
+        == [expiry, expiry]
+    )
 
 
 def test_sliver_of_a_lost_history_is_no_stray(bench: LauncherBench, nm: NmDaemon) -> None:
@@ -444,13 +539,22 @@ def test_sliver_of_a_lost_history_is_no_stray(bench: LauncherBench, nm: NmDaemon
     node.state, node.provider, node.pool, node.type = zk.HOLD, "metal", "main", ["small"]
     node.external_id = {"host": "another", "sliver": "np"}
     bench.zk.storeNode(node)
-    ours = {"nodepool_provider_name": "metal", "nodepool_pool_name": "main", "nodepool_node_id": node.id}
+    ours = {
+        "nodepool_provider_name": "metal",
+        "nodepool_pool_name": "main",
+        "nodepool_node_id": node.id,
+    }
     expiry = int(time.time()) + 1000
     nm.put("in-use", metadata={**ours, "nodepool_node_created": "1500000000000"}, expiry=expiry)
     nm.put("stray", metadata=ours, expiry=expiry)
     provider = bench.start(config(nm)).getProviderManager("metal")
     # Nothing is deleted before an operator has decided.
-    wait_for(lambda: provider.leak_search_stopped is not None and "another node has its id now" in provider.leak_search_stopped)
+    wait_for(
+        lambda: (
+            provider.leak_search_stopped is not None
+            and "another node has its id now" in provider.leak_search_stopped
+        )
+    )
     assert names(nm) == ["in-use", "stray"]
     nm.delete("in-use")
     wait_for(lambda: names(nm) == [], what="the stray sliver is deleted")

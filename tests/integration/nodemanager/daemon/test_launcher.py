@@ -30,7 +30,14 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 def config(nm: NmDaemon, *others: NmDaemon, **options: Any) -> dict[str, Any]:
-    label = {"name": "small", "cloud-image": "host", "ram": 128, "cpus": 0.1, "disk": 1, **options.pop("label", {})}
+    label = {
+        "name": "small",
+        "cloud-image": "host",
+        "ram": 128,
+        "cpus": 0.1,
+        "disk": 1,
+        **options.pop("label", {}),
+    }
     return {
         "labels": [{"name": "small"}],
         "providers": [
@@ -38,7 +45,9 @@ def config(nm: NmDaemon, *others: NmDaemon, **options: Any) -> dict[str, Any]:
                 "name": "metal",
                 "driver": "nodemanager",
                 "ssh-keys": nm.key.with_suffix(".pub").read_text(),
-                "hosts": [{"name": f"h{n}", "url": d.client.url} for n, d in enumerate((nm, *others))],
+                "hosts": [
+                    {"name": f"h{n}", "url": d.client.url} for n, d in enumerate((nm, *others))
+                ],
                 "cloud-images": [{"name": "host"}],
                 "pools": [{"name": "main", "max-servers": 10, "labels": [label]}],
                 **options,
@@ -49,7 +58,12 @@ def config(nm: NmDaemon, *others: NmDaemon, **options: Any) -> dict[str, Any]:
 
 def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
     known = tmp_path / f"known-{node['connection_port']}"
-    known.write_text("".join(f"[{node['interface_ip']}]:{node['connection_port']} {key}\n" for key in node["host_keys"]))
+    known.write_text(
+        "".join(
+            f"[{node['interface_ip']}]:{node['connection_port']} {key}\n"
+            for key in node["host_keys"]
+        )
+    )
     done = subprocess.run(
         [
             "ssh",
@@ -75,14 +89,22 @@ def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
 
 
 @pytest.mark.spec("NM-C.9.9: Launcher end to end with a Zuul client")
-def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_from_request_to_login_and_back(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     pool = bench.start(config(nm))
     request = bench.zuul.submit("small", "small")
     wait_for(lambda: bench.zuul.request(request)["state"] in ("fulfilled", "failed"), 30)
     nodes = [bench.zuul.node(i) for i in bench.zuul.accept(request)]
     for node in nodes:
-        assert node["external_id"]["host"] == "h0" and node["host_id"] == "h0" and node["cloud"] == "metal"
-        assert node["username"] == "root" and node["connection_port"] >= nm.first_port and node["slot"]
+        assert (
+            node["external_id"]["host"] == "h0"
+            and node["host_id"] == "h0"
+            and node["cloud"] == "metal"
+        )
+        assert (
+            node["username"] == "root" and node["connection_port"] >= nm.first_port and node["slot"]
+        )
         assert node["resources"]["ram"] == 128 and node["resources"]["instances"] == 1
         assert log_in(nm, node, tmp_path).startswith("np")
 
@@ -90,13 +112,25 @@ def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_
         return cluster.hosts(pool.zk).rows
 
     # What the pages show of hosts.
-    wait_for(lambda: [row for row in hosts() if "slivers 2/" in (row["used"] or "")], 30, "the slivers are counted")
+    wait_for(
+        lambda: [row for row in hosts() if "slivers 2/" in (row["used"] or "")],
+        30,
+        "the slivers are counted",
+    )
     (host,) = hosts()
-    assert (host["host"], host["provider"], host["state"], host["problem"]) == ("h0", "metal", "usable", None)
+    assert (host["host"], host["provider"], host["state"], host["problem"]) == (
+        "h0",
+        "metal",
+        "usable",
+        None,
+    )
     assert host["nodes"] == sorted(bench.zuul.locks)
     assert len({log_in(nm, node, tmp_path) for node in nodes}) == 2
     metadata = {s["name"]: s["metadata"] for s in nm.client.call("ListSlivers")}
-    assert all(m["nodepool_provider_name"] == "metal" for m in metadata.values()) and len(metadata) == 2
+    assert (
+        all(m["nodepool_provider_name"] == "metal" for m in metadata.values())
+        and len(metadata) == 2
+    )
     bench.zuul.give_back(*list(bench.zuul.locks))
     wait_for(lambda: nm.client.call("ListSlivers") == [], 30, "the slivers to go")
 
@@ -139,15 +173,25 @@ def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.8: metadata -> leak cleanup works unchanged")
-def test_only_leaked_slivers_of_the_provider_are_deleted(bench: LauncherBench, nm: NmDaemon) -> None:
+def test_only_leaked_slivers_of_the_provider_are_deleted(
+    bench: LauncherBench, nm: NmDaemon
+) -> None:
     spend_node_ids(bench.zk)
     nm.put(
         "np0000000099",
-        metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000000099", "nodepool_pool_name": "main"},
+        metadata={
+            "nodepool_provider_name": "metal",
+            "nodepool_node_id": "0000000099",
+            "nodepool_pool_name": "main",
+        },
     )
     nm.put("foreign", metadata={"nodepool_provider_name": "another"})
     bench.start(config(nm))
-    wait_for(lambda: [s["name"] for s in nm.client.call("ListSlivers")] == ["foreign"], 30, "the leak to go")
+    wait_for(
+        lambda: [s["name"] for s in nm.client.call("ListSlivers")] == ["foreign"],
+        30,
+        "the leak to go",
+    )
 
 
 @pytest.mark.spec("NM-C.8: placement spread and pack")
@@ -167,7 +211,9 @@ def test_placement_spreads_or_packs_slivers(
         hosts = {n["external_id"]["host"] for n in nodes}
         assert len(hosts) == len(expected)
         bench.zuul.give_back(*bench.zuul.locks)
-        wait_for(lambda: nm.client.call("ListSlivers") == other.client.call("ListSlivers") == [], 30)
+        wait_for(
+            lambda: nm.client.call("ListSlivers") == other.client.call("ListSlivers") == [], 30
+        )
     finally:
         other.clean()
 
@@ -179,7 +225,11 @@ def test_host_that_is_down(bench: LauncherBench, nm: NmDaemon) -> None:
     pool = bench.start(settings)
     request = bench.zuul.submit("small")
     wait_for(lambda: bench.zuul.request(request)["state"] == "fulfilled", 30)
-    told = wait_for(lambda: {row["host"]: row for row in cluster.hosts(pool.zk).rows}, 30, "what is told of hosts")
+    told = wait_for(
+        lambda: {row["host"]: row for row in cluster.hosts(pool.zk).rows},
+        30,
+        "what is told of hosts",
+    )
     assert told["dead"]["state"] == "not usable" and "does/not/exist" in told["dead"]["problem"]
     nodes = bench.zuul.accept(request)
     bench.zuul.give_back(*nodes)
@@ -192,10 +242,19 @@ ODD_ANSWERS: dict[str, dict[str, Any]] = {
     "texts": {"GetCapacity": {**CAPACITY, "memory": "lots", "allocated": [1, 2]}},
     "list": {"GetCapacity": [1]},
     "nan": {"GetCapacity": {**CAPACITY, "cpu": math.nan, "memory": math.inf}},
-    "negative": {"GetCapacity": {**CAPACITY, "allocated": {"slivers": -5, "cpu": -1, "memory": -1, "disk": -1}}},
+    "negative": {
+        "GetCapacity": {
+            **CAPACITY,
+            "allocated": {"slivers": -5, "cpu": -1, "memory": -1, "disk": -1},
+        }
+    },
     "group": {"GetCapacity": {**CAPACITY, "group": [1]}},
     "nameless": {"GetCapacity": CAPACITY, "ListSlivers": [{"state": "ready"}]},
-    "items": {"GetCapacity": CAPACITY, "ListSlivers": ["x"], "PutRecord": {"name": "other", "state": "ready"}},
+    "items": {
+        "GetCapacity": CAPACITY,
+        "ListSlivers": ["x"],
+        "PutRecord": {"name": "other", "state": "ready"},
+    },
     "record": {"GetCapacity": CAPACITY, "ListSlivers": [], "PutRecord": "x"},
     "fault": {"GetCapacity": xmlrpc.client.Fault(104, "\x1b[31m\nforged line")},
     "fault-types": {"GetCapacity": CAPACITY, "PutRecord": xmlrpc.client.Fault([], {})},  # type: ignore[arg-type]
@@ -203,7 +262,9 @@ ODD_ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_host_with_odd_answers_harms_no_request(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+def test_host_with_odd_answers_harms_no_request(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
     """Requests are served by the good host; the odd ones are reported."""
     settings = config(nm, placement="spread")
     with contextlib.ExitStack() as stack:

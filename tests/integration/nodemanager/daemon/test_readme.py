@@ -41,7 +41,11 @@ pytestmark = pytest.mark.timeout(240)
 def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     port = reserve()
     slices = tmp_path / "slices.xml"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "snoop")], check=True, timeout=30)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "snoop")],
+        check=True,
+        timeout=30,
+    )
     public = (tmp_path / "snoop.pub").read_text()
     daemon = NmDaemon(
         tmp_path,
@@ -60,13 +64,19 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     finally:
         if daemon.process is not None and daemon.process.poll() is None:
             slices.write_text("<slices/>")
-            wait_for(lambda: not [p for p in daemon.left() if "cgroup" not in p], 60, "slices that the authority dropped to go")
+            wait_for(
+                lambda: not [p for p in daemon.left() if "cgroup" not in p],
+                60,
+                "slices that the authority dropped to go",
+            )
         daemon.clean()
         wait_for(lambda: daemon.left() == [], 20, "nothing left")
 
 
 def as_delegate(nm: NmDaemon, method: str, *arguments: Any) -> Any:
-    """What sshd runs for the delegate's key, whatever it asks for (over a real sshd: test_nm_forward)."""
+    """What sshd runs for the delegate's key, whatever it asks for (over a real sshd:
+    test_nm_forward).
+    """
     keys = (nm.tmp / "run" / "delegates.keys").read_text()
     command = keys.split('command="')[1].split('"')[0]
     request = xmlrpc.client.dumps(arguments, method).encode()
@@ -81,7 +91,9 @@ def as_delegate(nm: NmDaemon, method: str, *arguments: Any) -> Any:
 
 
 def shares(nm: NmDaemon, wanted: float) -> None:
-    """The second slice gets this part of the processor; on a busy machine not in each of the windows of three seconds."""
+    """The second slice gets this part of the processor; on a busy machine not in each of the
+    windows of three seconds.
+    """
     seen: list[float] = []
 
     def measured() -> bool:
@@ -113,8 +125,16 @@ def test_readme_works_step_by_step(nm: NmDaemon) -> None:
         as_delegate(nm, "Stop", "princeton_sirius")
     # A loan moves 200 per mille, and the processor with it.
     shares(nm, 0.2)
-    nm.client.call("SetLoans", "princeton_sirius", ["princeton_eisentest", "nm_cpu_guaranteed_share", 200])
-    wait_for(lambda: nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"] == 300, 10)
+    nm.client.call(
+        "SetLoans", "princeton_sirius", ["princeton_eisentest", "nm_cpu_guaranteed_share", 200]
+    )
+    wait_for(
+        lambda: (
+            nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"]
+            == 300
+        ),
+        10,
+    )
     shares(nm, 0.6)
     # A broken list changes nothing.
     nm.slices.write_text("<slices><slice")  # type: ignore[attr-defined]

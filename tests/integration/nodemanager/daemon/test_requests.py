@@ -1,4 +1,6 @@
-"""What callers of the API may do at the same time as others: leases of what goes, tickets, loans again and again, delegations."""
+"""What callers of the API may do at the same time as others: leases of what goes, tickets, loans
+again and again, delegations.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ from nodepool.nodemanager.records import merge
 from nodepool.nodemanager.sources import tickets
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 
 @pytest.fixture
 def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
-    for command in (["genpkey", "-algorithm", "ed25519", "-out", "key"], ["pkey", "-in", "key", "-pubout", "-out", "key.pub"]):
-        subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True, timeout=30)
+    for command in (
+        ["genpkey", "-algorithm", "ed25519", "-out", "key"],
+        ["pkey", "-in", "key", "-pubout", "-out", "key.pub"],
+    ):
+        subprocess.run(
+            ["openssl", *command], cwd=tmp_path, check=True, capture_output=True, timeout=30
+        )
     yield from run_daemon(NmDaemon(tmp_path, tickets={"keys": [str(tmp_path / "key.pub")]}))
 
 
@@ -47,12 +57,17 @@ def together(*calls: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.spec("issue 10, F14: RenewSliver, SetLoans and Stop beside DeleteSliver bring nothing of it back")
+@pytest.mark.spec(
+    "issue 10, F14: RenewSliver, SetLoans and Stop beside DeleteSliver bring nothing of it back"
+)
 def test_changes_beside_deletion(nm: NmDaemon) -> None:
     for number in range(25):
         name = f"s{number}"
         nm.put(name, wait=False)
-        renew = [lambda name=name: nm.client.call("RenewSliver", name, int(time.time()) + 9000) for _ in range(4)]  # type: ignore[misc]
+        renew = [
+            lambda name=name: nm.client.call("RenewSliver", name, int(time.time()) + 9000)
+            for _ in range(4)
+        ]  # type: ignore[misc]
         together(
             *renew,
             lambda name=name: nm.client.call("DeleteSliver", name),  # type: ignore[misc]
@@ -66,20 +81,30 @@ def test_changes_beside_deletion(nm: NmDaemon) -> None:
     assert nm.client.call("GetLoans", "s0") == []
 
 
-@pytest.mark.spec("issue 10, F16: a ticket that is refused for another reason may be handed in again; none works twice")
+@pytest.mark.spec(
+    "issue 10, F16: a ticket that is refused for another reason may be handed in again; none works "
+    "twice"
+)
 def test_tickets_are_used_once(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     key = (tmp_path / "key").read_bytes()
-    records = [{"account_type": "sliver", "name": name, "rspec": {"nm_disk_quota": 102400}} for name in ("guest", "other")]
+    records = [
+        {"account_type": "sliver", "name": name, "rspec": {"nm_disk_quota": 102400}}
+        for name in ("guest", "other")
+    ]
     nm.put("other")
     ticket = tickets.sign(records, key, "authority", "host0")
     for _ in range(2):
         with pytest.raises(RpcFault, match="belongs to source driver"):
             nm.client.call("Ticket", ticket)
-        assert [sliver["name"] for sliver in nm.client.call("ListSlivers")] == ["other"], "all of it or nothing"
+        assert [sliver["name"] for sliver in nm.client.call("ListSlivers")] == ["other"], (
+            "all of it or nothing"
+        )
     nm.delete("other")
     found = together(*[lambda: nm.client.call("Ticket", ticket)] * 8)
     assert [item for item in found if not isinstance(item, RpcFault)] == [["guest", "other"]]
-    assert {item.text for item in found if isinstance(item, RpcFault)} == {"ticket refused: it was used before"}
+    assert {item.text for item in found if isinstance(item, RpcFault)} == {
+        "ticket refused: it was used before"
+    }
     nm.wait("guest")
 
 
@@ -100,7 +125,9 @@ print(api.SetLoans([]))
 """
 
 
-@pytest.mark.spec("issue 10, F16: SetLoans of a sliver is limited, and says when the next is possible")
+@pytest.mark.spec(
+    "issue 10, F16: SetLoans of a sliver is limited, and says when the next is possible"
+)
 def test_loans_again_and_again(nm: NmDaemon) -> None:
     nm.put("mate")
     nm.put("lender")
@@ -120,7 +147,11 @@ def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
     from nodepool.nodemanager.config import parse
     from nodepool.nodemanager.manager import NodeManager
 
-    given = {"state-dir": str(tmp_path / "s"), "run-dir": str(tmp_path / "r"), "backend": "rootless"}
+    given = {
+        "state-dir": str(tmp_path / "s"),
+        "run-dir": str(tmp_path / "r"),
+        "backend": "rootless",
+    }
     manager = NodeManager(parse(given, "test"))
     try:
         manager.database.open()
@@ -140,7 +171,9 @@ def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
         writes = manager.database._connection.total_changes  # type: ignore[union-attr]
         for _ in range(3):
             manager.set_loans("gone", [("other", "nm_cpu_share", 1)])
-        assert manager.database._connection.total_changes == writes + 1, "the same again costs no write"  # type: ignore[union-attr]
+        assert manager.database._connection.total_changes == writes + 1, (
+            "the same again costs no write"
+        )  # type: ignore[union-attr]
     finally:
         manager.stop()
         manager.database.close()

@@ -41,7 +41,9 @@ TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
 def running(folder: pathlib.Path) -> Iterator[Running]:
     with Running(folder) as found:
         found.add(
-            sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[["del_snoop", "GetRSpec"]]),
+            sliver(
+                "a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[["del_snoop", "GetRSpec"]]
+            ),
             sliver("b"),
             delegate("del_snoop"),
         )
@@ -63,7 +65,9 @@ def as_user(uid: int, url: str, code: str) -> str:
     """Output of Python code run by another user; ``client`` is there."""
     repository = str(REPOSITORY)
     program = AS.format(uid=uid, url=url, repository=repository) + code
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -89,7 +93,10 @@ def raw(running: Running, data: bytes, half_close: bool = False) -> bytes:
 
 
 def post(body: bytes, length: int | None = None) -> bytes:
-    return b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
+    return (
+        b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length)
+        + body
+    )
 
 
 @pytest.mark.spec("NM-A.8: XML-RPC over HTTP POST to /, on both sockets")
@@ -110,8 +117,15 @@ def test_root_by_tcp(running: Running) -> None:
     """Nor what a controller may; the text says where it may."""
     running.servers.identity._controllers = frozenset({CONTROLLER_UID})
     url = f"http://127.0.0.1:{running.servers.tcp_port}"
-    for method, arguments in (("GetRSpec", ["a"]), ("DumpDatabase", []), ("ListSlivers", []), ("PutRecord", [sliver("c")])):
-        with pytest.raises(RpcFault, match=r"Permission denied: other root may not .*use the Unix socket"):
+    for method, arguments in (
+        ("GetRSpec", ["a"]),
+        ("DumpDatabase", []),
+        ("ListSlivers", []),
+        ("PutRecord", [sliver("c")]),
+    ):
+        with pytest.raises(
+            RpcFault, match=r"Permission denied: other root may not .*use the Unix socket"
+        ):
             Client(url).call(method, *arguments)
     code = """
 try:
@@ -120,7 +134,10 @@ except RpcFault as fault:
     print(fault.text)
 """
     assert "use the Unix socket" in as_user(CONTROLLER_UID, url, code)
-    assert as_user(CONTROLLER_UID, f"unix:{running.socket}", "print(len(client.call('ListSlivers')))") == "2"
+    assert (
+        as_user(CONTROLLER_UID, f"unix:{running.socket}", "print(len(client.call('ListSlivers')))")
+        == "2"
+    )
 
 
 @pytest.mark.spec("NM-C.9.1: README walk with the standard library's client")
@@ -160,12 +177,16 @@ try:
 except RpcFault as fault:
     print(fault.code, fault.text)
 """
-    assert as_user(4_000_000_123, f"unix:{running.socket}", code).startswith("108 Permission denied: other uid 4000000123")
+    assert as_user(4_000_000_123, f"unix:{running.socket}", code).startswith(
+        "108 Permission denied: other uid 4000000123"
+    )
 
 
 def forwarded(running: Running, name: str, method: str, *arguments: Any) -> Any:
     body = xml_rpc.call(method, arguments)
-    head = f"POST / HTTP/1.0\r\nX-Nodepool-Delegate: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = (
+        f"POST / HTTP/1.0\r\nX-Nodepool-Delegate: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
     answer = raw(running, head + body)
     return xmlrpc.client.loads(answer.partition(b"\r\n\r\n")[2])[0][0]
 
@@ -192,7 +213,10 @@ connection.close()
 
 @pytest.mark.spec("NM-C.5: what XML cannot carry does not spoil an answer")
 def test_control_characters_do_not_break_answers(running: Running) -> None:
-    assert Client(f"unix:{running.socket}").call("GetConsole", "a") == "\ufffd[1mbold\ufffd\ufffd[0m\r\n"
+    assert (
+        Client(f"unix:{running.socket}").call("GetConsole", "a")
+        == "\ufffd[1mbold\ufffd\ufffd[0m\r\n"
+    )
 
 
 # -- hostile input
@@ -217,10 +241,14 @@ def test_oversized_bodies_and_headers_are_refused(running: Running) -> None:
         b"<a/>",
         b"<methodCall/>",
         b"<methodCall><methodName>Help</methodName>",
-        b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
-        b'<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd"><methodCall><methodName>Help</methodName></methodCall>',
-        b"<methodCall><methodName>Help</methodName><params><param><value><int>x</int></value></param></params></methodCall>",
-        b"<methodCall><methodName>Help</methodName><params><param>" + b"<value><array><data>" * 40000,
+        b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b '
+        b'"&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
+        b"<!DOCTYPE x SYSTEM "
+        b'"http://127.0.0.1:1/x.dtd"><methodCall><methodName>Help</methodName></methodCall>',
+        b"<methodCall><methodName>Help</methodName><params><param><value><int>x</int></value></"
+        b"param></params></methodCall>",
+        b"<methodCall><methodName>Help</methodName><params><param>"
+        + b"<value><array><data>" * 40000,
         b"<methodCall><methodName>GetRSpec</methodName><params><param>"
         + b"<value><array><data>" * 33
         + b"</data></array></value>" * 33
@@ -295,7 +323,9 @@ sys.stdin.read()
 """
     repository = str(REPOSITORY)
     text = AS.format(uid=SLIVER_UID, url=f"unix:{running.socket}", repository=repository) + code
-    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as flood:
         assert flood.stdout is not None
         assert int(flood.stdout.readline()) == 120 - shares.MAX_PER_CALLER
         started = time.monotonic()
@@ -308,11 +338,18 @@ sys.stdin.read()
 def test_waiting_calls_do_not_block_others(running: Running) -> None:
     client = Client(f"unix:{running.socket}")
     answers: list[Any] = []
-    threads = [threading.Thread(target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))) for _ in range(20)]
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))
+        )
+        for _ in range(20)
+    ]
     for thread in threads:
         thread.start()
     wait_for(lambda: running.servers.connections.counts() == {"parked": 20}, what="twenty wait")
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")][20:]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")
+    ][20:]
     client.call("PutRecord", sliver("late"))
     for thread in threads:
         thread.join(10)
@@ -329,7 +366,11 @@ def test_stale_socket_is_replaced_and_a_live_one_is_not(folder: pathlib.Path) ->
     old = folder / "node_mgr_api"
     with Running(folder, api={"old-unix": str(old)}) as running:
         assert Client(f"unix:{old}").call("Help")
-        other = Running(folder / "other", api={"unix": running.socket}) if (folder / "other").mkdir() is None else None
+        other = (
+            Running(folder / "other", api={"unix": running.socket})
+            if (folder / "other").mkdir() is None
+            else None
+        )
         assert other is not None
         with pytest.raises(ConfigurationError, match="another node manager"):
             other.servers.start()
@@ -366,13 +407,18 @@ def test_stop_without_descriptors(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as connection:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard)
+        )
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 while True:
                     taken.append(os.dup(connection.fileno()))
             connection.connect(running.socket)
-            wait_for(lambda: "API connections are queued" in caplog.text, what="the server has no descriptor")
+            wait_for(
+                lambda: "API connections are queued" in caplog.text,
+                what="the server has no descriptor",
+            )
             started = time.monotonic()
             running.servers.stop()
             assert time.monotonic() - started < limit(2)
@@ -394,7 +440,9 @@ def test_stop_cuts_off(folder: pathlib.Path) -> None:
         assert idle.recv(100) == b""
 
 
-def test_stop_closes_what_is_being_answered(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_closes_what_is_being_answered(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answered: list[connections.Connection] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -444,7 +492,9 @@ def test_listener_of_a_sliver(running: Running) -> None:
     with pytest.raises(RpcFault, match="Permission denied: sliver b"):
         client.call("Stop", "a")
     for url in (f"http://127.0.0.1:{backend.ports[0]}", client.url):
-        running.servers.sliver_changed("b", {"pid": 6, "start_time": 1} if url != client.url else None)
+        running.servers.sliver_changed(
+            "b", {"pid": 6, "start_time": 1} if url != client.url else None
+        )
 
         def refused(url: str = url) -> bool:
             try:
@@ -455,8 +505,13 @@ def test_listener_of_a_sliver(running: Running) -> None:
         wait_for(refused, what="nobody listens there")
 
 
-@pytest.mark.spec("issue 10, F16: the link at the old path has no name that others know before; links are not followed")
-def test_link_at_the_old_path_follows_no_planted_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.spec(
+    "issue 10, F16: the link at the old path has no name that others know before; links are not "
+    "followed"
+)
+def test_link_at_the_old_path_follows_no_planted_link(
+    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     old, precious = folder / "node_mgr_api", folder / "precious"
     precious.write_text("mine")
     (folder / "node_mgr_api.new").symlink_to(precious)
@@ -464,14 +519,18 @@ def test_link_at_the_old_path_follows_no_planted_link(folder: pathlib.Path, capl
     with Running(folder, api={"old-unix": str(old)}) as running:
         assert os.readlink(old) == running.socket
     assert precious.read_text() == "mine"
-    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("node_mgr_api")) == ["node_mgr_api.new"]
+    assert sorted(
+        path.name for path in folder.iterdir() if path.name.startswith("node_mgr_api")
+    ) == ["node_mgr_api.new"]
     old.write_text("a file")
     with Running(folder, api={"old-unix": str(old)}):
         assert old.read_text() == "a file"
     assert "is not a link; leaving it unchanged" in caplog.text
 
 
-@pytest.mark.spec("issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB")
+@pytest.mark.spec(
+    "issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB"
+)
 def test_slivers_may_send_small_bodies_only(running: Running) -> None:
     code = """
 for size in (60_000, 70_000):
@@ -513,9 +572,14 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
     answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(as_user(SLIVER_UID, f"unix:{running.socket}", code)))
+    thread = threading.Thread(
+        target=lambda: answers.append(as_user(SLIVER_UID, f"unix:{running.socket}", code))
+    )
     thread.start()
-    wait_for(lambda: busy[0] and running.servers.connections.counts()["waiting"] == 5, what="the others wait")
+    wait_for(
+        lambda: busy[0] and running.servers.connections.counts()["waiting"] == 5,
+        what="the others wait",
+    )
     assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
     go.set()
     thread.join(30)
@@ -534,7 +598,14 @@ def authority(folder: pathlib.Path) -> Authority:
 @pytest.fixture
 def tls(folder: pathlib.Path, authority: Authority) -> Iterator[Running]:
     cert, key = authority.issue("host", "IP:127.0.0.1,DNS:localhost")
-    options = {"address": "127.0.0.1", "port": 0, "cert": cert, "key": key, "ca": authority.cert, "controllers": ["nl01"]}
+    options = {
+        "address": "127.0.0.1",
+        "port": 0,
+        "cert": cert,
+        "key": key,
+        "ca": authority.cert,
+        "controllers": ["nl01"],
+    }
     with Running(folder, api={"tls": options, "tcp": False}) as found:
         found.add(sliver("a"), delegate("del_snoop"))
         yield found
@@ -542,7 +613,9 @@ def tls(folder: pathlib.Path, authority: Authority) -> Iterator[Running]:
 
 def tls_client(running: Running, authority: Authority, name: str, ca: str | None = None) -> Client:
     cert, key = authority.issue(name)
-    return Client(f"https://127.0.0.1:{running.servers.tls_port}", Tls(ca or authority.cert, cert, key))
+    return Client(
+        f"https://127.0.0.1:{running.servers.tls_port}", Tls(ca or authority.cert, cert, key)
+    )
 
 
 @pytest.mark.spec("NM-C.5: TLS, mutual certificates, subject -> role controller or named caller")
@@ -567,7 +640,9 @@ def test_tls_callers_are_identified_by_certificate(tls: Running, authority: Auth
 
 
 @pytest.mark.spec("NM-C.5: without a certificate of the authority nothing is answered")
-def test_tls_client_without_a_known_certificate_is_refused(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+def test_tls_client_without_a_known_certificate_is_refused(
+    tls: Running, authority: Authority, folder: pathlib.Path
+) -> None:
     (folder / "evil").mkdir()
     evil = Authority(folder / "evil", "evil")
     with pytest.raises(RpcError):
@@ -575,7 +650,9 @@ def test_tls_client_without_a_known_certificate_is_refused(tls: Running, authori
     with pytest.raises(RpcError, match="CERTIFICATE_VERIFY_FAILED"):
         tls_client(tls, authority, "nl01", evil.cert).call("Help")
     context = ssl.create_default_context(cafile=authority.cert)
-    connection = http.client.HTTPSConnection("127.0.0.1", tls.servers.tls_port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", tls.servers.tls_port, timeout=10, context=context
+    )
     with pytest.raises((OSError, http.client.HTTPException)):
         connection.request("POST", "/", xml_rpc.call("Help", []))
         connection.getresponse()
@@ -595,9 +672,14 @@ def test_connections_before_the_handshake_do_not_take_all_places(
 ) -> None:
     launcher = tls_client(tls, authority, "nl01")
     most = handshakes.MAX_PER_ADDRESS
-    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(most + 50)]
+    idle = [
+        socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10)
+        for _ in range(most + 50)
+    ]
     try:
-        wait_for(lambda: len(tls.servers.connections.handshakes) == most, what="the places are taken")
+        wait_for(
+            lambda: len(tls.servers.connections.handshakes) == most, what="the places are taken"
+        )
         assert Client(f"unix:{tls.socket}").call("Help")
         # The oldest of them gives up its place.
         for _ in range(20):
@@ -606,7 +688,16 @@ def test_connections_before_the_handshake_do_not_take_all_places(
         monkeypatch.setattr(handshakes, "MAX_PER_ADDRESS", 2 * most)
         for _ in range(20):
             assert launcher.call("ListSlivers")
-        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-tls")]) <= handshakes.THREADS
+        assert (
+            len(
+                [
+                    thread
+                    for thread in threading.enumerate()
+                    if thread.name.startswith("Thread-nm-tls")
+                ]
+            )
+            <= handshakes.THREADS
+        )
     finally:
         for connection in idle:
             connection.close()
@@ -615,7 +706,9 @@ def test_connections_before_the_handshake_do_not_take_all_places(
 
 
 @pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
-def test_images_are_uploaded_with_checksum_and_deleted(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+def test_images_are_uploaded_with_checksum_and_deleted(
+    tls: Running, authority: Authority, folder: pathlib.Path
+) -> None:
     launcher = tls_client(tls, authority, "nl01")
     content = os.urandom(3 << 20)
     path = folder / "image.tar"
@@ -647,9 +740,16 @@ def test_images_are_uploaded_with_checksum_and_deleted(tls: Running, authority: 
     assert os.listdir(folder / "images") == []
 
 
-@pytest.mark.spec("issue 10, F8: calls that wait take no place that others need: launchers, a sliver's, and other slivers'")
-def test_waiting_calls_take_no_place_that_others_need(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 slivers with 32 WaitSliver each, more than all places of that kind; the 17th is let in at the cost of who has most."""
+@pytest.mark.spec(
+    "issue 10, F8: calls that wait take no place that others need: launchers, a sliver's, and "
+    "other slivers'"
+)
+def test_waiting_calls_take_no_place_that_others_need(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 slivers with 32 WaitSliver each, more than all places of that kind; the 17th is let in
+    at the cost of who has most.
+    """
     monkeypatch.setitem(shares.PLACES, OTHER, 60)
     running.add(*[sliver(f"s{number}") for number in range(3)])
     for number in range(3):
@@ -667,22 +767,38 @@ def test_waiting_calls_take_no_place_that_others_need(running: Running, monkeypa
 
     try:
         for number in range(3):
-            running.servers.sliver_changed(f"s{number}", {"pid": number + 1, "start_time": 1, "index": number + 1})
+            running.servers.sliver_changed(
+                f"s{number}", {"pid": number + 1, "start_time": 1, "index": number + 1}
+            )
             question = post(xml_rpc.call("WaitSliver", [f"s{number}", "gone", 300]))
             for _ in range(30 if number < 2 else 10):
                 connection = socket.create_connection(("127.0.0.1", backend.ports[number]), 10)
                 connection.sendall(question)
                 waiting.append(connection)
             wanted = ({1: 30}, {1: 30, 2: 30}, {1: 25, 2: 25, 3: 10})[number]
-            wait_for(lambda wanted=wanted: places() == wanted and set(counts()) == {"parked"}, what="they wait")  # type: ignore[misc]
+            wait_for(
+                lambda wanted=wanted: places() == wanted and set(counts()) == {"parked"},
+                what="they wait",
+            )  # type: ignore[misc]
         assert Client(f"unix:{running.socket}").call("GetRSpec", "s1")
-        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")]) < 20
+        assert (
+            len(
+                [
+                    thread
+                    for thread in threading.enumerate()
+                    if thread.name.startswith("Thread-nm-api")
+                ]
+            )
+            < 20
+        )
         # One change, and all of that sliver are answered.
         running.node.database.delete("sliver_s2")
         running.node.changed("s2")
         for connection in waiting[60:]:
             connection.settimeout(20)
-            assert b"methodResponse" in b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+            assert b"methodResponse" in b"".join(
+                iter(lambda connection=connection: connection.recv(65536), b"")
+            )  # type: ignore[misc]
     finally:
         for connection in waiting:
             connection.close()
@@ -717,7 +833,10 @@ def test_client_that_is_sent_away(folder: pathlib.Path, authority: Authority, re
 
         thread = threading.Thread(target=send_away)
         thread.start()
-        client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", Tls(authority.cert, *authority.issue("nl01")))
+        client = Client(
+            f"https://127.0.0.1:{listener.getsockname()[1]}",
+            Tls(authority.cert, *authority.issue("nl01")),
+        )
         with pytest.raises(RpcError, match="closed the connection during the TLS handshake"):
             client.call("Help")
         thread.join(10)

@@ -1,4 +1,6 @@
-"""Sources of records: slices.xml from a file and over https, ZooKeeper; outages never remove a sliver."""
+"""Sources of records: slices.xml from a file and over https, ZooKeeper; outages never remove a
+sliver.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.support.nodemanager.node import KEY, MemoryNode
 
 def document(*names: str) -> bytes:
     slices = "".join(
-        f'<slice id="{n}" name="{name}"><node id="here"/><user person_id="1"/></slice>' for n, name in enumerate(names)
+        f'<slice id="{n}" name="{name}"><node id="here"/><user person_id="1"/></slice>'
+        for n, name in enumerate(names)
     )
     return f'<slices>{slices}<key person_id="1" value="{KEY}"/></slices>'.encode()
 
@@ -32,7 +35,12 @@ def document(*names: str) -> bytes:
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Iterator[MemoryNode]:
     (tmp_path / "state").mkdir()
-    found = MemoryNode(parse({"state-dir": str(tmp_path / "state"), "run-dir": str(tmp_path), "host-name": "here"}, "test"))
+    found = MemoryNode(
+        parse(
+            {"state-dir": str(tmp_path / "state"), "run-dir": str(tmp_path), "host-name": "here"},
+            "test",
+        )
+    )
     yield found
     found.close()
 
@@ -42,11 +50,21 @@ def from_file(node: MemoryNode, path: pathlib.Path, new: bool = False) -> Slices
 
 
 @pytest.mark.spec("NM-B.2: a slice named <prefix>_default overrides host-wide defaults")
-def test_default_slice_overrides_defaults_of_the_host(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+def test_default_slice_overrides_defaults_of_the_host(
+    node: MemoryNode, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "slices.xml"
-    source = SlicesXmlSource("slices-xml-0", {"file": str(path), "default-slice": "vini_default"}, node.config, node.deliver)
+    source = SlicesXmlSource(
+        "slices-xml-0",
+        {"file": str(path), "default-slice": "vini_default"},
+        node.config,
+        node.deliver,
+    )
     for amount in (100, 200):
-        default = f'<slice id="9" name="vini_default"><resource name="nm_pids_max"><value>{amount}</value></resource></slice>'
+        default = (
+            '<slice id="9" name="vini_default"><resource '
+            f'name="nm_pids_max"><value>{amount}</value></resource></slice>'
+        )
         path.write_bytes(document("a").replace(b"</slices>", default.encode() + b"</slices>"))
         assert source.look()
         assert node.sliver_names() == ["a"] and node.granted("a")["nm_pids_max"] == amount
@@ -55,7 +73,9 @@ def test_default_slice_overrides_defaults_of_the_host(node: MemoryNode, tmp_path
     assert node.granted("a")["nm_pids_max"] == 1024
 
 
-@pytest.mark.spec("NM-A.2, NM-C.6: slices.xml from a file; an outage or a broken document never sweeps")
+@pytest.mark.spec(
+    "NM-A.2, NM-C.6: slices.xml from a file; an outage or a broken document never sweeps"
+)
 def test_unreadable_file_never_deletes_slivers(
     node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,7 +210,9 @@ def web(authority: Authority) -> Iterator[Web]:
 
 
 @pytest.mark.spec("NM-A.10, NM-C.6: fetched over TLS against a pinned CA file; ETag")
-def test_document_is_fetched_over_pinned_tls_with_etag(node: MemoryNode, web: Web, authority: Authority) -> None:
+def test_document_is_fetched_over_pinned_tls_with_etag(
+    node: MemoryNode, web: Web, authority: Authority
+) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"), '"1"')
     assert source.look()
@@ -207,7 +229,9 @@ def test_document_is_fetched_over_pinned_tls_with_etag(node: MemoryNode, web: We
 
 
 @pytest.mark.spec("NM-A.6 g: only a complete, parsed, authenticated update may sweep")
-def test_incomplete_update_deletes_nothing(node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path) -> None:
+def test_incomplete_update_deletes_nothing(
+    node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path
+) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"))
     assert source.look()
@@ -229,7 +253,9 @@ def test_incomplete_update_deletes_nothing(node: MemoryNode, web: Web, authority
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other", "other")
     web.says(empty)
-    assert not SlicesXmlSource("s", {"url": web.url, "ca": other.cert}, node.config, node.deliver).look(), "not pinned"
+    assert not SlicesXmlSource(
+        "s", {"url": web.url, "ca": other.cert}, node.config, node.deliver
+    ).look(), "not pinned"
     assert node.sliver_names() == ["a"]
     assert source.look()
     assert node.sliver_names() == [], "this one is complete"
@@ -243,11 +269,24 @@ def test_incomplete_update_deletes_nothing(node: MemoryNode, web: Web, authority
 @pytest.mark.spec("NM-A.6: delegates; those taken out of the configuration go")
 def test_delegates_of_the_configuration(node: MemoryNode) -> None:
     def made(*entries: dict[str, Any]) -> list[str]:
-        config = parse({"state-dir": node.config.state_dir, "run-dir": node.config.run_dir, "delegates": list(entries)}, "test")
+        config = parse(
+            {
+                "state-dir": node.config.state_dir,
+                "run-dir": node.config.run_dir,
+                "delegates": list(entries),
+            },
+            "test",
+        )
         assert sources.make(config, node.database, node.deliver, node.capacity) == []
-        return sorted(r.key for r in node.database.records() if r.content.get("account_type") == "delegate")
+        return sorted(
+            r.key for r in node.database.records() if r.content.get("account_type") == "delegate"
+        )
 
-    snoop = {"name": "del_snoop", "ssh-keys": [KEY, KEY.replace("someone", "else")], "methods": ["GetRSpec"]}
+    snoop = {
+        "name": "del_snoop",
+        "ssh-keys": [KEY, KEY.replace("someone", "else")],
+        "methods": ["GetRSpec"],
+    }
     assert made(snoop, {"name": "other"}) == ["delegate_del_snoop", "delegate_other"]
     assert node.database.get("delegate_del_snoop").content["methods"] == ["GetRSpec"]  # type: ignore[union-attr]
     assert made(snoop) == ["delegate_del_snoop"]
@@ -290,22 +329,31 @@ def source(node: MemoryNode, zk_chroot: Chroot) -> Iterator[ZooKeeperSource]:
     found.stop()
 
 
-def publish(kazoo: Any, slice_: str, here: bool = True, content: bytes | None = None, **values: Any) -> None:
+def publish(
+    kazoo: Any, slice_: str, here: bool = True, content: bytes | None = None, **values: Any
+) -> None:
     kazoo.ensure_path(f"/nodemanager/slices/{slice_}")
-    kazoo.set(f"/nodemanager/slices/{slice_}", content if content is not None else json.dumps(values).encode())
+    kazoo.set(
+        f"/nodemanager/slices/{slice_}",
+        content if content is not None else json.dumps(values).encode(),
+    )
     if here:
         kazoo.ensure_path(f"/nodemanager/slices/{slice_}/here")
 
 
 @pytest.mark.spec("NM-C.6: /nodemanager/slices/<name> and per-host children, watched")
-def test_slices_in_zookeeper_are_watched(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> None:
+def test_slices_in_zookeeper_are_watched(
+    node: MemoryNode, kazoo: Any, source: ZooKeeperSource
+) -> None:
     publish(kazoo, "a", rspec={"nm_cpu_share": 3}, account_type="delegate", name="b")
     publish(kazoo, "elsewhere", here=False)
     wait_for(lambda: node.sliver_names() == ["a"], what="the slice")
     publish(kazoo, "a", rspec={"nm_cpu_share": 4})
     wait_for(lambda: node.granted("a")["nm_cpu_share"] == 4, what="its change")
     kazoo.set("/nodemanager/slices/a/here", b'{"rspec": {"nm_cpu_share": 5}}')
-    wait_for(lambda: node.granted("a")["nm_cpu_share"] == 5, what="what is said for this host alone")
+    wait_for(
+        lambda: node.granted("a")["nm_cpu_share"] == 5, what="what is said for this host alone"
+    )
     publish(kazoo, "a", content=b"junk")
     publish(kazoo, "b")
     wait_for(lambda: node.sliver_names() == ["a", "b"], what="the other, and the broken one stays")
@@ -314,7 +362,9 @@ def test_slices_in_zookeeper_are_watched(node: MemoryNode, kazoo: Any, source: Z
 
 
 @pytest.mark.spec("NM-A.6 g: a tree that is gone is no list without slices")
-def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot) -> None:
+def test_zookeeper_is_emptied(
+    node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot
+) -> None:
     publish(kazoo, "a")
     wait_for(lambda: node.sliver_names() == ["a"], what="the slice")
     kazoo.ensure_path("/nodemanager/hosts/marker")
@@ -327,7 +377,9 @@ def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSou
     assert node.sliver_names() == ["a"]
 
 
-def test_host_announces_itself_again_after_its_record_was_deleted(kazoo: Any, source: ZooKeeperSource) -> None:
+def test_host_announces_itself_again_after_its_record_was_deleted(
+    kazoo: Any, source: ZooKeeperSource
+) -> None:
     wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="the announcement")
     delete_tree(kazoo, "/nodemanager")
     wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="the new announcement")
@@ -341,7 +393,16 @@ def test_host_announces_itself_with_an_ephemeral_record(
         return dict(json.loads(kazoo.get("/nodemanager/hosts/here")[0]))
 
     wait_for(lambda: kazoo.exists("/nodemanager/hosts/here"), what="the announcement")
-    assert {"api", "tls_fingerprint", "ssh_address", "capacity", "allocated", "images", "backends", "version"} <= set(announced())
+    assert {
+        "api",
+        "tls_fingerprint",
+        "ssh_address",
+        "capacity",
+        "allocated",
+        "images",
+        "backends",
+        "version",
+    } <= set(announced())
     assert kazoo.exists("/nodemanager/hosts/here").ephemeralOwner
     node.deliver("driver", None, [{"account_type": "sliver", "name": "x"}], False)
     source.changed()
@@ -350,7 +411,10 @@ def test_host_announces_itself_with_an_ephemeral_record(
     second = from_zookeeper(node, zk_chroot)
     second.start()
     owner = kazoo.exists("/nodemanager/hosts/here").ephemeralOwner
-    wait_for(lambda: (stat := kazoo.exists("/nodemanager/hosts/here")) and stat.ephemeralOwner != owner, what="the new owner")
+    wait_for(
+        lambda: (stat := kazoo.exists("/nodemanager/hosts/here")) and stat.ephemeralOwner != owner,
+        what="the new owner",
+    )
     second.stop()
     source.stop()
     wait_for(lambda: not kazoo.exists("/nodemanager/hosts/here"), what="it goes with the session")
@@ -358,7 +422,10 @@ def test_host_announces_itself_with_an_ephemeral_record(
 
 def test_stop_while_no_server_answers(node: MemoryNode) -> None:
     found = ZooKeeperSource(
-        {"servers": [{"host": "127.0.0.1", "port": 1}], "insecure": True}, node.config, node.deliver, node.capacity
+        {"servers": [{"host": "127.0.0.1", "port": 1}], "insecure": True},
+        node.config,
+        node.deliver,
+        node.capacity,
     )
     found.start()
     found.stop()
@@ -371,7 +438,10 @@ def test_zookeeper_connection_breaks(node: MemoryNode, kazoo: Any, source: ZooKe
     for name in ("b", "c"):
         connection, armed = source._client.client._connection, source._armed  # type: ignore[union-attr]
         connection._socket.shutdown(2)
-        wait_for(lambda before=armed: source._armed > before and source._client.connected, what="a new connection")  # type: ignore[misc]
+        wait_for(
+            lambda before=armed: source._armed > before and source._client.connected,
+            what="a new connection",
+        )  # type: ignore[misc]
         publish(kazoo, name)
         wait_for(lambda name=name: name in node.sliver_names(), what="what was published after it")  # type: ignore[misc]
     assert node.sliver_names() == ["a", "b", "c"]

@@ -18,18 +18,27 @@ from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 @pytest.fixture
 def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
-    yield from make_daemon(tmp_path, tickets={"keys": [str(tmp_path / "key.pub")], "issuers": ["authority"]})
+    yield from make_daemon(
+        tmp_path, tickets={"keys": [str(tmp_path / "key.pub")], "issuers": ["authority"]}
+    )
 
 
 @pytest.fixture
 def key(tmp_path: pathlib.Path) -> pathlib.Path:
-    for command in (["genpkey", "-algorithm", "ed25519", "-out", "key"], ["pkey", "-in", "key", "-pubout", "-out", "key.pub"]):
-        subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True, timeout=30)
+    for command in (
+        ["genpkey", "-algorithm", "ed25519", "-out", "key"],
+        ["pkey", "-in", "key", "-pubout", "-out", "key.pub"],
+    ):
+        subprocess.run(
+            ["openssl", *command], cwd=tmp_path, check=True, capture_output=True, timeout=30
+        )
     return tmp_path / "key"
 
 
 @pytest.mark.spec("NM-C.6: tickets: signed slivers for one host, each good once")
-def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_sign_verify_use(
+    key: pathlib.Path, nm: NmDaemon, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
     record = tmp_path / "record.json"
     record.write_text(
         json.dumps(
@@ -42,7 +51,22 @@ def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.Capture
         )
     )
     ticket = tmp_path / "ticket"
-    assert program.main(["ticket", "sign", str(record), "--key-file", str(key), "--issuer", "authority", "--host", "host0"]) == 0
+    assert (
+        program.main(
+            [
+                "ticket",
+                "sign",
+                str(record),
+                "--key-file",
+                str(key),
+                "--issuer",
+                "authority",
+                "--host",
+                "host0",
+            ]
+        )
+        == 0
+    )
     ticket.write_text(capsys.readouterr().out)
     verify = ["ticket", "verify", str(ticket), "--public-key", f"{key}.pub", "--host"]
     assert program.main([*verify, "host0"]) == 0
@@ -57,7 +81,9 @@ def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.Capture
         program.main(use)
 
 
-def test_command_imports_an_old_pickle(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_imports_an_old_pickle(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old = tmp_path / "old.pickle"
     old.write_bytes(
         pickle.dumps(

@@ -1,6 +1,7 @@
 """Limits of slivers, measured on the kernel of this machine.
 
-CPU time is compared with what all slivers of the test got together: whatever else runs on the machine is not measured.
+CPU time is compared with what all slivers of the test got together: whatever else runs on the
+machine is not measured.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ BURN = "while True: pass"
 #: Grows until it is told otherwise; what it has is touched, so that it is really there.
 HOG = "import time; held = []\nwhile True: held.append(bytearray(b'x' * (1 << 20)))"
 #: Holds so many MiB.
-HOLD = "import time; held = bytearray(b'x' * ({} << 20)); print('held', flush=True); time.sleep(600)"
+HOLD = (
+    "import time; held = bytearray(b'x' * ({} << 20)); print('held', flush=True); time.sleep(600)"
+)
 BOMB = """
 import os, time
 while True:
@@ -49,7 +52,10 @@ class Bench:
     def __init__(self, newer_too: bool = True) -> None:
         # A machine of its own for CPU time: what else runs here must not decide.
         self.parent = f"nodepool-test-{uuid.uuid4().hex[:8]}"
-        places = [self._apart(place) if "cpu" in place.controllers else place for place in detect_places(newer_too)]
+        places = [
+            self._apart(place) if "cpu" in place.controllers else place
+            for place in detect_places(newer_too)
+        ]
         self.cgroups = Cgroups(places, f"nodepool-nm-test-{uuid.uuid4().hex[:8]}")
         self.cgroups.prepare(50)
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -68,8 +74,14 @@ class Bench:
 
     def run(self, name: str, code: str) -> subprocess.Popen[bytes]:
         """A Python process inside a sliver from its first statement on."""
-        join = "import sys\nfor path in sys.argv[1:]:\n    with open(path, 'w') as file: file.write('0')\n"
-        process = subprocess.Popen([sys.executable, "-c", join + code, *self.cgroups.procs_files(name)], stdout=subprocess.PIPE)
+        join = (
+            "import sys\nfor path in sys.argv[1:]:\n    with open(path, 'w') as file: "
+            "file.write('0')\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", join + code, *self.cgroups.procs_files(name)],
+            stdout=subprocess.PIPE,
+        )
         self.processes.append(process)
         return process
 
@@ -79,29 +91,40 @@ class Bench:
     def shares(self, seconds: float, *names: str) -> list[float]:
         """Return what each got of the CPU time of all of them, in per cent.
 
-        :param seconds: CPU time, per core, that they get together meanwhile; other programs make the wait longer.
+        :param seconds: CPU time, per core, that they get together meanwhile; other programs make
+            the wait longer.
         """
         before, spent = self.cpu(*names), [0]
 
         def enough() -> bool:
-            spent[:] = [after - first for after, first in zip(self.cpu(*names), before, strict=True)]
+            spent[:] = [
+                after - first for after, first in zip(self.cpu(*names), before, strict=True)
+            ]
             return sum(spent) > seconds * 0.9e6 * PROCESSORS
 
         wait_for(enough, 10 * seconds, "CPU time to share")
         return [100 * each / sum(spent) for each in spent]
 
-    def wait_shares(self, names: Sequence[str], expected: Sequence[float | None], tolerance: float = 5) -> list[float]:
-        """Wait until each gets its expected share (per cent; None: any), as `shares` measures it."""
+    def wait_shares(
+        self, names: Sequence[str], expected: Sequence[float | None], tolerance: float = 5
+    ) -> list[float]:
+        """Wait until each gets its expected share (per cent; None: any), as `shares` measures
+        it.
+        """
 
         def reached() -> list[float]:
             found = self.shares(2, *names)
-            good = all(want is None or abs(each - want) <= tolerance for each, want in zip(found, expected, strict=True))
+            good = all(
+                want is None or abs(each - want) <= tolerance
+                for each, want in zip(found, expected, strict=True)
+            )
             return found if good else []
 
         return list(wait_for(reached, 30, f"shares of {expected} per cent"))
 
     def capped_percent(self, name: str) -> float:
-        """Wait until its limit stops it in nearly every period, and return what it gets of the host then, in per cent.
+        """Wait until its limit stops it in nearly every period, and return what it gets of the host
+        then, in per cent.
 
         Periods are counted instead of seconds, so that it does not matter what else uses the cores.
         """
@@ -116,7 +139,9 @@ class Bench:
         def stopped() -> bool:
             before = numbers()
             wait_for(lambda: numbers()[0] >= before[0] + 20, 30, "periods")
-            periods, throttled, spent = (after - first for after, first in zip(numbers(), before, strict=True))
+            periods, throttled, spent = (
+                after - first for after, first in zip(numbers(), before, strict=True)
+            )
             found[0] = spent / 1e3 / periods / PROCESSORS
             return throttled >= 0.9 * periods
 
@@ -134,7 +159,9 @@ class Bench:
         for name in self.cgroups.names():
             self.cgroups.remove(name)
         self.cgroups.destroy_tree()
-        for base in {place.base for place in self.cgroups._places if place.base.name == self.parent}:
+        for base in {
+            place.base for place in self.cgroups._places if place.base.name == self.parent
+        }:
             for group in (base / "daemon", base):
                 if group.is_dir():
                     group.rmdir()
@@ -199,7 +226,10 @@ def test_who_uses_little_goes_first(bench: Bench) -> None:
     files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
 
     def weights() -> tuple[int | None, ...]:
-        return tuple(files.get_cpu_weight(bench.cgroups._existing(place, name)[0]) for name in ("alice", "bob", "carol"))
+        return tuple(
+            files.get_cpu_weight(bench.cgroups._existing(place, name)[0])
+            for name in ("alice", "bob", "carol")
+        )
 
     guaranteed = weights()[2]
     assert weights() == (256, 256, guaranteed)
@@ -217,7 +247,9 @@ def test_who_uses_little_goes_first(bench: Bench) -> None:
 
 
 def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
-    """Who uses more than what is guaranteed weighs less beside those that use little, as long as that is so."""
+    """Who uses more than what is guaranteed weighs less beside those that use little, as long as
+    that is so.
+    """
     need(bench, "cpu", "cpuacct")
     bench.cgroups.create("alice", {"nm_cpu_share": 32})
     bench.cgroups.create("bob", {"nm_cpu_guaranteed_share": 200})
@@ -227,7 +259,10 @@ def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
 
     def weights() -> tuple[int | None, ...]:
         groups = [bench.cgroups._existing(place, name)[0] for name in ("bob", "carol")]
-        return tuple(files.get_cpu_weight(group) for group in (*groups, bench.cgroups._root(place) / "besteffort"))
+        return tuple(
+            files.get_cpu_weight(group)
+            for group in (*groups, bench.cgroups._root(place) / "besteffort")
+        )
 
     before = weights()
     assert before[:2] == (2000, 4000)
@@ -323,7 +358,9 @@ def test_a_loan_moves_cpu_time(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("issue 10, F7: a loan of 1 per mille that nobody asked for takes nobody's CPU away")
+@pytest.mark.spec(
+    "issue 10, F7: a loan of 1 per mille that nobody asked for takes nobody's CPU away"
+)
 def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
     need(each_bench, "cpu", "cpuacct")
     each_bench.cgroups.create("lender", {"nm_cpu_guaranteed_share": 50})
@@ -338,8 +375,12 @@ def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
     before = each_bench.cpu(*names)
 
     def keeps_its_part() -> bool:
-        """43 % by the weights; slow machines take some seconds to get even after a move to another group."""
-        victim, busy = (now - then for now, then in zip(each_bench.cpu(*names), before, strict=True))
+        """43 % by the weights; slow machines take some seconds to get even after a move to
+        another group.
+        """
+        victim, busy = (
+            now - then for now, then in zip(each_bench.cpu(*names), before, strict=True)
+        )
         return victim + busy > 2_000_000 and victim >= 0.40 * (victim + busy)
 
     wait_for(keeps_its_part, 20, "a victim that has its part beside the gift")
@@ -350,7 +391,9 @@ def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
-    """What sleeping slivers leave goes to the victim as to the others, although it is not in best effort any more."""
+    """What sleeping slivers leave goes to the victim as to the others, although it is not in
+    best effort any more.
+    """
     need(bench, "cpu", "cpuacct")
     bench.cgroups.create("lender", {"nm_cpu_guaranteed_share": 50})
     names = ("victim", "busy")
@@ -364,7 +407,11 @@ def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
     try:
         bench.cgroups.apply("lender", {"nm_cpu_guaranteed_share": 49})
         bench.cgroups.apply("victim", {"nm_cpu_guaranteed_share": 1})
-        wait_for(lambda: bench.shares(2, *names)[0] >= 40, 20, "a victim that has its part beside the gift")
+        wait_for(
+            lambda: bench.shares(2, *names)[0] >= 40,
+            20,
+            "a victim that has its part beside the gift",
+        )
     finally:
         bench.cgroups.stop()
 
@@ -381,20 +428,34 @@ def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:
             bench.cgroups.create(name, {"nm_cpu_guaranteed_share": share})
             for _ in range(PROCESSORS):
                 bench.run(name, BURN)
-        code = f"with open({str(service / 'cgroup.procs')!r}, 'w') as file: file.write('0')\n" + BURN
-        others = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(PROCESSORS)]
+        code = (
+            f"with open({str(service / 'cgroup.procs')!r}, 'w') as file: file.write('0')\n" + BURN
+        )
+        others = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+            for _ in range(PROCESSORS)
+        ]
         bench.processes += others
 
         def used() -> list[float]:
-            ticks = sum(sum(map(int, pathlib.Path(f"/proc/{p.pid}/stat").read_text().split()[13:15])) for p in others)
-            return [ticks / os.sysconf("SC_CLK_TCK"), *(usec / 1e6 for usec in bench.cpu("alice", "bob"))]
+            ticks = sum(
+                sum(map(int, pathlib.Path(f"/proc/{p.pid}/stat").read_text().split()[13:15]))
+                for p in others
+            )
+            return [
+                ticks / os.sysconf("SC_CLK_TCK"),
+                *(usec / 1e6 for usec in bench.cpu("alice", "bob")),
+            ]
 
         def fair() -> bool:
             before = used()
             time.sleep(4)
             spent = [after - first for after, first in zip(used(), before, strict=True)]
             host, alice, bob = [100 * each / sum(spent) for each in spent]
-            print(f"{guarantee} per mille guaranteed: service of the host {host:.1f} %, alice {alice:.1f} %, bob {bob:.1f} %")
+            print(
+                f"{guarantee} per mille guaranteed: service of the host {host:.1f} %, alice "
+                f"{alice:.1f} %, bob {bob:.1f} %"
+            )
             return host >= 40 and alice >= guarantee / 10 - 1
 
         wait_for(lambda: min(used()) > 0.2, 30, "burning")
@@ -425,7 +486,9 @@ def test_memory_hog_dies_alone(bench: Bench) -> None:
     assert bench.cgroups.oom_kills("bob") == 0
 
 
-@pytest.mark.spec("NM-C.3: lowering memory below use: reclaim, then refuse with a fault rather than kill")
+@pytest.mark.spec(
+    "NM-C.3: lowering memory below use: reclaim, then refuse with a fault rather than kill"
+)
 def test_memory_in_use_is_not_taken(bench: Bench) -> None:
     need(bench, "memory")
     bench.cgroups.create("alice", {"nm_mem_limit": 128})
@@ -459,8 +522,13 @@ def test_fork_bomb_is_held(bench: Bench) -> None:
     assert bench.cgroups.empty("alice")
 
 
-@pytest.mark.spec("NM-C.3: kill, and wait until they are gone: also one that joins while the others are being killed")
-def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "NM-C.3: kill, and wait until they are gone: also one that joins while the others are being "
+    "killed"
+)
+def test_a_process_that_joins_while_others_are_killed(
+    each_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     each_bench.cgroups.create("alice", {})
     late = subprocess.Popen(["sleep", "1000"])
     each_bench.processes.append(late)
@@ -477,7 +545,9 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
         original(group, timeout)
 
     joined: list[subprocess.Popen[bytes]] = []
-    files = cgroup_v2 if any(place.kind == "v2" for place in each_bench.cgroups._places) else cgroup_v1
+    files = (
+        cgroup_v2 if any(place.kind == "v2" for place in each_bench.cgroups._places) else cgroup_v1
+    )
     original = files.wait_empty
     monkeypatch.setattr(files, "wait_empty", joins)
     each_bench.cgroups.kill("alice", 5)
@@ -487,7 +557,10 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
 def test_process_that_has_joined_one_hierarchy_only_is_killed(bench: Bench) -> None:
     (group,) = bench.cgroups.create("alice", {})[:1]
     if len({place.kind for place in bench.cgroups._places}) == 1:
-        pytest.skip("this host has hierarchies of one version only, whose kill reaches all of their processes")
+        pytest.skip(
+            "this host has hierarchies of one version only, whose kill reaches all of their "
+            "processes"
+        )
     process = subprocess.Popen(["sleep", "1000"])
     bench.processes.append(process)
     (pathlib.Path(group) / "cgroup.procs").write_text(str(process.pid))
@@ -502,7 +575,10 @@ def test_reserved_cores_apply_to_running_processes(bench: Bench) -> None:
         pytest.skip("one core stays for everybody else: a core of its own needs a host with two")
     for name in ("alice", "bob"):
         bench.cgroups.create(name, {})
-    processes = {name: bench.run(name, "import time; print(1, flush=True); time.sleep(600)") for name in ("alice", "bob")}
+    processes = {
+        name: bench.run(name, "import time; print(1, flush=True); time.sleep(600)")
+        for name in ("alice", "bob")
+    }
     for process in processes.values():
         assert process.stdout is not None
         process.stdout.readline()
@@ -544,7 +620,10 @@ def test_freeze_stops_and_thaw_goes_on(each_bench: Bench) -> None:
 def test_kill_ends_all_even_frozen_ones(each_bench: Bench, frozen: bool) -> None:
     need(each_bench, "freezer")
     each_bench.cgroups.create("alice", {})
-    each_bench.run("alice", BOMB.replace("while True:\n    try", "for _ in range(20):\n    try") + "\ntime.sleep(600)")
+    each_bench.run(
+        "alice",
+        BOMB.replace("while True:\n    try", "for _ in range(20):\n    try") + "\ntime.sleep(600)",
+    )
     wait_for(lambda: each_bench.cgroups.usage("alice")["pids"] == 21, 20, "children")
     if frozen:
         each_bench.cgroups.freeze("alice", True)
@@ -606,7 +685,13 @@ def test_each_controller_is_where_the_kernel_has_it() -> None:
     # name, hierarchy, groups, enabled: a hierarchy of 0 is version 2, or nowhere.
     lines = pathlib.Path("/proc/cgroups").read_text().splitlines()[1:]
     hierarchies = {fields[0]: int(fields[1]) for fields in map(str.split, lines)}
-    for name, kernels in (("cpu", "cpu"), ("memory", "memory"), ("pids", "pids"), ("io", "blkio"), ("cpuset", "cpuset")):
+    for name, kernels in (
+        ("cpu", "cpu"),
+        ("memory", "memory"),
+        ("pids", "pids"),
+        ("io", "blkio"),
+        ("cpuset", "cpuset"),
+    ):
         if hierarchies.get(kernels):
             assert cgroups.controllers[name] == "v1"
         else:

@@ -11,7 +11,10 @@ import pytest
 
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 #: What a host with hundreds of slivers and sessions has, taken at the start of the daemon.
 MANY = """
@@ -25,8 +28,13 @@ if any(word.endswith("nodepool-nodemanager") for word in sys.orig_argv):
 """
 
 
-@pytest.mark.spec("issue 10, F9: the soft limit of open files is raised at the start, and nothing breaks above 1024")
-def test_daemon_works_with_descriptors_above_1024(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 10, F9: the soft limit of open files is raised at the start, and nothing breaks above "
+    "1024"
+)
+def test_daemon_works_with_descriptors_above_1024(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(MANY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     daemon = NmDaemon(tmp_path)

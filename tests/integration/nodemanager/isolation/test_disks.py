@@ -24,7 +24,8 @@ from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon
 
 pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or bool(Disks("/tmp").problems()), reason="disks need root, loop devices and e2fsprogs"
+    os.geteuid() != 0 or bool(Disks("/tmp").problems()),
+    reason="disks need root, loop devices and e2fsprogs",
 )
 MIB = 1 << 20
 
@@ -135,11 +136,17 @@ def one_round(bench: Bench) -> float:
         begin = time.perf_counter()
         bench.disks.destroy(f"s{number}")
         ends.append((time.perf_counter() - begin) * 1000)
-    print(f"disk: create and mount {statistics.median(times):.2f} ms, destroy {statistics.median(ends):.2f} ms")
+    print(
+        f"disk: create and mount {statistics.median(times):.2f} ms, destroy "
+        f"{statistics.median(ends):.2f} ms"
+    )
     return statistics.median(times)
 
 
-@pytest.mark.spec("issue 10, F2: what is promised is taken, and stays taken whatever is written and deleted inside")
+@pytest.mark.spec(
+    "issue 10, F2: what is promised is taken, and stays taken whatever is written and deleted "
+    "inside"
+)
 def test_the_room_is_taken(bench: Bench) -> None:
     target = bench.make("alice", 200 << 10)
     image = bench.disks.image("alice")
@@ -168,7 +175,9 @@ def test_the_room_is_taken(bench: Bench) -> None:
 
 @pytest.mark.spec("issue 10, point 4: deletion beside a busy sliver")
 def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
-    """The name is free at once; what a killed daemon had not yet unmounted counts as taken, and goes."""
+    """The name is free at once; what a killed daemon had not yet unmounted counts as taken, and
+    goes.
+    """
     bench.make("alice", 64 << 10)
     bench.disks.settle()
     blocked, freed = threading.Event(), threading.Event()
@@ -188,7 +197,9 @@ def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
     assert freed.wait(20)  # and the first finds nothing to do
 
 
-@pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
+@pytest.mark.spec(
+    "issue 10, point 5: deletion that failed for a while is finished by the running daemon"
+)
 @pytest.mark.parametrize("when", ["later", "at the end"])
 def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     bench.make("alice", 64 << 10)
@@ -264,14 +275,17 @@ def test_less_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.spec(
-    "issue 10, point 5: a disk that a namespace still holds, as that of a sliver in the making does, is not mounted twice"
+    "issue 10, point 5: a disk that a namespace still holds, as that of a sliver in the making "
+    "does, is not mounted twice"
 )
 @pytest.mark.parametrize("kib", [65536, 204800])
 def test_held_by_another_namespace(bench: Bench, monkeypatch: pytest.MonkeyPatch, kib: int) -> None:
     target = bench.make("alice", 65536)
     (target / "file").write_text("kept")
     with subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", "echo; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ["unshare", "--mount", "sh", "-c", "echo; read x"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         holder.stdout.readline()
@@ -353,7 +367,14 @@ def test_little_is_under_way_at_once(bench: Bench) -> None:
     bench.make("alice", 65536)
     (device,) = bench.disks.devices("alice")
     queue = pathlib.Path("/sys/dev/block", device, "queue")
-    wait_for(lambda: [int((queue / name).read_text()) for name in ("nr_requests", "max_sectors_kb")] == [8, 128], 10, "limits")
+    wait_for(
+        lambda: (
+            [int((queue / name).read_text()) for name in ("nr_requests", "max_sectors_kb")]
+            == [8, 128]
+        ),
+        10,
+        "limits",
+    )
 
 
 @pytest.mark.slow
@@ -367,10 +388,14 @@ def test_io_limits_hold(bench: Bench) -> None:
     cgroups.create("alice", {"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
     try:
         code = (
-            "import sys, os, mmap, time\nfor path in sys.argv[2:]:\n    with open(path, 'w') as file: file.write('0')\n"
-            "block = mmap.mmap(-1, 1 << 20)\nfile = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_DIRECT)\n"
-            "begin = time.monotonic()\nfor _ in range(20): os.write(file, block)\nprint(time.monotonic() - begin)\n"
-            "os.lseek(file, 0, 0)\nbegin = time.monotonic()\nfor _ in range(20): os.readv(file, [block])\n"
+            "import sys, os, mmap, time\nfor path in sys.argv[2:]:\n    with open(path, 'w') as "
+            "file: file.write('0')\n"
+            "block = mmap.mmap(-1, 1 << 20)\nfile = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | "
+            "os.O_DIRECT)\n"
+            "begin = time.monotonic()\nfor _ in range(20): os.write(file, "
+            "block)\nprint(time.monotonic() - begin)\n"
+            "os.lseek(file, 0, 0)\nbegin = time.monotonic()\nfor _ in range(20): os.readv(file, "
+            "[block])\n"
             "print(time.monotonic() - begin)"
         )
         done = subprocess.run(
@@ -429,9 +454,14 @@ def test_io_limits_of_a_sliver_that_was_just_made(tmp_path: pathlib.Path) -> Non
         daemon.start()
         daemon.put("alice", rspec={"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
         groups = [
-            pathlib.Path(path).parent for path in Cgroups.detect(group_name(daemon.options["state-dir"])).procs_files("alice")
+            pathlib.Path(path).parent
+            for path in Cgroups.detect(group_name(daemon.options["state-dir"])).procs_files("alice")
         ]
-        files = [group / name for group in groups for name in ("blkio.throttle.write_bps_device", "io.max")]
+        files = [
+            group / name
+            for group in groups
+            for name in ("blkio.throttle.write_bps_device", "io.max")
+        ]
         (limits,) = [file.read_text().split() for file in files if file.exists()]
         assert limits[0].startswith("7:")  # its loop device
         assert {str(10 * MIB), f"wbps={10 * MIB}"} & set(limits)

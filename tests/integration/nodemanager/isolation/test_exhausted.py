@@ -1,4 +1,6 @@
-"""Hosts without processes, descriptors or memory left: what runs goes on, deletion works, and the daemon recovers by itself."""
+"""Hosts without processes, descriptors or memory left: what runs goes on, deletion works, and
+the daemon recovers by itself.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,16 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 
 def processes(nm: NmDaemon) -> list[int]:
-    """The daemon, its helper, and the worker ahead; not those of slivers and sessions, which the helper adopts."""
+    """The daemon, its helper, and the worker ahead; not those of slivers and sessions, which the
+    helper adopts.
+    """
     assert nm.process is not None
     (helper,) = syscalls.children(nm.process.pid)
-    return [nm.process.pid, helper, *(child for child in syscalls.children(helper) if user(child) == 0)]
+    return [
+        nm.process.pid,
+        helper,
+        *(child for child in syscalls.children(helper) if user(child) == 0),
+    ]
 
 
 def user(pid: int) -> int | None:
@@ -43,7 +51,9 @@ def user(pid: int) -> int | None:
 
 
 class Tasks:
-    """The daemon in a group that may be told to have no more processes and threads, as a host that is full of those of others."""
+    """The daemon in a group that may be told to have no more processes and threads, as a host
+    that is full of those of others.
+    """
 
     def __init__(self, nm: NmDaemon) -> None:
         for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
@@ -51,7 +61,8 @@ class Tasks:
             kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
             self.mount = pathlib.Path(fields[4])
             if (kind == "cgroup" and "pids" in options) or (
-                kind == "cgroup2" and "pids" in (self.mount / "cgroup.subtree_control").read_text().split()
+                kind == "cgroup2"
+                and "pids" in (self.mount / "cgroup.subtree_control").read_text().split()
             ):
                 break
         else:
@@ -122,8 +133,13 @@ def made_after_all(nm: NmDaemon, name: str) -> None:
     wait_for(lambda: nm.client.call("GetRecord", name)["state"] == "ready", 20, "the sliver")
 
 
-@pytest.mark.spec("issue 10, point 5: without processes of the host deletion works, nobody else is harmed, the daemon recovers")
-def test_deletion_works_without_processes_and_the_daemon_recovers(nm: NmDaemon, tasks: Tasks) -> None:
+@pytest.mark.spec(
+    "issue 10, point 5: without processes of the host deletion works, nobody else is harmed, the "
+    "daemon recovers"
+)
+def test_deletion_works_without_processes_and_the_daemon_recovers(
+    nm: NmDaemon, tasks: Tasks
+) -> None:
     for name in ("busy", "gone"):
         nm.put(name, network="nat")
     job = Job(nm, "busy")
@@ -157,7 +173,9 @@ class Limit:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 hard = resource.prlimit(pid, self.what)[1]
-                resource.prlimit(pid, self.what, (hard if left is None else self.used(pid) + left, hard))
+                resource.prlimit(
+                    pid, self.what, (hard if left is None else self.used(pid) + left, hard)
+                )
 
     @contextlib.contextmanager
     def only(self, left: int, chosen: slice = slice(None)) -> Iterator[None]:
@@ -166,7 +184,8 @@ class Limit:
         try:
             yield
         finally:
-            # Also a worker ahead that was made meanwhile: other than what a host lacks, limits are inherited.
+            # Also a worker ahead that was made meanwhile: other than what a host lacks, limits are
+            # inherited.
             self._set(processes(self.nm), None)
 
 
@@ -177,7 +196,11 @@ def descriptors(nm: NmDaemon) -> list[int]:
 
 def nothing_held(nm: NmDaemon, before: list[int]) -> None:
     # Those for a session, a worker ahead, and the connection that is just being closed come and go.
-    wait_for(lambda: all(now <= then + 3 for now, then in zip(descriptors(nm), before, strict=True)), 10, "closed descriptors")
+    wait_for(
+        lambda: all(now <= then + 3 for now, then in zip(descriptors(nm), before, strict=True)),
+        10,
+        "closed descriptors",
+    )
 
 
 def next_descriptor(pid: int) -> int:
@@ -190,7 +213,9 @@ def size(pid: int) -> int:
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-@pytest.mark.spec("issue 10, point 5: without descriptors of its own the helper goes on, and deletion works")
+@pytest.mark.spec(
+    "issue 10, point 5: without descriptors of its own the helper goes on, and deletion works"
+)
 def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
     nm.put("busy")
     job = Job(nm, "busy")
@@ -216,7 +241,9 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
 
 @pytest.mark.spec("issue 10, point 5: a daemon without descriptors of its own recovers by itself")
 def test_no_descriptors_for_the_daemon(nm: NmDaemon) -> None:
-    """Others cannot take them: the limit is the daemon's own, and the host's does not hold for root."""
+    """Others cannot take them: the limit is the daemon's own, and the host's does not hold for
+    root.
+    """
     for name in ("busy", "gone"):
         nm.put(name, network="nat")
     job = Job(nm, "busy")
@@ -238,7 +265,9 @@ def test_no_descriptors_for_the_daemon(nm: NmDaemon) -> None:
     nothing_held(nm, before)
 
 
-@pytest.mark.spec("issue 10, point 5: without memory deletion works, nobody else is harmed, the daemon recovers")
+@pytest.mark.spec(
+    "issue 10, point 5: without memory deletion works, nobody else is harmed, the daemon recovers"
+)
 def test_deletion_works_without_memory_and_the_daemon_recovers(nm: NmDaemon) -> None:
     """As many bytes as each process has, and a little: what it asks the kernel for is refused."""
     nm.put("busy", network="nat")

@@ -1,4 +1,6 @@
-"""What one hostile sliver can do to those who share the node manager with it: real daemon, real processes inside."""
+"""What one hostile sliver can do to those who share the node manager with it: real daemon, real
+processes inside.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 #: Runs inside the sliver as its root: one flood at a time, by its name.
 FLOOD = r"""
@@ -160,7 +165,8 @@ def test_flooding_sliver_does_not_cost_the_host(nm: NmDaemon, kind: str, where: 
         used = (cpu_seconds(nm) - before) / (time.monotonic() - begun)
         threads = len(os.listdir(f"/proc/{nm.process.pid}/task"))  # type: ignore[union-attr]
         print(
-            f"{kind} {where}: median {statistics.median(found) * 1000:.1f} ms, 95 % {sorted(found)[94] * 1000:.1f} ms, "
+            f"{kind} {where}: median {statistics.median(found) * 1000:.1f} ms, 95 % "
+            f"{sorted(found)[94] * 1000:.1f} ms, "
             f"most {max(found) * 1000:.1f} ms; daemon {used:.2f} cores, {threads} threads"
         )
         assert sorted(found)[94] < LIMIT, f"95 % of {kind}"
@@ -169,7 +175,9 @@ def test_flooding_sliver_does_not_cost_the_host(nm: NmDaemon, kind: str, where: 
         # And a neighbour is answered, too.
         begun = time.monotonic()
         assert "GetRSpec" in nm.ssh(
-            "quiet", "python3 -c 'import xmlrpc.client; print(xmlrpc.client.ServerProxy(\"http://127.0.0.1:812/\").Help())'"
+            "quiet",
+            "python3 -c 'import xmlrpc.client; "
+            'print(xmlrpc.client.ServerProxy("http://127.0.0.1:812/").Help())\'',
         )
         assert time.monotonic() - begun < limit(10)
 
@@ -242,12 +250,16 @@ def answer(session: subprocess.Popen[str], program: str = "") -> str:
 
 
 def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
-    """Each sliver has a socket of its own, which is gone with it, and there again after a restart."""
+    """Each sliver has a socket of its own, which is gone with it, and there again after a
+    restart.
+    """
     for name in ("hostile", "quiet"):
         nm.put(name)
     assert nm.process is not None
     with python(nm, "hostile") as hostile, python(nm, "quiet") as quiet:
-        nm.process.send_signal(signal.SIGSTOP)  # a daemon on a busy machine, which accepts nothing for now
+        nm.process.send_signal(
+            signal.SIGSTOP
+        )  # a daemon on a busy machine, which accepts nothing for now
         try:
             assert answer(hostile, FILL) == "full\n"
             assert answer(quiet, ASK) == "well\n"
@@ -259,6 +271,9 @@ def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
     assert len(list(sockets.iterdir())) == 2
     nm.stop(signal.SIGKILL)
     nm.start()
-    wait_for(lambda: "well" in nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}", check=False), what="the API inside")
+    wait_for(
+        lambda: "well" in nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}", check=False),
+        what="the API inside",
+    )
     nm.delete("hostile")
     wait_for(lambda: len(list(sockets.iterdir())) == 1, what="its socket goes")

@@ -1,4 +1,6 @@
-"""Full disks: what is promised is there, and what others of the host fill keeps nobody from going on and deleting."""
+"""Full disks: what is promised is there, and what others of the host fill keeps nobody from
+going on and deleting.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")]
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root"),
+]
 MIB = 1 << 20
 PART = 100 * 1024
 
@@ -36,7 +41,9 @@ def small(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     place.mkdir()
     with open(image, "wb") as file:
         file.truncate(700 * MIB)
-    subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-N", "30000", str(image)], check=True)
+    subprocess.run(
+        ["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-N", "30000", str(image)], check=True
+    )
     subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
     try:
         yield place
@@ -89,7 +96,9 @@ def empty(small: pathlib.Path) -> None:
     subprocess.run(["rm", "-rf", str(small / "filler")], check=True)
 
 
-@pytest.mark.spec("issue 10, F2: a disk is admitted only if the quotas that exist and a reserve leave room for it")
+@pytest.mark.spec(
+    "issue 10, F2: a disk is admitted only if the quotas that exist and a reserve leave room for it"
+)
 def test_quotas_are_admitted(nm: NmDaemon) -> None:
     wait_for(lambda: nm.client.call("GetCapacity")["prepared"], 60, "the template of image host")
     before = nm.client.call("GetCapacity")
@@ -115,15 +124,28 @@ def test_what_was_promised_is_there(nm: NmDaemon, small: pathlib.Path) -> None:
     nm.put("quiet")
     nm.put("greedy")
     image = small / "state/slivers/quiet/disk.img"
-    wait_for(lambda: image.stat().st_blocks * 512 >= image.stat().st_size, 10, "the room being taken")
+    wait_for(
+        lambda: image.stat().st_blocks * 512 >= image.stat().st_size, 10, "the room being taken"
+    )
     nm.ssh("greedy", "head -c 200M /dev/zero > /root/large; true", check=False)
     Filler(small).bytes()
-    nm.ssh("quiet", "head -c 60M /dev/urandom > /root/mine && sync -f /root/mine && md5sum /root/mine > /root/sum")
-    nm.ssh("quiet", "rm /root/mine; head -c 60M /dev/urandom > /root/again && sync -f /root/again && touch /root/fine")
+    nm.ssh(
+        "quiet",
+        "head -c 60M /dev/urandom > /root/mine && sync -f /root/mine && md5sum /root/mine > "
+        "/root/sum",
+    )
+    nm.ssh(
+        "quiet",
+        "rm /root/mine; head -c 60M /dev/urandom > /root/again && sync -f /root/again && touch "
+        "/root/fine",
+    )
     assert os.statvfs(small).f_bavail * 4096 < 4 * MIB
 
 
-@pytest.mark.spec("issue 10, F2: with the file system full to the last byte and inode the daemon starts, deletes and recovers")
+@pytest.mark.spec(
+    "issue 10, F2: with the file system full to the last byte and inode the daemon starts, deletes "
+    "and recovers"
+)
 def test_full_to_the_last_byte_and_inode(nm: NmDaemon, small: pathlib.Path) -> None:
     nm.put("alpha")
     nm.put("beta")
@@ -133,7 +155,10 @@ def test_full_to_the_last_byte_and_inode(nm: NmDaemon, small: pathlib.Path) -> N
     assert nm.ssh("alpha", "echo fine") == "fine\n"
     nm.stop(signal.SIGKILL)
     nm.start()
-    assert {s["name"]: s["state"] for s in nm.client.call("ListSlivers")} == {"alpha": "ready", "beta": "ready"}
+    assert {s["name"]: s["state"] for s in nm.client.call("ListSlivers")} == {
+        "alpha": "ready",
+        "beta": "ready",
+    }
     assert nm.ssh("alpha", "echo fine") == "fine\n"
     others.bytes()
     nm.delete("alpha")
@@ -157,12 +182,16 @@ def test_full_to_the_last_byte_and_inode(nm: NmDaemon, small: pathlib.Path) -> N
 
 @pytest.fixture
 def generous(small: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
-    yield from run_daemon(NmDaemon(tmp_path, **{"state-dir": str(small / "state"), "overcommit": {"disk": 3}}))
+    yield from run_daemon(
+        NmDaemon(tmp_path, **{"state-dir": str(small / "state"), "overcommit": {"disk": 3}})
+    )
 
 
 @pytest.mark.spec("issue 10, F2: the option for over-commitment is off by default")
 def test_overcommit_factor_allows_larger_promises(generous: NmDaemon, small: pathlib.Path) -> None:
-    wait_for(lambda: generous.client.call("GetCapacity")["prepared"], 60, "the template of image host")
+    wait_for(
+        lambda: generous.client.call("GetCapacity")["prepared"], 60, "the template of image host"
+    )
     assert generous.client.call("GetCapacity")["disk"] > 900 * 1024
     for number in range(5):
         generous.put(f"s{number}", rspec={"nm_disk_quota": 150 * 1024})
@@ -194,7 +223,9 @@ def test_ballast_is_created_again_when_there_is_space(small: pathlib.Path) -> No
     assert len(list((small / "ballast").iterdir())) == free_space.SPARE + 1
 
 
-@pytest.mark.spec("issue 10, F2: deleting needs no descriptor, process or memory that others have used up")
+@pytest.mark.spec(
+    "issue 10, F2: deleting needs no descriptor, process or memory that others have used up"
+)
 def test_descriptors_of_others(nm: NmDaemon) -> None:
     """The table of open files of the whole machine, as full as another process may make it."""
     nm.put("alpha")
@@ -203,8 +234,10 @@ def test_descriptors_of_others(nm: NmDaemon) -> None:
             sys.executable,
             "-c",
             "import os, resource, time\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
-            "try:\n    while True: os.open('/dev/null', os.O_RDONLY)\nexcept OSError: print('full', flush=True)\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, "
+            "(resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
+            "try:\n    while True: os.open('/dev/null', os.O_RDONLY)\nexcept OSError: "
+            "print('full', flush=True)\n"
             "time.sleep(100)",
         ],
         stdout=subprocess.PIPE,
@@ -225,7 +258,10 @@ def bare(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     yield from run_daemon(NmDaemon(tmp_path, **{"default-rspec": {}}))
 
 
-@pytest.mark.spec("issue 10, F13: a sliver that says nothing about memory has a limit, and no limit counts as the whole host")
+@pytest.mark.spec(
+    "issue 10, F13: a sliver that says nothing about memory has a limit, and no limit counts as "
+    "the whole host"
+)
 def test_memory_of_those_that_say_nothing(bare: NmDaemon) -> None:
     capacity = bare.client.call("GetCapacity")
     given = capacity["default"]["memory"]
@@ -235,7 +271,9 @@ def test_memory_of_those_that_say_nothing(bare: NmDaemon) -> None:
     assert bare.client.call("GetCapacity")["allocated"]["memory"] == given
     shm = int(bare.ssh("alpha", "df -m --output=size /dev/shm | tail -1"))
     assert shm == pytest.approx(given / 2, rel=0.01)
-    with pytest.raises(RpcFault, match=r"quota: memory of \d+ MiB .* 0, no limit, counts as all of it"):
+    with pytest.raises(
+        RpcFault, match=r"quota: memory of \d+ MiB .* 0, no limit, counts as all of it"
+    ):
         bare.put("unlimited", rspec={"nm_mem_limit": 0})
     bare.delete("alpha")
     bare.put("unlimited", rspec={"nm_mem_limit": 0})
@@ -249,7 +287,10 @@ def make_image(path: pathlib.Path, files: int, size: int) -> None:
             info = tarfile.TarInfo(name)
             info.type, info.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(info)
-        for name, length in (("bin/sh", 10), *((f"data/f{number}", size) for number in range(files))):
+        for name, length in (
+            ("bin/sh", 10),
+            *((f"data/f{number}", size) for number in range(files)),
+        ):
             info = tarfile.TarInfo(name)
             info.size, info.mode = length, 0o755
             tar.addfile(info, io.BytesIO(b"x" * length))
@@ -277,7 +318,9 @@ def test_slivers_while_an_image_is_unpacked(roomy: NmDaemon, tmp_path: pathlib.P
     thread.start()
     took = []
     try:
-        wait_for(lambda: list(templates.glob("tar-*.new/root/data")), 30, "the image being unpacked")
+        wait_for(
+            lambda: list(templates.glob("tar-*.new/root/data")), 30, "the image being unpacked"
+        )
         while not done.is_set() and len(took) < 20:
             begin = time.monotonic()
             roomy.put("meanwhile")
@@ -299,23 +342,35 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
     left = nm.client.call("GetCapacity")["disk_free"]
     # Room for the file, not for its tree as well.
     nm.put("large", rspec={"nm_disk_quota": left - 90 * 1024})
-    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match=r"cannot create a root tree.*larger than"):
+    with (
+        open(tmp_path / "image.tar", "rb") as file,
+        pytest.raises(RpcFault, match=r"cannot create a root tree.*larger than"),
+    ):
         nm.client.put_image("image", file)
     assert nm.client.call("GetCapacity")["images"] == []
     nm.put("more", rspec={"nm_disk_quota": 40 * 1024})
-    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match="not enough space for 60 MiB"):
+    with (
+        open(tmp_path / "image.tar", "rb") as file,
+        pytest.raises(RpcFault, match="not enough space for 60 MiB"),
+    ):
         nm.client.put_image("image", file)
 
 
-@pytest.mark.spec("issue 10, F13a: the daemon and its helper have a group of their own, and leave none behind")
+@pytest.mark.spec(
+    "issue 10, F13a: the daemon and its helper have a group of their own, and leave none behind"
+)
 def test_the_daemon_has_a_group_of_its_own(roomy: NmDaemon) -> None:
     def groups() -> list[pathlib.Path]:
-        return list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{group_name(str(roomy.tmp / 'state'))}-daemon"))
+        return list(
+            pathlib.Path("/sys/fs/cgroup").glob(f"**/{group_name(str(roomy.tmp / 'state'))}-daemon")
+        )
 
     assert roomy.process is not None
     found = groups()
     if not found:
-        pytest.skip("a service manager has given it one, or this host has no cgroup controller for CPU")
+        pytest.skip(
+            "a service manager has given it one, or this host has no cgroup controller for CPU"
+        )
     assert str(roomy.process.pid) in (found[0] / "cgroup.procs").read_text().split()
     assert len((found[0] / "cgroup.procs").read_text().split()) >= 2
     roomy.put("alpha")

@@ -59,13 +59,19 @@ def other(machine: Machine) -> Iterator[Sliver]:
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
 def test_sliver_has_its_own_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
     inside = sliver.shell(f"readlink /proc/self/ns/{kind}").text.strip()
-    seen = {inside, other.shell(f"readlink /proc/self/ns/{kind}").text.strip(), os.readlink(f"/proc/self/ns/{kind}")}
+    seen = {
+        inside,
+        other.shell(f"readlink /proc/self/ns/{kind}").text.strip(),
+        os.readlink(f"/proc/self/ns/{kind}"),
+    }
     assert len(seen) == 3
     assert inside == os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}")
 
 
 @pytest.mark.spec("NM-C.2 isolation: unique id range")
-def test_slivers_have_disjoint_id_ranges(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
+def test_slivers_have_disjoint_id_ranges(
+    sliver: Sliver, other: Sliver, state: pathlib.Path
+) -> None:
     sliver.shell("touch /root/mine; chmod 4755 /root/mine")
     found = (state / "slivers/s1/mnt/root/root/mine").stat()
     assert found.st_uid == ID_BASE + IDS_PER_SLIVER
@@ -73,7 +79,9 @@ def test_slivers_have_disjoint_id_ranges(sliver: Sliver, other: Sliver, state: p
     assert stat.S_IMODE(os.stat(state / "slivers").st_mode) == 0o700
 
 
-@pytest.mark.spec("NM-C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm")
+@pytest.mark.spec(
+    "NM-C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm"
+)
 def test_dev_has_only_the_listed_devices(sliver: Sliver) -> None:
     assert set(sliver.shell("ls /dev").text.split()) == {
         "null",
@@ -90,22 +98,26 @@ def test_dev_has_only_the_listed_devices(sliver: Sliver) -> None:
         "stdout",
         "stderr",
     }
-    assert "Operation not permitted" in sliver.shell("mknod /dev/x b 254 0; mknod /root/x b 254 0; mknod /dev/shm/x c 1 1").text
-    assert sliver.shell("head -c 3 /dev/zero | od -An -tx1; echo x > /dev/null; head -c1 /dev/urandom | wc -c").text.split() == [
-        "00",
-        "00",
-        "00",
-        "1",
-    ]
+    assert (
+        "Operation not permitted"
+        in sliver.shell("mknod /dev/x b 254 0; mknod /root/x b 254 0; mknod /dev/shm/x c 1 1").text
+    )
+    assert sliver.shell(
+        "head -c 3 /dev/zero | od -An -tx1; echo x > /dev/null; head -c1 /dev/urandom | wc -c"
+    ).text.split() == ["00", "00", "00", "1"]
 
 
-@pytest.mark.spec("NM-C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes")
+@pytest.mark.spec(
+    "NM-C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes"
+)
 def test_outside_processes_cannot_be_seen_or_signaled(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
         program = (
-            f"import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()])\n"
+            "import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, "
+            "os.getpid()])\n"
             f"for pid in ({process.pid}, {os.getpid()}, {other.handle['pid']}):\n"
-            "    try:\n        os.kill(pid, 0); print('seen')\n    except ProcessLookupError:\n        print('none')\n"
+            "    try:\n        os.kill(pid, 0); print('seen')\n    except ProcessLookupError:\n    "
+            "    print('none')\n"
         )
         assert sliver.python(program).text.split() == ["True", "none", "none", "none"]
         assert process.wait(0) is None
@@ -114,7 +126,10 @@ def test_outside_processes_cannot_be_seen_or_signaled(sliver: Sliver, other: Sli
 @pytest.mark.spec("issue 4 security: ptrace across slivers")
 def test_ptrace_does_not_reach_other_slivers(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
-        assert sliver.python(CALL + f"print(call(101, 16, {process.pid}, 0, 0))").text == "No such process\n"
+        assert (
+            sliver.python(CALL + f"print(call(101, 16, {process.pid}, 0, 0))").text
+            == "No such process\n"
+        )
     # Inside one sliver debuggers work.
     assert (
         sliver.python(
@@ -142,19 +157,32 @@ def test_ptrace_does_not_reach_other_slivers(sliver: Sliver, other: Sliver) -> N
 def test_root_in_a_sliver_cannot_write_kernel_settings(sliver: Sliver, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this kernel has no such file")
-    before = pathlib.Path(path).read_text() if os.access(path, os.R_OK) and path != "/proc/sysrq-trigger" else ""
+    before = (
+        pathlib.Path(path).read_text()
+        if os.access(path, os.R_OK) and path != "/proc/sysrq-trigger"
+        else ""
+    )
     answer = sliver.shell(
-        f"echo h > {path}; mount -o remount,rw /proc/sys; mount -o remount,rw,bind /sys; umount /proc/sys; "
+        f"echo h > {path}; mount -o remount,rw /proc/sys; mount -o remount,rw,bind /sys; umount "
+        "/proc/sys; "
         f"echo h > {path}; umount -l /proc/sysrq-trigger; umount -l /sys; echo h > {path}; true"
     ).text
-    assert answer.count("Read-only file system") + answer.count("Permission denied") + answer.count("cannot create") >= 3, answer
+    assert (
+        answer.count("Read-only file system")
+        + answer.count("Permission denied")
+        + answer.count("cannot create")
+        >= 3
+    ), answer
     if before:
         assert pathlib.Path(path).read_text() == before
 
 
 @pytest.mark.spec("NM-C.2 isolation: masks of /proc stay; no second, unmasked /proc or /sys")
 def test_masks_of_proc_cannot_be_removed(sliver: Sliver) -> None:
-    assert sliver.shell("cat /proc/keys /proc/kallsyms 2>&1 | head -c 100; ls /sys/firmware").text == ""
+    assert (
+        sliver.shell("cat /proc/keys /proc/kallsyms 2>&1 | head -c 100; ls /sys/firmware").text
+        == ""
+    )
     answer = sliver.shell(
         "umount /proc/keys; umount -l /proc/kallsyms; umount -l /proc; mkdir -p /mnt/p; "
         "mount -t proc proc /mnt/p; "
@@ -170,11 +198,21 @@ def test_no_host_path(sliver: Sliver, state: pathlib.Path, tmp_path: pathlib.Pat
     (tmp_path / "secret").write_text("secret")
     for path in (tmp_path / "secret", state / "templates", f"/var/lib/../../../{tmp_path}"):
         assert sliver.shell(f"ls -d {path}").status == 2
-    assert sliver.shell("cat /proc/self/mountinfo | awk '{print $5}' | grep -v -E '^/($|usr|dev|run|proc|sys)'").text == ""
-    # A handle from outside the tree (open_by_handle_at), and the trick with a directory held open across chroot.
-    assert sliver.python(CALL + "print(call(304, -100, ctypes.create_string_buffer(64), 0))").text == "Operation not permitted\n"
+    assert (
+        sliver.shell(
+            "cat /proc/self/mountinfo | awk '{print $5}' | grep -v -E '^/($|usr|dev|run|proc|sys)'"
+        ).text
+        == ""
+    )
+    # A handle from outside the tree (open_by_handle_at), and the trick with a directory held open
+    # across chroot.
+    assert (
+        sliver.python(CALL + "print(call(304, -100, ctypes.create_string_buffer(64), 0))").text
+        == "Operation not permitted\n"
+    )
     escape = (
-        "import os\nos.mkdir('/tmp/c')\nos.chroot('/tmp/c')\nfor _ in range(50): os.chdir('..')\nos.chroot('.')\n"
+        "import os\nos.mkdir('/tmp/c')\nos.chroot('/tmp/c')\nfor _ in range(50): "
+        "os.chdir('..')\nos.chroot('.')\n"
         f"print(os.path.exists({str(tmp_path)!r}))"
     )
     assert sliver.python(escape).text == "False\n"
@@ -186,7 +224,14 @@ def test_no_host_secrets(sliver: Sliver) -> None:
     inside = sliver.shell("cat /etc/shadow").text.splitlines()
     assert all(line.split(":")[1] == "*" for line in inside)
     assert not set(host) & {line for line in inside if line.split(":")[1] not in ("*", "!", "!*")}
-    assert sliver.shell("ls /home /root -A").text.split() == ["/home:", "zuul", "/root:", ".bashrc", ".profile", ".ssh"]
+    assert sliver.shell("ls /home /root -A").text.split() == [
+        "/home:",
+        "zuul",
+        "/root:",
+        ".bashrc",
+        ".profile",
+        ".ssh",
+    ]
     assert sliver.shell("find /etc/ssl/private /etc/apt/auth.conf.d -type f").text == ""
     key = sliver.shell("ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub").text
     for path in pathlib.Path("/etc/ssh").glob("ssh_host_*_key.pub"):
@@ -203,7 +248,9 @@ def test_unreadable_parts_of_usr_are_hidden(machine: Machine, sliver: Sliver) ->
 
 
 @pytest.mark.spec("NM-C.2 isolation: cannot mount block devices")
-def test_root_in_a_sliver_cannot_mount_block_devices(machine: Machine, tmp_path: pathlib.Path) -> None:
+def test_root_in_a_sliver_cannot_mount_block_devices(
+    machine: Machine, tmp_path: pathlib.Path
+) -> None:
     tree = small_tree(tmp_path / "tree")
     number = os.stat("/").st_dev
     os.mknod(tree / "disk", stat.S_IFBLK | 0o666, number)
@@ -258,12 +305,19 @@ SYSTEM_CALLS = {
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers here are those of x86_64")
 @pytest.mark.spec("NM-C.2, issue 4 security: no modules, kexec, bpf, clock, reboot, swap, keys")
 def test_dangerous_system_calls_are_refused(sliver: Sliver) -> None:
-    program = CALL + f"for name, number in {SYSTEM_CALLS!r}.items(): print(name, call(number, 0, 0, 0, 0, 0, 0))"
+    program = (
+        CALL
+        + f"for name, number in {SYSTEM_CALLS!r}.items(): print(name, call(number, 0, 0, 0, 0, 0, "
+        "0))"
+    )
     for user in ("root", "zuul"):
         lines = sliver.python(program, user=user).text.splitlines()
         assert len(lines) == len(SYSTEM_CALLS)
         assert [line for line in lines if not line.endswith("Operation not permitted")] == []
-    answer = sliver.python(CALL + "for a in ((425, 1, 0), (430, b'tmpfs', 0), (435, 0, 0), (0x40000000 + 39,)): print(call(*a))")
+    answer = sliver.python(
+        CALL + "for a in ((425, 1, 0), (430, b'tmpfs', 0), (435, 0, 0), (0x40000000 + 39,)): "
+        "print(call(*a))"
+    )
     assert answer.text.splitlines() == ["Function not implemented"] * 4
 
 
@@ -271,16 +325,22 @@ def test_dangerous_system_calls_are_refused(sliver: Sliver) -> None:
 def test_calls_of_32_bit_programs(sliver: Sliver) -> None:
     # mov eax, 20 (getpid of i386); int 0x80; ret
     program = (
-        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
-        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nprint(f())"
+        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, "
+        "prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_"
+        "buffer(m)))\nprint(f())"
     )
     assert sliver.python(program).text in ("-38\n", "")
 
 
-@pytest.mark.spec("NM-C.2 isolation: set the clock; bounded capabilities even for root and setuid programs")
+@pytest.mark.spec(
+    "NM-C.2 isolation: set the clock; bounded capabilities even for root and setuid programs"
+)
 def test_capabilities_are_bounded_even_for_root(sliver: Sliver) -> None:
     text = sliver.shell("grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status").text
-    sudo = sliver.shell("sudo -n grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status", user="zuul").text
+    sudo = sliver.shell(
+        "sudo -n grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status", user="zuul"
+    ).text
     assert text == sudo
     effective = int(text.split()[1], 16)
     for number in (16, 17, 22, 25, 24, 27, 34, 38, 39):
@@ -294,7 +354,10 @@ def test_capabilities_are_bounded_even_for_root(sliver: Sliver) -> None:
 def test_nested_user_namespace(sliver: Sliver) -> None:
     for user in ("root", "zuul"):
         assert "Operation not permitted" in sliver.shell("unshare -U true", user=user).text
-        assert sliver.python(CALL + "print(call(56, 0x10000011, 0, 0, 0, 0))", user=user).text == "Operation not permitted\n"
+        assert (
+            sliver.python(CALL + "print(call(56, 0x10000011, 0, 0, 0, 0))", user=user).text
+            == "Operation not permitted\n"
+        )
     assert "Operation not permitted" in sliver.shell("unshare -m -p -f -u echo works").text
     sliver.change(privileges=("mount",))
     sliver.keep(sliver.backend.configure(sliver.spec, sliver.handle))
@@ -302,7 +365,9 @@ def test_nested_user_namespace(sliver: Sliver) -> None:
     assert "Operation not permitted" in sliver.shell("unshare -U true").text
 
 
-@pytest.mark.spec("issue 4 security: raw sockets see nothing of the host; no vsock, no rare protocols")
+@pytest.mark.spec(
+    "issue 4 security: raw sockets see nothing of the host; no vsock, no rare protocols"
+)
 def test_raw_sockets_see_nothing_of_the_host(sliver: Sliver, other: Sliver) -> None:
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as abstract:
         listener.bind(("127.0.0.1", 0))
@@ -334,7 +399,11 @@ print(sorted(name for _, name in socket.if_nameindex()))
         sliver.change(privileges=("tcpdump",))
         sliver.keep(sliver.backend.configure(sliver.spec, sliver.handle))
         raw = sliver.python(program).text.splitlines()
-    assert lines[:3] == raw[:3] == ["Connection refused", "Network is unreachable", "Connection refused"]
+    assert (
+        lines[:3]
+        == raw[:3]
+        == ["Connection refused", "Network is unreachable", "Connection refused"]
+    )
     assert lines[3:7] == raw[3:7] == ["Address family not supported by protocol"] * 4
     assert lines[7:9] == ["Address family not supported by protocol", "Operation not permitted"]
     assert raw[7:9] == ["open", "open"]
@@ -369,7 +438,8 @@ def test_fork_bomb_and_memory_hog_stay_inside(machine: Machine) -> None:
             "except OSError as error:\n    print(n < 50, error.strerror)\n"
         )
         assert sliver.python(bomb).text == "True Resource temporarily unavailable\n"
-        # With version 2 alone a program joins the sliver's only group when it has started; it has no children then.
+        # With version 2 alone a program joins the sliver's only group when it has started; it has
+        # no children then.
         try:
             refused = sliver.python("import os\nos.fork()").text
         except BackendError as error:
@@ -398,18 +468,24 @@ def test_setuid_gives_the_slivers_root_only(sliver: Sliver) -> None:
 def test_daemon_follows_no_planted_links(machine: Machine, sliver: Sliver) -> None:
     host = pathlib.Path("/etc/nm-test-target")
     assert not host.exists()
-    sliver.shell("rm -rf /home/zuul/.ssh; mkdir /etc/target; ln -s /etc/target /home/zuul/.ssh; chown -h zuul /home/zuul/.ssh")
+    sliver.shell(
+        "rm -rf /home/zuul/.ssh; mkdir /etc/target; ln -s /etc/target /home/zuul/.ssh; chown -h "
+        "zuul /home/zuul/.ssh"
+    )
     sliver.change(ssh_keys="ssh-ed25519 AAAA planted")
     with pytest.raises(BackendError, match=r"\.ssh.* not a plain directory"):
         machine.backend.configure(sliver.spec, sliver.handle)
     assert sliver.shell("ls /etc/target").text == ""
     sliver.shell(
-        "rm /home/zuul/.ssh; mkdir /home/zuul/.ssh; ln -s /etc/nm-test-target /home/zuul/.ssh/authorized_keys; "
+        "rm /home/zuul/.ssh; mkdir /home/zuul/.ssh; ln -s /etc/nm-test-target "
+        "/home/zuul/.ssh/authorized_keys; "
         "ln -sf /etc/nm-test-target /etc/rc.vinit; mkfifo /home/zuul/.ssh/.authorized_keys.nodepool"
     )
     sliver.change(initscript=b"#!/bin/sh\n")
     machine.backend.configure(sliver.spec, sliver.handle)
-    kinds = sliver.shell("stat -c %F /home/zuul/.ssh/authorized_keys /etc/rc.vinit; ls /etc/nm-test-target").text
+    kinds = sliver.shell(
+        "stat -c %F /home/zuul/.ssh/authorized_keys /etc/rc.vinit; ls /etc/nm-test-target"
+    ).text
     assert kinds.splitlines()[:2] == ["regular file", "regular file"]
     assert not host.exists()
     sliver.shell("rm -f /etc/passwd; mkfifo /etc/passwd")
@@ -418,14 +494,22 @@ def test_daemon_follows_no_planted_links(machine: Machine, sliver: Sliver) -> No
     assert sliver.run("id", "-u").text == "0\n"
 
 
-@pytest.mark.spec("issue 4 security: the helper runs no code of a sliver, whatever lies where its own modules are")
+@pytest.mark.spec(
+    "issue 4 security: the helper runs no code of a sliver, whatever lies where its own modules are"
+)
 def test_helper_runs_no_code_of_a_sliver(machine: Machine, sliver: Sliver) -> None:
-    directories = {str(pathlib.Path(module.__file__).parent) for module in (os, socket, pytest, syscalls) if module.__file__}
+    directories = {
+        str(pathlib.Path(module.__file__).parent)
+        for module in (os, socket, pytest, syscalls)
+        if module.__file__
+    }
     plant = "import os; open('/planted', 'w').write('x')"
     for directory in sorted(directories):
         sliver.shell(
-            f"mkdir -p {directory}/encodings; for f in traceback linecache pwd grp stringprep encodings/idna "
-            f'encodings/punycode sitecustomize zlib bz2; do echo "{plant}" > {directory}/$f.py; done'
+            f"mkdir -p {directory}/encodings; for f in traceback linecache pwd grp stringprep "
+            "encodings/idna "
+            f'encodings/punycode sitecustomize zlib bz2; do echo "{plant}" > {directory}/$f.py; '
+            "done"
         )
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
     sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
@@ -444,7 +528,10 @@ def test_no_foreign_descriptors(machine: Machine, sliver: Sliver, other: Sliver)
         assert "socket" not in sliver.shell("ls -l /proc/self/fd").text
 
 
-@pytest.mark.spec("issue 4 security: an image cannot lead the daemon outside (links where file systems are mounted)")
+@pytest.mark.spec(
+    "issue 4 security: an image cannot lead the daemon outside (links where file systems are "
+    "mounted)"
+)
 @pytest.mark.parametrize("name", ["proc", "sys", "dev", "run"])
 def test_images_with_links(machine: Machine, tmp_path: pathlib.Path, name: str) -> None:
     tree = small_tree(tmp_path / "tree")
@@ -470,9 +557,11 @@ def test_link_made_before_a_restart(machine: Machine) -> None:
     "plant",
     [
         "rm -rf /etc/ssh; ln -s /etc/nm-test-target /etc/ssh",
-        "rm -f /etc/ssh/ssh_host_ed25519_key*; ln -s /etc/nm-test-target /etc/ssh/ssh_host_ed25519_key; "
+        "rm -f /etc/ssh/ssh_host_ed25519_key*; ln -s /etc/nm-test-target "
+        "/etc/ssh/ssh_host_ed25519_key; "
         "ln -s /proc/1/root/etc/nm-test-target /etc/ssh/ssh_host_ed25519_key.pub",
-        "rm -f /etc/ssh/ssh_host_ed25519_key; mkfifo /etc/ssh/ssh_host_ed25519_key; mkdir /etc/rc.vinit",
+        "rm -f /etc/ssh/ssh_host_ed25519_key; mkfifo /etc/ssh/ssh_host_ed25519_key; mkdir "
+        "/etc/rc.vinit",
         "mv /etc /etc2; ln -s /etc2 /etc",
     ],
 )
@@ -489,7 +578,9 @@ def test_planted_host_keys(machine: Machine, sliver: Sliver, plant: str) -> None
     assert not pathlib.Path("/etc/nm-test-target").exists()
 
 
-@pytest.mark.spec("issue 4 security: a directory that is swapped for a link while the daemon writes below it")
+@pytest.mark.spec(
+    "issue 4 security: a directory that is swapped for a link while the daemon writes below it"
+)
 def test_renames_while_keys_are_written(machine: Machine, sliver: Sliver) -> None:
     target = pathlib.Path("/etc/nm-test-target")
     sliver.shell(

@@ -1,4 +1,6 @@
-"""A sliver whose own disk a job has filled: it can be started again and logged into, as often as it takes."""
+"""A sliver whose own disk a job has filled: it can be started again and logged into, as often as
+it takes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ import pytest
 from nodepool.nodemanager.limits import free_space
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")]
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root"),
+]
 
 QUOTA = 40960
 FILL = """
@@ -47,7 +52,11 @@ def fill(nm: NmDaemon, what: str) -> None:
     """By its own root; nothing more fits afterwards."""
     nm.ssh("alpha", f"python3 -c '{FILL}{what}'")
     with pytest.raises(AssertionError, match="No space left on device"):
-        nm.ssh("alpha", "for n in 1 2 3; do made=$(mktemp -d -p /var/tmp) && head -c 8192 /dev/zero > $made/file || exit 1; done")
+        nm.ssh(
+            "alpha",
+            "for n in 1 2 3; do made=$(mktemp -d -p /var/tmp) && head -c 8192 /dev/zero > "
+            "$made/file || exit 1; done",
+        )
 
 
 def start_again(nm: NmDaemon) -> None:
@@ -57,7 +66,9 @@ def start_again(nm: NmDaemon) -> None:
     assert nm.wait("alpha")["error"] == ""
 
 
-@pytest.mark.spec("issue 10, F2: a sliver whose disk a job has filled can be started again and logged into")
+@pytest.mark.spec(
+    "issue 10, F2: a sliver whose disk a job has filled can be started again and logged into"
+)
 @pytest.mark.parametrize("what", ["blocks()", "inodes()", "blocks(); inodes(); blocks()"])
 def test_a_full_disk_of_its_own(nm: NmDaemon, what: str) -> None:
     script = "IyEvYmluL3NoCmVjaG8gaGVsbG8K"  # echo hello
@@ -73,8 +84,16 @@ def test_a_full_disk_of_its_own(nm: NmDaemon, what: str) -> None:
     nm.client.call("Stop", "alpha")
     nm.wait("alpha", "stopped")
     other = nm.tmp / "other"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True, timeout=30)
-    nm.put("alpha", wait=False, rspec={"nm_disk_quota": QUOTA}, initscript=script, ssh_keys=other.with_suffix(".pub").read_text())
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True, timeout=30
+    )
+    nm.put(
+        "alpha",
+        wait=False,
+        rspec={"nm_disk_quota": QUOTA},
+        initscript=script,
+        ssh_keys=other.with_suffix(".pub").read_text(),
+    )
     nm.client.call("Start", "alpha")
     assert nm.wait("alpha")["error"] == ""
     assert nm.ssh("alpha", "echo in", check=False) == ""
@@ -91,13 +110,20 @@ def test_a_new_script_on_a_full_disk(nm: NmDaemon) -> None:
     fill(nm, "inodes()")
     nm.client.call("Stop", "alpha")
     nm.wait("alpha", "stopped")
-    nm.put("alpha", wait=False, rspec={"nm_disk_quota": QUOTA}, initscript="IyEvYmluL3NoCmVjaG8gaGVsbG8K")
+    nm.put(
+        "alpha",
+        wait=False,
+        rspec={"nm_disk_quota": QUOTA},
+        initscript="IyEvYmluL3NoCmVjaG8gaGVsbG8K",
+    )
     nm.client.call("Start", "alpha")
     assert nm.wait("alpha")["error"] == ""
     assert nm.ssh("alpha", "echo in") == "in\n"
 
 
-@pytest.mark.spec("NM-C.3: a quota that was changed while the sliver was stopped holds when it starts")
+@pytest.mark.spec(
+    "NM-C.3: a quota that was changed while the sliver was stopped holds when it starts"
+)
 def test_a_quota_changed_while_it_was_stopped(nm: NmDaemon) -> None:
     nm.put("alpha", rspec={"nm_disk_quota": QUOTA})
 
@@ -117,5 +143,7 @@ def test_a_quota_changed_while_it_was_stopped(nm: NmDaemon) -> None:
     nm.wait("alpha", "stopped")
     nm.put("alpha", wait=False, rspec={"nm_disk_quota": QUOTA // 8})
     nm.client.call("Start", "alpha")
-    assert re.search("nm_disk_quota: sliver alpha uses .* free some first", nm.wait("alpha")["error"])
+    assert re.search(
+        "nm_disk_quota: sliver alpha uses .* free some first", nm.wait("alpha")["error"]
+    )
     assert nm.ssh("alpha", "rm /root/large; echo in") == "in\n"

@@ -25,7 +25,9 @@ def compare(machine: Machine, privilege: str, script: str, user: str = "root") -
     """What the script prints without the privilege, and with it."""
     texts = []
     for given in ((), (privilege,)):
-        sliver = machine.sliver("s1", 1, username="zuul", privileges=given, rspec={"nm_mem_limit": 512})
+        sliver = machine.sliver(
+            "s1", 1, username="zuul", privileges=given, rspec={"nm_mem_limit": 512}
+        )
         try:
             texts.append(sliver.shell(script, user=user, timeout=60).text)
         finally:
@@ -48,7 +50,11 @@ def test_ping_needs_its_privilege(machine: Machine) -> None:
 
 @pytest.mark.spec("issue 10, 3: tcpdump is a named option")
 def test_tcpdump_needs_its_privilege(machine: Machine) -> None:
-    without, given = compare(machine, "tcpdump", "python3 -c 'import socket; print(socket.socket(17, 3, 0x300).family.name)'")
+    without, given = compare(
+        machine,
+        "tcpdump",
+        "python3 -c 'import socket; print(socket.socket(17, 3, 0x300).family.name)'",
+    )
     assert "Address family not supported" in without
     assert given == "AF_PACKET\n"
 
@@ -56,7 +62,8 @@ def test_tcpdump_needs_its_privilege(machine: Machine) -> None:
 @pytest.mark.spec("issue 10, 3: sudo and apt are there; capabilities of files with the option apt")
 def test_file_capabilities_need_the_privilege_apt(machine: Machine) -> None:
     script = (
-        "cp /bin/true /root/x; python3 -c \"import os; os.setxattr('/root/x', 'security.capability', "
+        "cp /bin/true /root/x; python3 -c \"import os; os.setxattr('/root/x', "
+        "'security.capability', "
         "bytes.fromhex('010000020020000000000000000000000000000000'[:40]))\" && echo done"
     )
     without, given = compare(machine, "apt", script)
@@ -65,7 +72,8 @@ def test_file_capabilities_need_the_privilege_apt(machine: Machine) -> None:
     package = (
         "set -e; mkdir -p p/DEBIAN p/opt; printf 'Package: x\\nVersion: 1\\nArchitecture: all\\n"
         "Maintainer: x\\nDescription: x\\n' "
-        "> p/DEBIAN/control; echo x > p/opt/x; dpkg-deb -b p x.deb > /dev/null; sudo dpkg -i x.deb > /dev/null; cat /opt/x"
+        "> p/DEBIAN/control; echo x > p/opt/x; dpkg-deb -b p x.deb > /dev/null; sudo dpkg -i x.deb "
+        "> /dev/null; cat /opt/x"
     )
     sliver = machine.sliver("s2", 2, username="zuul")
     try:
@@ -77,14 +85,20 @@ def test_file_capabilities_need_the_privilege_apt(machine: Machine) -> None:
 
 @pytest.mark.spec("issue 10, 3: mounts inside are a named option")
 def test_mounts_need_their_privilege(machine: Machine) -> None:
-    without, given = compare(machine, "mount", "mount -t tmpfs x /mnt && unshare -m -p -f echo done")
+    without, given = compare(
+        machine, "mount", "mount -t tmpfs x /mnt && unshare -m -p -f echo done"
+    )
     assert "ermission denied" in without or "not permitted" in without
     assert given == "done\n"
 
 
 @pytest.mark.spec("issue 10, 3: the network of the sliver can be administered with the option only")
 def test_network_can_be_administered_only_with_the_option(machine: Machine) -> None:
-    without, given = compare(machine, "network-admin", "ip link add d0 type dummy; ip addr add 192.0.2.1/24 dev lo && echo done")
+    without, given = compare(
+        machine,
+        "network-admin",
+        "ip link add d0 type dummy; ip addr add 192.0.2.1/24 dev lo && echo done",
+    )
     assert "not permitted" in without
     assert given.splitlines()[-1] == "done"
 
@@ -107,8 +121,10 @@ def test_containers_need_their_privilege(machine: Machine) -> None:
     if shutil.which("podman") is None or shutil.which("crun") is None:
         pytest.skip("podman and crun are not installed")
     script = (
-        "mkdir -p r/usr r/proc r/dev r/sys r/tmp r/etc; for d in bin lib lib64 sbin; do ln -s usr/$d r/$d; done; "
-        "podman --cgroup-manager=cgroupfs run --rm --cgroups=disabled --network=none -v /usr:/usr:ro --rootfs $PWD/r "
+        "mkdir -p r/usr r/proc r/dev r/sys r/tmp r/etc; for d in bin lib lib64 sbin; do ln -s "
+        "usr/$d r/$d; done; "
+        "podman --cgroup-manager=cgroupfs run --rm --cgroups=disabled --network=none -v "
+        "/usr:/usr:ro --rootfs $PWD/r "
         "/bin/sh -c 'echo in; ls /proc | grep -c ^1$; hostname' 2>&1"
     )
     without, given = compare(machine, "docker", script)
@@ -116,7 +132,9 @@ def test_containers_need_their_privilege(machine: Machine) -> None:
     assert given.startswith("in\n1\n"), given
 
 
-@pytest.mark.spec("issue 10, 3: what a backend cannot give is refused with the names of what it can")
+@pytest.mark.spec(
+    "issue 10, 3: what a backend cannot give is refused with the names of what it can"
+)
 def test_refused_by_the_daemon(tmp_path: pathlib.Path) -> None:
     from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
@@ -124,7 +142,9 @@ def test_refused_by_the_daemon(tmp_path: pathlib.Path) -> None:
         daemon.put("alpha", wait=False, privileges=["systemd"])
         found = daemon.client.call("WaitSliver", "alpha", "ready", 20, timeout=25)
         assert found["state"] == "failed"
-        assert "backend native cannot give systemd; it has apt, debug, docker, mount" in found["error"]
+        assert (
+            "backend native cannot give systemd; it has apt, debug, docker, mount" in found["error"]
+        )
         daemon.put("alpha", privileges=["ping"])
 
 

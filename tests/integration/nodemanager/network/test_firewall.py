@@ -1,4 +1,6 @@
-"""What slivers reach, and what the host becomes for others meanwhile: real devices, namespaces and rules."""
+"""What slivers reach, and what the host becomes for others meanwhile: real devices, namespaces
+and rules.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from nodepool.nodemanager.network.firewall import FORBIDDEN, resolvers, ruleset
 from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network
 from tests.conftest import wait_for
-from tests.integration.nodemanager.network.test_net import OUTSIDE, OUTSIDE_EXEMPT, TRY, Bench, bench, pytestmark
+from tests.integration.nodemanager.network.test_net import (
+    OUTSIDE,
+    OUTSIDE_EXEMPT,
+    TRY,
+    Bench,
+    bench,
+    pytestmark,
+)
 from tests.support.nodemanager.node import with_network
 from tests.support.nodemanager.scene import NmDaemon
 
@@ -58,10 +67,15 @@ def with_options(bench: Bench, **options: Any) -> None:
 
 def conntrack_entries(address: str) -> int:
     """Connections of a sliver that the host knows."""
-    return sum(f"src={address} " in line for line in pathlib.Path("/proc/net/nf_conntrack").read_text().splitlines())
+    return sum(
+        f"src={address} " in line
+        for line in pathlib.Path("/proc/net/nf_conntrack").read_text().splitlines()
+    )
 
 
-@pytest.mark.spec("issue 10, F15: slivers with nat reach no private network of the host unless it is named")
+@pytest.mark.spec(
+    "issue 10, F15: slivers with nat reach no private network of the host unless it is named"
+)
 def test_networks_of_the_host(bench: Bench) -> None:
     with_options(bench, reach=())
     bench.outside()
@@ -73,12 +87,18 @@ def test_networks_of_the_host(bench: Bench) -> None:
     assert bench.run("bob", TRY, OUTSIDE_EXEMPT, 5001) == "open"
     # A network that is not private, behind the same neighbour: the rest of the world.
     world = "203.0.113.7"
-    batch("ip", [f"addr add {world}/32 dev lo"], inside=next(p.pid for p in bench.processes if p.pid not in bench.names.values()))
+    batch(
+        "ip",
+        [f"addr add {world}/32 dev lo"],
+        inside=next(p.pid for p in bench.processes if p.pid not in bench.names.values()),
+    )
     batch("ip", [f"route add {world}/32 via {OUTSIDE} dev {bench.link}"])
     assert bench.run("bob", TRY, world, 5001) == "open"
 
 
-@pytest.mark.spec("issue 10, F15: metadata addresses of clouds are refused even if everything may be reached")
+@pytest.mark.spec(
+    "issue 10, F15: metadata addresses of clouds are refused even if everything may be reached"
+)
 def test_metadata_is_never_reached(bench: Bench) -> None:
     with_options(bench, reach=("0.0.0.0/0",))
     bench.outside()
@@ -88,16 +108,27 @@ def test_metadata_is_never_reached(bench: Bench) -> None:
     batch("ip", [f"addr add {address}/32 dev lo" for address in addresses], inside=outside)
     batch("ip", [f"route add {address}/32 via {OUTSIDE} dev {bench.link}" for address in addresses])
     assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
-    assert [bench.run("alice", TRY, address, 5001) for address in addresses] == ["closed"] * len(addresses)
+    assert [bench.run("alice", TRY, address, 5001) for address in addresses] == ["closed"] * len(
+        addresses
+    )
     assert len(FORBIDDEN) == 6
 
 
-@pytest.mark.spec("issue 10, F15: the host's DNS servers, or those given, are reached wherever they are; nothing else there is")
-def test_only_the_dns_servers_are_reachable(bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.spec(
+    "issue 10, F15: the host's DNS servers, or those given, are reached wherever they are; nothing "
+    "else there is"
+)
+def test_only_the_dns_servers_are_reachable(
+    bench: Bench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub, real = tmp_path / "stub", tmp_path / "real"
     stub.write_text("# local\nnameserver 127.0.0.53\noptions edns0\n")
-    real.write_text("nameserver 192.0.2.53\nnameserver fe80::1%eth0\nnameserver\nnameserver 2001:db8::1\n")
-    monkeypatch.setattr("nodepool.nodemanager.network.firewall._RESOLVERS", (stub, real, tmp_path / "missing"))
+    real.write_text(
+        "nameserver 192.0.2.53\nnameserver fe80::1%eth0\nnameserver\nnameserver 2001:db8::1\n"
+    )
+    monkeypatch.setattr(
+        "nodepool.nodemanager.network.firewall._RESOLVERS", (stub, real, tmp_path / "missing")
+    )
     assert resolvers(()) == ["192.0.2.53"]
     assert resolvers(("198.51.100.1",)) == ["198.51.100.1"]
     with_options(bench, reach=(), dns=(OUTSIDE,))
@@ -108,7 +139,10 @@ def test_only_the_dns_servers_are_reachable(bench: Bench, tmp_path: pathlib.Path
     assert bench.run("alice", TRY, OUTSIDE_EXEMPT, 53) == "closed"
 
 
-@pytest.mark.spec("issue 10, F15: connections of one sliver are limited, so that it cannot fill the table of the host")
+@pytest.mark.spec(
+    "issue 10, F15: connections of one sliver are limited, so that it cannot fill the table of the "
+    "host"
+)
 def test_connections_are_limited(bench: Bench) -> None:
     with_options(bench, connections=40)
     bench.outside()
@@ -121,7 +155,9 @@ def test_connections_are_limited(bench: Bench) -> None:
     assert bench.run("bob", TRY, OUTSIDE, 5001) == "open"
 
 
-@pytest.mark.spec("issue 10, F15: slivers on a bridge reach neither each other nor services of the host")
+@pytest.mark.spec(
+    "issue 10, F15: slivers on a bridge reach neither each other nor services of the host"
+)
 def test_bridge_keeps_slivers_apart(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     neighbour = bench.bridge(name)
@@ -146,7 +182,9 @@ def test_bridge_keeps_slivers_apart(bench: Bench) -> None:
         batch("ip", [f"link del {name}"], force=True)
 
 
-@pytest.mark.spec("issue 10, F16: forged senders make no neighbours on the host; those of slivers are not counted")
+@pytest.mark.spec(
+    "issue 10, F16: forged senders make no neighbours on the host; those of slivers are not counted"
+)
 def test_forged_senders_add_no_neighbors(bench: Bench) -> None:
     bench.outside()
     alice = bench.sliver("alice", 1)
@@ -154,9 +192,18 @@ def test_forged_senders_add_no_neighbors(bench: Bench) -> None:
     assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
     (line,) = run("ip", ["neigh", "show", "dev", alice.veth]).splitlines()
     assert line.split()[0] == alice.address and line.split()[-1] == "PERMANENT"
-    assert run("ip", ["neigh", "show", "dev", "eth0"], inside=bench.names["alice"]).strip().endswith("PERMANENT")
+    assert (
+        run("ip", ["neigh", "show", "dev", "eth0"], inside=bench.names["alice"])
+        .strip()
+        .endswith("PERMANENT")
+    )
     # Neighbours are found without them, too.
-    batch("ip", ["neigh flush all nud permanent", f"neigh del {alice.gateway} dev eth0"], inside=bench.names["alice"], force=True)
+    batch(
+        "ip",
+        ["neigh flush all nud permanent", f"neigh del {alice.gateway} dev eth0"],
+        inside=bench.names["alice"],
+        force=True,
+    )
     assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
     assert "inet6" not in run("ip", ["addr", "show", "dev", "eth0"], inside=bench.names["alice"])
 
@@ -180,7 +227,12 @@ class TestRouting:
         )
         batch(
             "ip",
-            ["link set lo up", "addr add 10.224.7.2/24 dev eth0", "link set eth0 up", "route add default via 10.224.7.1"],
+            [
+                "link set lo up",
+                "addr add 10.224.7.2/24 dev eth0",
+                "link set eth0 up",
+                "route add default via 10.224.7.1",
+            ],
             inside=process.pid,
         )
         bench.names["neighbour"] = process.pid
@@ -188,7 +240,10 @@ class TestRouting:
         bench.names.pop("neighbour", None)
         batch("ip", [f"link del {link}"], force=True)
 
-    @pytest.mark.spec("issue 10, F15: a host that routes for slivers does not for its neighbours, and stops with the last one")
+    @pytest.mark.spec(
+        "issue 10, F15: a host that routes for slivers does not for its neighbours, and stops with "
+        "the last one"
+    )
     def test_host_becomes_no_router(self, bench: Bench, neighbour: str) -> None:
         bench.sliver("alice", 1)
         assert FORWARD.read_text() == "1\n"
@@ -212,7 +267,10 @@ class TestRouting:
         other.destroy("alice")
         wait_for(lambda: FORWARD.read_text() == "0\n", 20, "routing is off again")
 
-    @pytest.mark.spec("issue 10, F15: a daemon killed with its last sliver leaves a router until it starts anew, and no longer")
+    @pytest.mark.spec(
+        "issue 10, F15: a daemon killed with its last sliver leaves a router until it starts anew, "
+        "and no longer"
+    )
     def test_start_without_slivers_restores_it(self, bench: Bench, neighbour: str) -> None:
         alice = bench.sliver("alice", 1)
         batch("ip", [f"link del {alice.veth}"])
@@ -222,7 +280,9 @@ class TestRouting:
         assert FORWARD.read_text() == "0\n"
 
     @pytest.mark.spec("issue 10, F15: two daemons on one host")
-    def test_two_daemons_on_one_host_keep_their_rules_apart(self, bench: Bench, neighbour: str, tmp_path: pathlib.Path) -> None:
+    def test_two_daemons_on_one_host_keep_their_rules_apart(
+        self, bench: Bench, neighbour: str, tmp_path: pathlib.Path
+    ) -> None:
         bench.sliver("alice", 1)
         first, bench.network = (
             bench.network,
@@ -254,7 +314,14 @@ class TestRouting:
 @pytest.fixture
 def daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     before = FORWARD.read_text()
-    made = NmDaemon(tmp_path, network={"default": "nat", "subnet": "10.226.0.0/16", "dns": ["198.51.100.53", "198.51.100.54"]})
+    made = NmDaemon(
+        tmp_path,
+        network={
+            "default": "nat",
+            "subnet": "10.226.0.0/16",
+            "dns": ["198.51.100.53", "198.51.100.54"],
+        },
+    )
     made.start()
     try:
         yield made
@@ -264,14 +331,19 @@ def daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     wait_for(lambda: made.left() == [], 10, "all traces to go")
 
 
-@pytest.mark.spec("issue 10, F15: network.dns is what slivers with nat ask, also where the host asks a resolver of its own")
+@pytest.mark.spec(
+    "issue 10, F15: network.dns is what slivers with nat ask, also where the host asks a resolver "
+    "of its own"
+)
 def test_slivers_ask_the_configured_resolvers(daemon: NmDaemon) -> None:
     daemon.put("alpha")
     inside = daemon.ssh("alpha", "cat /etc/resolv.conf").splitlines()
     assert inside[:2] == ["nameserver 198.51.100.53", "nameserver 198.51.100.54"]
 
 
-@pytest.mark.spec("issue 10, F15: after kill -9 of the daemon the next one stops routing with the last sliver")
+@pytest.mark.spec(
+    "issue 10, F15: after kill -9 of the daemon the next one stops routing with the last sliver"
+)
 def test_next_daemon_stops_routing_after_a_kill(daemon: NmDaemon) -> None:
     FORWARD.write_text("0")
     daemon.put("alpha")
@@ -285,9 +357,15 @@ def test_next_daemon_stops_routing_after_a_kill(daemon: NmDaemon) -> None:
 
 
 def test_rules_follow_the_configuration() -> None:
-    config = parse({"network": {"reach": ["10.0.0.0/8", "10.1.0.0/16", "192.168.7.9"], "connections": 7}}, "test")
+    config = parse(
+        {"network": {"reach": ["10.0.0.0/8", "10.1.0.0/16", "192.168.7.9"], "connections": 7}},
+        "test",
+    )
     text = ruleset("nodemanager", config, False)
-    assert "set reach { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.168.7.9/32 }; }" in text
+    assert (
+        "set reach { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.168.7.9/32 }; }"
+        in text
+    )
     assert "ct count over 7 " in text
     assert "strangers" not in text
     assert parse({}, "test").network.default == "none"

@@ -1,4 +1,6 @@
-"""Delegates over a real sshd: forced command of a shared account, and Unix accounts of their own."""
+"""Delegates over a real sshd: forced command of a shared account, and Unix accounts of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def program(folder: pathlib.Path) -> str:
     repository = nm_user.open_repository(folder)
     path = folder / "nodepool-nm-forward"
     path.write_text(
-        f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, {str(repository)!r})\nsys.dont_write_bytecode = True\n"
+        f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, "
+        f"{str(repository)!r})\nsys.dont_write_bytecode = True\n"
         "from nodepool.nodemanager.api import forward\n"
         f"forward.SOCKET = {str(folder / 'api.sock')!r}\nsys.exit(forward.main())\n"
     )
@@ -45,7 +48,10 @@ def program(folder: pathlib.Path) -> str:
 @pytest.fixture
 def running(folder: pathlib.Path) -> Iterator[Running]:
     with Running(folder) as found:
-        found.add(sliver("a", rspec={"nm_cpu_share": 7}, delegations=[["del_snoop", "GetRSpec"]]), sliver("b"))
+        found.add(
+            sliver("a", rspec={"nm_cpu_share": 7}, delegations=[["del_snoop", "GetRSpec"]]),
+            sliver("b"),
+        )
         yield found
 
 
@@ -90,33 +96,56 @@ def fault(output: bytes) -> xmlrpc.client.Fault:
 
 
 @pytest.mark.spec("NM-C.9.1: del_snoop over SSH may GetRSpec and nothing else")
-def test_delegate_may_call_what_it_is_allowed_over_ssh(running: Running, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delegate_may_call_what_it_is_allowed_over_ssh(
+    running: Running, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ssh_server(kinds=["ed25519"]) as server:
         public = (server.folder / "authorized_keys").read_text().strip()
         running.add(delegate("del_snoop", ssh_keys=public))
         monkeypatch.setattr(delegates, "forward_program", lambda: program)
-        delegates.update(running.config, {"del_snoop": running.node.database.get("delegate_del_snoop").content})  # type: ignore[union-attr]
+        delegates.update(
+            running.config, {"del_snoop": running.node.database.get("delegate_del_snoop").content}
+        )  # type: ignore[union-attr]
         keys = pathlib.Path(running.config.run_dir, "delegates.keys")
         assert keys.stat().st_mode & 0o777 == 0o644
         assert f"--socket {running.socket} --as del_snoop" in keys.read_text()
         shutil.copy(keys, server.folder / "authorized_keys")
         status, output = call(server, xml_rpc.call("GetRSpec", ["a"]))
         assert (status, answer(output)["nm_cpu_share"]) == (0, 7)
-        for method, arguments in (("GetRSpec", ["b"]), ("Stop", ["a"]), ("DumpDatabase", []), ("SetLoans", ["a", []])):
+        for method, arguments in (
+            ("GetRSpec", ["b"]),
+            ("Stop", ["a"]),
+            ("DumpDatabase", []),
+            ("SetLoans", ["a", []]),
+        ):
             status, output = call(server, xml_rpc.call(method, arguments))
             assert (status, fault(output).faultCode) == (0, 108)
         # Whatever the client asks to be run is ignored.
-        assert answer(call(server, xml_rpc.call("GetRSpec", ["a"]), "root", "cat", "/etc/passwd")[1])["nm_cpu_share"] == 7
+        assert (
+            answer(call(server, xml_rpc.call("GetRSpec", ["a"]), "root", "cat", "/etc/passwd")[1])[
+                "nm_cpu_share"
+            ]
+            == 7
+        )
         # With the delegate its right to speak ends.
         running.node.database.delete("delegate_del_snoop")
-        assert "no such delegate" in fault(call(server, xml_rpc.call("GetRSpec", ["a"]))[1]).faultString
+        assert (
+            "no such delegate"
+            in fault(call(server, xml_rpc.call("GetRSpec", ["a"]))[1]).faultString
+        )
         delegates.update(running.config, {})
         assert keys.read_text() == ""
 
 
 def test_keys_that_are_none_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    found = {"good": {"ssh_keys": KEY}, "bad": {"ssh_keys": 'x" ssh-rsa AAAA'}, "a b": {"ssh_keys": KEY}}
-    assert list(delegates.authorized_keys(found, "/f")) == [f'restrict,command="/f --as good" {KEY}']
+    found = {
+        "good": {"ssh_keys": KEY},
+        "bad": {"ssh_keys": 'x" ssh-rsa AAAA'},
+        "a b": {"ssh_keys": KEY},
+    }
+    assert list(delegates.authorized_keys(found, "/f")) == [
+        f'restrict,command="/f --as good" {KEY}'
+    ]
     assert "Delegate bad" in caplog.text
 
 
@@ -128,7 +157,9 @@ def account(accounts: UnixAccounts, name: str) -> Iterator[None]:
         accounts.destroy(name)
 
 
-@pytest.mark.spec("NM-A.4: delegate accounts: useradd, shell in /etc/shells, keys 0600 in 0700, userdel -r")
+@pytest.mark.spec(
+    "NM-A.4: delegate accounts: useradd, shell in /etc/shells, keys 0600 in 0700, userdel -r"
+)
 def test_delegate_accounts_are_created_and_deleted(
     running: Running, program: str, folder: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,14 +184,30 @@ def test_delegate_accounts_are_created_and_deleted(
         ]
         assert entry.pw_shell == program
         server.pause()
-        config = server.config.read_text().replace(f"{server.folder}/authorized_keys", ".ssh/authorized_keys")
+        config = server.config.read_text().replace(
+            f"{server.folder}/authorized_keys", ".ssh/authorized_keys"
+        )
         server.config.write_text(config)
         server.restart()
         # The identity that the server sees is the account's own uid.
-        assert answer(call(server, xml_rpc.call("GetUsage", ["a"]), name)[1])["memory_bytes"] == 2**40
-        assert fault(call(server, xml_rpc.call("GetRSpec", ["a"]), name, "sh", "-c", "id")[1]).faultCode == 108
-        assert fault(call(server, xml_rpc.call("Stop", ["a"]), name, "--", "--as", "root")[1]).faultCode == 108
-        assert fault(call(server, xml_rpc.call("Help", ["x" * 500_000]), name)[1]).faultCode == 101, "1 MiB, as other delegates"
+        assert (
+            answer(call(server, xml_rpc.call("GetUsage", ["a"]), name)[1])["memory_bytes"] == 2**40
+        )
+        assert (
+            fault(
+                call(server, xml_rpc.call("GetRSpec", ["a"]), name, "sh", "-c", "id")[1]
+            ).faultCode
+            == 108
+        )
+        assert (
+            fault(
+                call(server, xml_rpc.call("Stop", ["a"]), name, "--", "--as", "root")[1]
+            ).faultCode
+            == 108
+        )
+        assert (
+            fault(call(server, xml_rpc.call("Help", ["x" * 500_000]), name)[1]).faultCode == 101
+        ), "1 MiB, as other delegates"
 
         accounts.update({name: {"ssh_keys": KEY}})
         assert keys.read_text() == f"{KEY}\n"
@@ -177,7 +224,9 @@ def test_delegate_accounts_are_created_and_deleted(
 @pytest.mark.spec("NM-A.4: the writer must not follow links planted by the account owner")
 def test_writer_of_keys_follows_no_planted_links(folder: pathlib.Path) -> None:
     nobody = pwd.getpwnam("nobody")
-    entry = pwd.struct_passwd(("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "home"), ""))
+    entry = pwd.struct_passwd(
+        ("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "home"), "")
+    )
     home, target = folder / "home", folder / "target"
     target.mkdir()
     (target / "authorized_keys").write_text("precious")
@@ -205,7 +254,12 @@ def test_writer_of_keys_follows_no_planted_links(folder: pathlib.Path) -> None:
     assert (home / ".ssh" / "authorized_keys").read_text() == f"{KEY}\n"
     (folder / "link").symlink_to(home)
     with pytest.raises(OSError):
-        write_keys(pwd.struct_passwd(("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "link"), "")), KEY)
+        write_keys(
+            pwd.struct_passwd(
+                ("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "link"), "")
+            ),
+            KEY,
+        )
 
 
 # -- the forwarder itself
@@ -241,7 +295,9 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.spec("NM-A.9: minimal HTTP/1.0 POST, half-closes, copies only the body; ignores its arguments")
+@pytest.mark.spec(
+    "NM-A.9: minimal HTTP/1.0 POST, half-closes, copies only the body; ignores its arguments"
+)
 def test_one_request_is_forwarded_and_its_body_returned(folder: pathlib.Path, program: str) -> None:
     seen: list[bytes] = []
 
@@ -253,7 +309,9 @@ def test_one_request_is_forwarded_and_its_body_returned(folder: pathlib.Path, pr
 
     with fake_server(folder / "api.sock", behave):
         assert run(program, b"<request/>", "-c", "ls") == (0, b"body\r\n\r\nmore")
-    assert seen == [b"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: 10\r\n\r\n<request/>"]
+    assert seen == [
+        b"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: 10\r\n\r\n<request/>"
+    ]
 
 
 @pytest.mark.spec("NM-A.9: connection reset after data is not an error")
@@ -267,16 +325,24 @@ def test_reset_after_data(folder: pathlib.Path, program: str) -> None:
         assert run(program, b"x" * 100_000) == (0, b"body")
 
 
-@pytest.mark.spec("NM-A.9: any system error becomes a fault, code 1, text <call>: <error>; exit status 1")
+@pytest.mark.spec(
+    "NM-A.9: any system error becomes a fault, code 1, text <call>: <error>; exit status 1"
+)
 def test_system_errors_become_faults(folder: pathlib.Path, program: str, running: Running) -> None:
     running.servers.stop()
     status, output = run(program, b"x")
-    assert (status, fault(output).faultCode, fault(output).faultString) == (1, 1, "connect: No such file or directory")
+    assert (status, fault(output).faultCode, fault(output).faultString) == (
+        1,
+        1,
+        "connect: No such file or directory",
+    )
     with fake_server(folder / "api.sock", read_all):
         status, output = run(program, b"x")
     assert (status, fault(output).faultString) == (1, "recv: the node manager gave no answer")
     (folder / "api.sock").unlink()
-    with fake_server(folder / "api.sock", lambda c: c.sendall(b"HTTP/1.0 413 Too Large\r\n\r\ntoo much")):
+    with fake_server(
+        folder / "api.sock", lambda c: c.sendall(b"HTTP/1.0 413 Too Large\r\n\r\ntoo much")
+    ):
         status, output = run(program, b"x")
     assert (status, "refused: too much" in fault(output).faultString) == (1, True)
 
@@ -284,7 +350,10 @@ def test_system_errors_become_faults(folder: pathlib.Path, program: str, running
 @pytest.mark.spec("NM-A.9: a longer request is answered with a fault, 1 MiB")
 def test_request_above_1_mib_is_answered_with_a_fault(program: str, running: Running) -> None:
     status, output = run(program, b"x" * (forward.MAX_REQUEST + 1))
-    assert (status, f"more than {forward.MAX_REQUEST} bytes" in fault(output).faultString) == (1, True)
+    assert (status, f"more than {forward.MAX_REQUEST} bytes" in fault(output).faultString) == (
+        1,
+        True,
+    )
     status, output = run(program, b"x" * forward.MAX_REQUEST)
     assert (status, fault(output).faultCode) == (0, 102)
 

@@ -32,10 +32,15 @@ OUTSIDE, OUTSIDE_EXEMPT, HOST_SIDE = "10.221.7.2", "10.221.7.3", "10.221.7.1"
 def _lacking() -> str:
     if os.geteuid() != 0:
         return "networks of slivers need root"
-    return "; ".join(f"{problem.feature}: {problem.remedy}" for problem in Network(parse({}, "test")).problems())
+    return "; ".join(
+        f"{problem.feature}: {problem.remedy}" for problem in Network(parse({}, "test")).problems()
+    )
 
 
-pytestmark = [pytest.mark.usefixtures("host_network"), pytest.mark.skipif(bool(_lacking()), reason=_lacking() or "-")]
+pytestmark = [
+    pytest.mark.usefixtures("host_network"),
+    pytest.mark.skipif(bool(_lacking()), reason=_lacking() or "-"),
+]
 
 SERVER = """
 import socket, sys, threading
@@ -91,7 +96,12 @@ class Bench:
         self.config = parse(
             {
                 "state-dir": str(state),
-                "network": {"subnet": SUBNET, "cap": 1_000_000_000, "exempt-ips": [OUTSIDE_EXEMPT], "reach": [f"{OUTSIDE}/31"]},
+                "network": {
+                    "subnet": SUBNET,
+                    "cap": 1_000_000_000,
+                    "exempt-ips": [OUTSIDE_EXEMPT],
+                    "reach": [f"{OUTSIDE}/31"],
+                },
             },
             "test",
         )
@@ -104,14 +114,18 @@ class Bench:
 
     def namespace(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE, text=True
+            ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
 
-    def sliver(self, name: str, index: int, rspec: dict[str, Any] | None = None, mode: str = "nat") -> Any:
+    def sliver(
+        self, name: str, index: int, rspec: dict[str, Any] | None = None, mode: str = "nat"
+    ) -> Any:
         process = self.namespace()
         self.names[name] = process.pid
         return self.network.create(name, index, process.pid, mode, rspec or {})
@@ -140,7 +154,9 @@ class Bench:
         self.serve(process.pid, "0.0.0.0")
 
     def bridge(self, name: str) -> int:
-        """A bridge with an address of the host; process in the namespace of a neighbour with address 10.223.0.9 at a port."""
+        """A bridge with an address of the host; process in the namespace of a neighbour with
+        address 10.223.0.9 at a port.
+        """
         process = self.namespace()
         batch(
             "ip",
@@ -152,11 +168,19 @@ class Bench:
                 f"link set {name}n master {name} up",
             ],
         )
-        batch("ip", ["link set lo up", "addr add 10.223.0.9/24 dev eth0", "link set eth0 up"], inside=process.pid)
+        batch(
+            "ip",
+            ["link set lo up", "addr add 10.223.0.9/24 dev eth0", "link set eth0 up"],
+            inside=process.pid,
+        )
         return process.pid
 
     def serve(self, pid: int | None, address: str) -> None:
-        server = subprocess.Popen([*self.enter(pid), sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            [*self.enter(pid), sys.executable, "-c", SERVER, address],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.processes.append(server)
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
@@ -167,7 +191,9 @@ class Bench:
 
     def start(self, name: str, code: str, *arguments: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*self.enter(self.names[name]), sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+            [*self.enter(self.names[name]), sys.executable, "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.processes.append(process)
         return process
@@ -179,8 +205,12 @@ class Bench:
         """Bit/s with headers."""
         return float(self.run(name, CLIENT, address, kind, seconds)) * 8 / PAYLOAD
 
-    def check_rate(self, name: str, address: str, cap: float, kind: str = "r", within: float = 0.05) -> float:
-        """The cap is kept by each try, and reached by one: other work on this machine can make a sliver slower, never faster."""
+    def check_rate(
+        self, name: str, address: str, cap: float, kind: str = "r", within: float = 0.05
+    ) -> float:
+        """The cap is kept by each try, and reached by one: other work on this machine can make a
+        sliver slower, never faster.
+        """
         for _ in range(3):
             rate = self.rate(name, address, kind, 3)
             assert rate < (1 + within) * cap
@@ -232,7 +262,9 @@ print('received', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <
 
 @pytest.mark.core
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_transfers_fit_an_uplink_whose_mtu_is_smaller_than_that_of_the_peer(bench: Bench, when: str) -> None:
+def test_transfers_fit_an_uplink_whose_mtu_is_smaller_than_that_of_the_peer(
+    bench: Bench, when: str
+) -> None:
     """As behind an overlay network or a tunnel; the MTU may change while the sliver runs."""
     bench.outside()
     smaller = [f"link set {bench.link} mtu 1400"]
@@ -243,7 +275,9 @@ def test_transfers_fit_an_uplink_whose_mtu_is_smaller_than_that_of_the_peer(benc
     assert bench.run("alice", FETCH, OUTSIDE, limit(20), 1360) == "received True"
 
 
-def test_devices_of_slivers_have_the_mtu_of_the_uplink_or_bridge(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_slivers_have_the_mtu_of_the_uplink_or_bridge(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.outside()
     batch("ip", [f"link set {bench.link} mtu 1442"])
     monkeypatch.setattr(veth, "uplink", lambda: bench.link)
@@ -254,8 +288,21 @@ def test_devices_of_slivers_have_the_mtu_of_the_uplink_or_bridge(bench: Bench, m
         nat = bench.sliver("alice", 1)
         bridged = bench.sliver("bob", 2, mode=f"bridge:{name}")
         for sliver, info, mtu in (("alice", nat, "1442"), ("bob", bridged, "1400")):
-            inside = ["nsenter", f"--net=/proc/{bench.names[sliver]}/ns/net", "ip", "-o", "link", "show", "eth0"]
-            assert f"mtu {mtu} " in subprocess.run(inside, capture_output=True, text=True, check=True, timeout=20).stdout
+            inside = [
+                "nsenter",
+                f"--net=/proc/{bench.names[sliver]}/ns/net",
+                "ip",
+                "-o",
+                "link",
+                "show",
+                "eth0",
+            ]
+            assert (
+                f"mtu {mtu} "
+                in subprocess.run(
+                    inside, capture_output=True, text=True, check=True, timeout=20
+                ).stdout
+            )
             assert pathlib.Path(f"/sys/class/net/{info.veth}/mtu").read_text().strip() == mtu
         assert pathlib.Path(f"/sys/class/net/{name}/mtu").read_text().strip() == "1400"
     finally:
@@ -270,7 +317,9 @@ def test_uplink_is_the_device_of_the_default_route_with_the_lowest_metric(
     assert firewall.uplink() is None
     line = "{}\t00000000\t0102A8C0\t0003\t0\t0\t{}\t00000000\t0\t0\t0\n"
     near = "lan0\t0002A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
-    routes.write_text("Iface\tDestination ...\n" + near + line.format("wlan0", 600) + line.format("eth1", 100))
+    routes.write_text(
+        "Iface\tDestination ...\n" + near + line.format("wlan0", 600) + line.format("eth1", 100)
+    )
     assert firewall.uplink() == "eth1"
     assert firewall.connected() == ["192.168.2.0/24"]
 
@@ -300,7 +349,10 @@ def test_rate_changes_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("NM-C.3: root class = node cap; shares by quantum; exempt destinations have a class of their own")
+@pytest.mark.spec(
+    "NM-C.3: root class = node cap; shares by quantum; exempt destinations have a class of their "
+    "own"
+)
 def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     bench.network.node_cap(60_000_000, [OUTSIDE_EXEMPT])
     bench.outside()
@@ -324,7 +376,10 @@ def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     bench.check_rate("alice", OUTSIDE_EXEMPT, 20e6, within=0.06)
 
 
-@pytest.mark.spec("NM-C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
+@pytest.mark.spec(
+    "NM-C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address "
+    "check"
+)
 def test_nat_separates_slivers_from_each_other_and_the_host(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
@@ -340,7 +395,9 @@ def test_nat_separates_slivers_from_each_other_and_the_host(bench: Bench) -> Non
     # Another one's address gets nothing, from nobody.
     batch("ip", [f"addr add {bob.address}/32 dev eth0"], inside=bench.names["alice"])
     assert (
-        bench.start("alice", CLIENT.replace("timeout=10", "timeout=1"), OUTSIDE, "r", 1, bob.address).communicate(timeout=30)[0]
+        bench.start(
+            "alice", CLIENT.replace("timeout=10", "timeout=1"), OUTSIDE, "r", 1, bob.address
+        ).communicate(timeout=30)[0]
         == ""
     )
     # What the sliver sets up inside does not touch its limits: they are on the host's end.
@@ -363,7 +420,8 @@ def test_bridged_sliver_is_reachable_in_its_network(bench: Bench) -> None:
         batch("ip", [f"link del {name}"], force=True)
 
 
-#: Sends UDP datagrams as raw frames: forged hardware addresses and sources, as root of a sliver can.
+#: Sends UDP datagrams as raw frames: forged hardware addresses and sources, as root of a sliver
+#: can.
 FORGE = """
 import ipaddress, socket, struct, sys
 destination, mac_of, to_mac, *sources = sys.argv[1:]
@@ -393,7 +451,10 @@ heard = []
 while not heard or heard[-1] != 'last': heard.append(receiver.recv(100).decode())
 print(','.join(heard))
 """
-LAST = "import socket, sys\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'last', (sys.argv[1], 5002))"
+LAST = (
+    "import socket, sys\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'last', "
+    "(sys.argv[1], 5002))"
+)
 
 
 def mac_in(pid: int, device: str = "eth0") -> str:
@@ -405,21 +466,34 @@ def test_forged_source_addresses_are_dropped(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
     assert alice.veth not in pathlib.Path("/proc/net/if_inet6").read_text()
-    bench.names["outside"] = next(p.pid for p in bench.processes if p.pid not in bench.names.values())
+    bench.names["outside"] = next(
+        p.pid for p in bench.processes if p.pid not in bench.names.values()
+    )
     hearer = bench.start("outside", HEAR)
     assert hearer.stdout is not None
     assert hearer.stdout.readline() == "ready\n"
     veth = (pathlib.Path("/sys/class/net") / alice.veth / "address").read_text().strip()
-    others = [bob.address, alice.gateway, HOST_SIDE, OUTSIDE, "127.0.0.1", "8.8.8.8", "169.254.169.254"]
+    others = [
+        bob.address,
+        alice.gateway,
+        HOST_SIDE,
+        OUTSIDE,
+        "127.0.0.1",
+        "8.8.8.8",
+        "169.254.169.254",
+    ]
     bench.run("alice", FORGE, OUTSIDE, "own", veth, *others)
-    # The hardware address is only between the two ends of the pair; with its own source the frame comes through.
+    # The hardware address is only between the two ends of the pair; with its own source the frame
+    # comes through.
     bench.run("alice", FORGE, OUTSIDE, mac_in(bench.names["bob"]), veth, bob.address, alice.address)
     bench.run("alice", LAST, OUTSIDE)
     assert hearer.communicate(timeout=20)[0].strip() == f"{alice.address},last"
     del bench.names["outside"]
 
 
-@pytest.mark.spec("NM-C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
+@pytest.mark.spec(
+    "NM-C.4: bridge: no sliver sends with the hardware address of another or of the gateway"
+)
 def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     bench.network = Network(with_network(bench.config, isolated=False))
@@ -429,14 +503,17 @@ def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
             bench.sliver(sliver, number, mode=f"bridge:{name}")
             batch("ip", [f"addr add 10.223.0.{number}/24 dev eth0"], inside=bench.names[sliver])
         gateway, bob = mac_in(neighbour), mac_in(bench.names["bob"])
-        with subprocess.Popen([*bench.enter(neighbour), sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True) as hearer:
+        with subprocess.Popen(
+            [*bench.enter(neighbour), sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True
+        ) as hearer:
             assert hearer.stdout is not None
             assert hearer.stdout.readline() == "ready\n"
             for forged in (bob, gateway, "02:00:00:00:00:77"):
                 bench.run("alice", FORGE, "10.223.0.9", forged, gateway, "10.223.0.2")
             bench.run("alice", FORGE, "10.223.0.9", "own", gateway, "10.223.0.2")
             bench.run("alice", LAST, "10.223.0.9")
-            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each other, as they may here.
+            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each
+            # other, as they may here.
             bench.serve(bench.names["bob"], "0.0.0.0")
             assert bench.run("alice", TRY, "10.223.0.3", 5001) == "open"
             assert hearer.communicate(timeout=20)[0].strip() == "10.223.0.2,last"
@@ -510,7 +587,9 @@ def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     bench.check_rate("bob", OUTSIDE, 20e6, within=0.06)
 
 
-@pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
+@pytest.mark.spec(
+    "issue 10, point 5: deletion that failed for a while is finished by the running daemon"
+)
 def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next with this number would count what the last has sent as its own."""
     first, second = bench.sliver("alice", 5), bench.sliver("bob", 6)
@@ -548,7 +627,8 @@ def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 def test_creation_with_network_takes_at_most_60_ms(bench: Bench) -> None:
     bench.sliver("first", 1)
     times = []
-    # What else runs on the machine must not decide: the benchmark measures medians, here the shortest of some counts.
+    # What else runs on the machine must not decide: the benchmark measures medians, here the
+    # shortest of some counts.
     for index in range(2, 62):
         if len(times) >= 5 and min(times) <= 35:
             break

@@ -15,20 +15,42 @@ from nodepool.cloud.sold_out import SoldOut
 from nodepool.config import loadConfig
 from nodepool.config.checks.validation import Validation
 from nodepool.config.source import Source
-from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
+from nodepool.driver.aws.config import (
+    AwsLabel,
+    AwsPool,
+    AwsProviderCloudImage,
+    AwsProviderDiskImage,
+)
 from nodepool.driver.aws.launch.offers import Offer, build
 from nodepool.exceptions import ConfigError
 
 BASE: dict[str, Any] = {
     "labels": [{"name": "small"}],
-    "diskimages": [{"name": "image", "username": "zuul", "python-path": "/python", "shell-type": "sh"}],
-    "providers": [{
-        "name": "ec2", "driver": "aws", "region-name": "us-east-1",
-        "cloud-images": [{"name": "base", "image-id": "ami-1", "username": "ubuntu"}],
-        "pools": [{"name": "main", "labels": [
-            {"name": "small", "cloud-image": "base", "instance-type": "t3.medium", "key-name": "zuul"}]}],
-    }],
-}  # fmt: skip
+    "diskimages": [
+        {"name": "image", "username": "zuul", "python-path": "/python", "shell-type": "sh"}
+    ],
+    "providers": [
+        {
+            "name": "ec2",
+            "driver": "aws",
+            "region-name": "us-east-1",
+            "cloud-images": [{"name": "base", "image-id": "ami-1", "username": "ubuntu"}],
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [
+                        {
+                            "name": "small",
+                            "cloud-image": "base",
+                            "instance-type": "t3.medium",
+                            "key-name": "zuul",
+                        }
+                    ],
+                }
+            ],
+        }
+    ],
+}
 
 
 class Conf:
@@ -51,7 +73,9 @@ class Conf:
 
     def valid(self) -> bool:
         self.path.write_text(yaml.safe_dump(self.data))
-        return not [problem for problem in Validation(Source(str(self.path))).run() if problem.error]
+        return not [
+            problem for problem in Validation(Source(str(self.path))).run() if problem.error
+        ]
 
 
 @pytest.fixture
@@ -73,20 +97,45 @@ def test_equal_configurations_are_equal(conf: Conf) -> None:
 @pytest.mark.spec("AWS-1.1, AWS-1.4, AWS-1.6: defaults")
 def test_omitted_options_have_the_defaults_of_the_contract(conf: Conf) -> None:
     provider = conf.load()
-    assert (provider.region_name, provider.profile_name, provider.rate, provider.boot_timeout) == ("us-east-1", None, 2, 180)
-    assert (provider.launch_timeout, provider.launch_retries, provider.image_type) == (3600, 3, "raw")
-    assert (provider.image_name_format, provider.object_storage) == ("{image_name}-{timestamp}", None)
-    assert (provider.image_import_timeout, provider.post_upload_hook, provider.manage_images) == (None, None, True)
-    assert (provider.max_servers, provider.max_cores, provider.max_ram, provider.max_resources) == (math.inf,) * 3 + ({},)
+    assert (provider.region_name, provider.profile_name, provider.rate, provider.boot_timeout) == (
+        "us-east-1",
+        None,
+        2,
+        180,
+    )
+    assert (provider.launch_timeout, provider.launch_retries, provider.image_type) == (
+        3600,
+        3,
+        "raw",
+    )
+    assert (provider.image_name_format, provider.object_storage) == (
+        "{image_name}-{timestamp}",
+        None,
+    )
+    assert (provider.image_import_timeout, provider.post_upload_hook, provider.manage_images) == (
+        None,
+        None,
+        True,
+    )
+    assert (provider.max_servers, provider.max_cores, provider.max_ram, provider.max_resources) == (
+        math.inf,
+    ) * 3 + ({},)
     pool = provider.pools["main"]
-    assert (pool.public_ipv4, pool.public_ipv6, pool.host_key_checking, pool.use_internal_ip) == (True, False, True, False)
+    assert (pool.public_ipv4, pool.public_ipv6, pool.host_key_checking, pool.use_internal_ip) == (
+        True,
+        False,
+        True,
+        False,
+    )
     assert (pool.az, pool.azs, pool.subnet_id, pool.security_group_id) == (None,) * 4
     assert pool.ignore_provider_quota is False
     assert pool.provider is provider
     label = pool.labels["small"]
     assert (label.ebs_optimized, label.use_spot, label.dedicated_host) == (False, False, False)
     assert (label.imdsv2, label.fleet) == (None, None)
-    assert (label.volume_type, label.volume_size, label.iops, label.throughput, label.userdata) == (None,) * 5
+    assert (label.volume_type, label.volume_size, label.iops, label.throughput, label.userdata) == (
+        None,
+    ) * 5
     assert (label.tags, label.dynamic_tags, label.iam_instance_profile) == ({}, {}, None)
     assert label.offers == (Offer("t3.medium", None, None, False),)
     assert (label.cloud_image.connection_type, label.cloud_image.connection_port) == ("ssh", 22)
@@ -95,7 +144,9 @@ def test_omitted_options_have_the_defaults_of_the_contract(conf: Conf) -> None:
     assert conf.valid()
 
 
-@pytest.mark.spec("AWS-1.1: keys that 11.0.0 read but refused are accepted; they are the pools' defaults")
+@pytest.mark.spec(
+    "AWS-1.1: keys that 11.0.0 read but refused are accepted; they are the pools' defaults"
+)
 def test_provider_level_defaults(conf: Conf) -> None:
     conf.provider.update(
         {
@@ -112,8 +163,18 @@ def test_provider_level_defaults(conf: Conf) -> None:
     conf.pool["max-resources"] = {"B": 3}
     assert conf.valid()
     pool = conf.load().pools["main"]
-    assert (pool.use_internal_ip, pool.host_key_checking, pool.public_ipv4, pool.public_ipv6) == (True, False, False, True)
-    assert (pool.max_servers, pool.max_cores, pool.max_ram, pool.max_resources) == (3, 4, 5, {"A": 1, "B": 3})
+    assert (pool.use_internal_ip, pool.host_key_checking, pool.public_ipv4, pool.public_ipv6) == (
+        True,
+        False,
+        False,
+        True,
+    )
+    assert (pool.max_servers, pool.max_cores, pool.max_ram, pool.max_resources) == (
+        3,
+        4,
+        5,
+        {"A": 1, "B": 3},
+    )
     assert pool.labels["small"].host_key_checking is False
 
 
@@ -130,13 +191,22 @@ def test_provider_disk_image_options_have_defaults(conf: Conf) -> None:
     del conf.label["cloud-image"]
     image = conf.load().diskimages["image"]
     assert (image.username, image.python_path, image.shell_type) == ("zuul", "/python", "sh")
-    assert (image.architecture, image.ena_support, image.volume_type, image.import_method) == ("x86_64", True, "gp3", "snapshot")
-    assert (image.volume_size, image.iops, image.throughput, image.imds_support, image.meta) == (None,) * 4 + ({"a": "b"},)
+    assert (image.architecture, image.ena_support, image.volume_type, image.import_method) == (
+        "x86_64",
+        True,
+        "gp3",
+        "snapshot",
+    )
+    assert (image.volume_size, image.iops, image.throughput, image.imds_support, image.meta) == (
+        None,
+    ) * 4 + ({"a": "b"},)
     assert conf.load_label().diskimage.name == "image"
     assert conf.valid()
 
 
-@pytest.mark.spec("AWS-3.1: a cloud image with both id and filters, or with neither, fails validation")
+@pytest.mark.spec(
+    "AWS-3.1: a cloud image with both id and filters, or with neither, fails validation"
+)
 def test_cloud_image_needs_either_id_or_filters(conf: Conf) -> None:
     conf.image["image-filters"] = [{"name": "name", "values": ["x"]}]
     assert not conf.valid()
@@ -151,7 +221,10 @@ def test_cloud_image_needs_either_id_or_filters(conf: Conf) -> None:
 @pytest.mark.spec("AWS-1.2: filters in either capitalisation; values become text")
 def test_image_filters_accept_either_capitalization(conf: Conf) -> None:
     del conf.image["image-id"]
-    conf.image["image-filters"] = [{"name": "a", "values": ["x", 1, True]}, {"Name": "b", "Values": ["y"]}]
+    conf.image["image-filters"] = [
+        {"name": "a", "values": ["x", 1, True]},
+        {"Name": "b", "Values": ["y"]},
+    ]
     assert conf.load().cloud_images["base"].image_filters == [
         {"Name": "a", "Values": ["x", "1", "true"]},
         {"Name": "b", "Values": ["y"]},
@@ -169,7 +242,11 @@ def test_fleet_options_are_validated(conf: Conf) -> None:
     assert conf.load_label().fleet["instance-types"] == ["t3.medium"]
     conf.label["fleet"]["allocation-strategy"] = "cheapest"
     assert not conf.valid()
-    conf.label["fleet"] = {"instance-types": ["t3.medium"], "allocation-strategy": "prioritized", "other": 1}
+    conf.label["fleet"] = {
+        "instance-types": ["t3.medium"],
+        "allocation-strategy": "prioritized",
+        "other": 1,
+    }
     assert not conf.valid()
     del conf.label["fleet"]
     assert not conf.valid()
@@ -198,7 +275,9 @@ def test_dedicated_host_needs_a_zone_and_no_spot(conf: Conf) -> None:
 
 @pytest.mark.spec("AWS-3.15, AWS-1.3: import-method image with IMDSv2 raises IMDSv2 requires...")
 def test_imdsv2_and_image_import(conf: Conf) -> None:
-    conf.provider["diskimages"] = [{"name": "image", "import-method": "image", "imds-support": "v2.0"}]
+    conf.provider["diskimages"] = [
+        {"name": "image", "import-method": "image", "imds-support": "v2.0"}
+    ]
     with pytest.raises(Exception, match=r"\AIMDSv2 requires"):
         conf.load()
 
@@ -207,7 +286,12 @@ ARN = "arn:aws-us-gov:kms:us-gov-west-1:123456789012:key/1234abcd-12ab-34cd-56ef
 
 
 @pytest.mark.parametrize(
-    "key", ["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/images", "arn:aws:kms:us-east-1:123456789012:alias/images"]
+    "key",
+    [
+        "1234abcd-12ab-34cd-56ef-1234567890ab",
+        "alias/images",
+        "arn:aws:kms:us-east-1:123456789012:alias/images",
+    ],
 )
 def test_blocks_are_encrypted_with_a_key_that_is_named_by_its_arn(conf: Conf, key: str) -> None:
     """Each upload would fail otherwise."""
@@ -217,7 +301,10 @@ def test_blocks_are_encrypted_with_a_key_that_is_named_by_its_arn(conf: Conf, ke
         assert conf.load().diskimages["image"].kms_key_id == key
         assert conf.valid()
     image["import-method"] = "ebs-direct"
-    with pytest.raises(ConfigError, match=r"diskimage image: kms-key-id must be the ARN of a key .*arn:aws:kms:.*" + key):
+    with pytest.raises(
+        ConfigError,
+        match=r"diskimage image: kms-key-id must be the ARN of a key .*arn:aws:kms:.*" + key,
+    ):
         conf.load()
     assert not conf.valid()
     image["kms-key-id"] = ARN
@@ -303,7 +390,10 @@ def test_alternatives_are_for_plain_instances(conf: Conf, other: str) -> None:
     conf.label["alternatives"] = [{"use-spot": False}]
     if other == "fleet":
         del conf.label["instance-type"]
-        conf.label["fleet"] = {"instance-types": ["t3.medium"], "allocation-strategy": "prioritized"}
+        conf.label["fleet"] = {
+            "instance-types": ["t3.medium"],
+            "allocation-strategy": "prioritized",
+        }
     else:
         conf.label["dedicated-host"] = True
     with pytest.raises(ConfigError, match="alternatives of label small"):
@@ -326,7 +416,14 @@ def test_boto3_is_not_imported_for_configuration() -> None:
 
 
 def test_a_place_of_its_own_replaces_the_inherited_one() -> None:
-    offers = build("t", ["s-1"], "z-a", False, None, [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}])
+    offers = build(
+        "t",
+        ["s-1"],
+        "z-a",
+        False,
+        None,
+        [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}],
+    )
     assert offers == (
         Offer("t", "s-1", "z-a", False),
         Offer("t", None, "z-b", False),

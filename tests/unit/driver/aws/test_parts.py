@@ -28,7 +28,9 @@ from nodepool.driver.aws.launch.offers import Offer
 PROVIDER = SimpleNamespace(region_name="us-east-1")
 
 
-@pytest.mark.spec("AWS-3.10, AWS-2.2: addresses of an instance, constructed with host, quota, label None")
+@pytest.mark.spec(
+    "AWS-3.10, AWS-2.2: addresses of an instance, constructed with host, quota, label None"
+)
 @pytest.mark.parametrize("public_v4", ["192.0.2.1", None])
 @pytest.mark.parametrize("v6", ["2001:db8::1", None])
 def test_instance_has_its_addresses_host_and_quota(public_v4: str | None, v6: str | None) -> None:
@@ -42,10 +44,22 @@ def test_instance_has_its_addresses_host_and_quota(public_v4: str | None, v6: st
     if public_v4:
         data["PublicIpAddress"] = public_v4
     if v6:
-        data["NetworkInterfaces"] = [{"Ipv6Addresses": [{"Ipv6Address": v6}, {"Ipv6Address": "2001:db8::2"}]}]
+        data["NetworkInterfaces"] = [
+            {"Ipv6Addresses": [{"Ipv6Address": v6}, {"Ipv6Address": "2001:db8::2"}]}
+        ]
     found = AwsInstance(PROVIDER, data, None, None, None)
-    assert (found.external_id, found.cloud, found.region, found.az) == ({"instance": "i-1"}, "AWS", "us-east-1", "us-east-1a")
-    assert (found.private_ipv4, found.public_ipv4, found.public_ipv6, found.private_ipv6) == ("10.0.0.1", public_v4, v6, None)
+    assert (found.external_id, found.cloud, found.region, found.az) == (
+        {"instance": "i-1"},
+        "AWS",
+        "us-east-1",
+        "us-east-1a",
+    )
+    assert (found.private_ipv4, found.public_ipv4, found.public_ipv6, found.private_ipv6) == (
+        "10.0.0.1",
+        public_v4,
+        v6,
+        None,
+    )
     assert found.interface_ip == (public_v4 or v6 or "10.0.0.1")
     assert found.metadata == {"nodepool_node_id": "1"}
     assert found.node_properties == {}
@@ -54,7 +68,10 @@ def test_instance_has_its_addresses_host_and_quota(public_v4: str | None, v6: st
 
 
 def test_tags_both_ways() -> None:
-    assert tag_dict_to_list({"a": True, "b": 2}) == [{"Key": "a", "Value": "True"}, {"Key": "b", "Value": "2"}]
+    assert tag_dict_to_list({"a": True, "b": 2}) == [
+        {"Key": "a", "Value": "True"},
+        {"Key": "b", "Value": "2"},
+    ]
     assert tag_list_to_dict([{"Key": "a", "Value": "b"}]) == {"a": "b"}
     assert tag_list_to_dict(None) == {}
 
@@ -117,51 +134,57 @@ class NoCredentialsError(Exception):
 
 
 @pytest.mark.spec("AWS-2.6: error codes, and the additions")
-@pytest.mark.parametrize(("error", "kind"), [
-    (ClientError("VolumeLimitExceeded"), ErrorKind.QUOTA),
-    (ClientError("HostLimitExceeded"), ErrorKind.QUOTA),
-    (ClientError("VcpuLimitExceeded"), ErrorKind.QUOTA),
-    (ClientError("InstanceLimitExceeded"), ErrorKind.QUOTA),
-    (ClientError("MaxSpotInstanceCountExceeded"), ErrorKind.QUOTA),
-    (ClientError("InsufficientInstanceCapacity", 500), ErrorKind.CAPACITY),
-    (ClientError("InsufficientHostCapacity", 500), ErrorKind.CAPACITY),
-    (ClientError("SpotMaxPriceTooLow"), ErrorKind.CAPACITY),
-    (ClientError("UnfulfillableCapacity"), ErrorKind.CAPACITY),
-    (ClientError("InsufficientFreeAddressesInSubnet"), ErrorKind.CAPACITY),
-    (ClientError("RequestLimitExceeded", 503), ErrorKind.THROTTLED),
-    (ClientError("Throttling"), ErrorKind.THROTTLED),
-    (ClientError("ThrottlingException"), ErrorKind.THROTTLED),
-    (ClientError("SlowDown", 503), ErrorKind.THROTTLED),
-    (ClientError("Whatever", 429), ErrorKind.THROTTLED),
-    (ClientError("InternalError", 500), ErrorKind.TRANSIENT),
-    (ClientError("Whatever", 503), ErrorKind.TRANSIENT),
-    (ClientError("InvalidInstanceID.NotFound"), ErrorKind.NOT_FOUND),
-    (ClientError("NoSuchKey", 404), ErrorKind.NOT_FOUND),
-    (ClientError("InvalidConversionTaskId.Malformed"), ErrorKind.NOT_FOUND),
-    (ClientError("AuthFailure", 401), ErrorKind.CONFIGURATION),
-    (ClientError("InvalidInstanceType"), ErrorKind.CONFIGURATION),
-    (ClientError("InvalidAMIID.Malformed"), ErrorKind.OTHER),
-    (ReadTimeoutError(), ErrorKind.TRANSIENT),
-    (ResponseParserError(), ErrorKind.TRANSIENT),
-    (ConnectionResetError(), ErrorKind.TRANSIENT),
-    (NoCredentialsError(), ErrorKind.CONFIGURATION),
-    (ValueError(), ErrorKind.OTHER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ClientError("VolumeLimitExceeded"), ErrorKind.QUOTA),
+        (ClientError("HostLimitExceeded"), ErrorKind.QUOTA),
+        (ClientError("VcpuLimitExceeded"), ErrorKind.QUOTA),
+        (ClientError("InstanceLimitExceeded"), ErrorKind.QUOTA),
+        (ClientError("MaxSpotInstanceCountExceeded"), ErrorKind.QUOTA),
+        (ClientError("InsufficientInstanceCapacity", 500), ErrorKind.CAPACITY),
+        (ClientError("InsufficientHostCapacity", 500), ErrorKind.CAPACITY),
+        (ClientError("SpotMaxPriceTooLow"), ErrorKind.CAPACITY),
+        (ClientError("UnfulfillableCapacity"), ErrorKind.CAPACITY),
+        (ClientError("InsufficientFreeAddressesInSubnet"), ErrorKind.CAPACITY),
+        (ClientError("RequestLimitExceeded", 503), ErrorKind.THROTTLED),
+        (ClientError("Throttling"), ErrorKind.THROTTLED),
+        (ClientError("ThrottlingException"), ErrorKind.THROTTLED),
+        (ClientError("SlowDown", 503), ErrorKind.THROTTLED),
+        (ClientError("Whatever", 429), ErrorKind.THROTTLED),
+        (ClientError("InternalError", 500), ErrorKind.TRANSIENT),
+        (ClientError("Whatever", 503), ErrorKind.TRANSIENT),
+        (ClientError("InvalidInstanceID.NotFound"), ErrorKind.NOT_FOUND),
+        (ClientError("NoSuchKey", 404), ErrorKind.NOT_FOUND),
+        (ClientError("InvalidConversionTaskId.Malformed"), ErrorKind.NOT_FOUND),
+        (ClientError("AuthFailure", 401), ErrorKind.CONFIGURATION),
+        (ClientError("InvalidInstanceType"), ErrorKind.CONFIGURATION),
+        (ClientError("InvalidAMIID.Malformed"), ErrorKind.OTHER),
+        (ReadTimeoutError(), ErrorKind.TRANSIENT),
+        (ResponseParserError(), ErrorKind.TRANSIENT),
+        (ConnectionResetError(), ErrorKind.TRANSIENT),
+        (NoCredentialsError(), ErrorKind.CONFIGURATION),
+        (ValueError(), ErrorKind.OTHER),
+    ],
+)
 def test_kinds_of_errors(error: Exception, kind: ErrorKind) -> None:
     assert errors.classify(error) is kind
 
 
-@pytest.mark.parametrize(("error", "passing"), [
-    (ClientError("RequestLimitExceeded", 503), True),
-    (ClientError("InternalError", 500), True),
-    (ClientError("ExpiredToken"), True),
-    (ConnectionResetError(), True),
-    (CallTimeout("no answer", ErrorKind.TRANSIENT), True),
-    (NoCredentialsError(), True),
-    (ClientError("UnauthorizedOperation", 403), False),
-    (ClientError("InvalidParameterValue"), False),
-    (CallsStopped(), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (ClientError("RequestLimitExceeded", 503), True),
+        (ClientError("InternalError", 500), True),
+        (ClientError("ExpiredToken"), True),
+        (ConnectionResetError(), True),
+        (CallTimeout("no answer", ErrorKind.TRANSIENT), True),
+        (NoCredentialsError(), True),
+        (ClientError("UnauthorizedOperation", 403), False),
+        (ClientError("InvalidParameterValue"), False),
+        (CallsStopped(), False),
+    ],
+)
 def test_transient_errors_pass_and_others_do_not(error: Exception, passing: bool) -> None:
     assert errors.passes(error) is passing
 
@@ -191,24 +214,49 @@ def label(**values: Any) -> Any:
     return SimpleNamespace(**options)
 
 
-@pytest.mark.spec("AWS-2.3: the root volume is the AMI's first mapping with the label's settings laid over it")
+@pytest.mark.spec(
+    "AWS-2.3: the root volume is the AMI's first mapping with the label's settings laid over it"
+)
 def test_root_volume_combines_image_and_label() -> None:
     image = {
         "BlockDeviceMappings": [
-            {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": "s", "VolumeSize": 8, "Encrypted": False, "VolumeType": "gp2"}},
+            {
+                "DeviceName": "/dev/xvda",
+                "Ebs": {
+                    "SnapshotId": "s",
+                    "VolumeSize": 8,
+                    "Encrypted": False,
+                    "VolumeType": "gp2",
+                },
+            },
             {"DeviceName": "/dev/xvdb", "VirtualName": "ephemeral0"},
         ]
     }
     assert parameters.root_device(image, label(volume_size=20, iops=3)) == {
         "DeviceName": "/dev/xvda",
-        "Ebs": {"SnapshotId": "s", "VolumeSize": 20, "VolumeType": "gp2", "Iops": 3, "DeleteOnTermination": True},
+        "Ebs": {
+            "SnapshotId": "s",
+            "VolumeSize": 20,
+            "VolumeType": "gp2",
+            "Iops": 3,
+            "DeleteOnTermination": True,
+        },
     }
-    assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is False, "the remembered image is not changed"
-    assert parameters.root_device({"BlockDeviceMappings": [{"DeviceName": "x", "VirtualName": "ephemeral0"}]}, label()) is None
+    assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is False, (
+        "the remembered image is not changed"
+    )
+    assert (
+        parameters.root_device(
+            {"BlockDeviceMappings": [{"DeviceName": "x", "VirtualName": "ephemeral0"}]}, label()
+        )
+        is None
+    )
     assert parameters.root_device({}, label()) is None
 
 
-@pytest.mark.spec("AWS-2.4: the name of a template is a digest of its contents; all settings are honoured")
+@pytest.mark.spec(
+    "AWS-2.4: the name of a template is a digest of its contents; all settings are honoured"
+)
 def test_launch_template_name_is_a_digest_of_its_content() -> None:
     plain = parameters.template_data(label())
     name = parameters.template_name(plain)
@@ -226,9 +274,18 @@ def test_launch_template_name_is_a_digest_of_its_content() -> None:
         )
     )
     assert data["NetworkInterfaces"] == [
-        {"AssociatePublicIpAddress": False, "DeviceIndex": 0, "Groups": ["sg"], "Ipv6AddressCount": 1}
+        {
+            "AssociatePublicIpAddress": False,
+            "DeviceIndex": 0,
+            "Groups": ["sg"],
+            "Ipv6AddressCount": 1,
+        }
     ]
-    assert (data["IamInstanceProfile"], data["EbsOptimized"], data["UserData"]) == ({"Arn": "a"}, True, "eA==")
+    assert (data["IamInstanceProfile"], data["EbsOptimized"], data["UserData"]) == (
+        {"Arn": "a"},
+        True,
+        "eA==",
+    )
     assert data["MetadataOptions"] == {"HttpTokens": "required", "HttpEndpoint": "enabled"}
     assert parameters.template_name(data) != name
 
@@ -242,7 +299,10 @@ def test_fleet_has_an_override_for_each_instance_type_and_subnet() -> None:
     ]
     pool = SimpleNamespace(subnet_ids=["s-1", "s-2"], az="z")
     args = parameters.create_fleet(label(fleet=fleet, pool=pool), "template", "ami", {})
-    assert [each.get("SubnetId") for each in args["LaunchTemplateConfigs"][0]["Overrides"]] == ["s-1", "s-2"] * 2
+    assert [each.get("SubnetId") for each in args["LaunchTemplateConfigs"][0]["Overrides"]] == [
+        "s-1",
+        "s-2",
+    ] * 2
 
 
 class Types:
@@ -250,7 +310,10 @@ class Types:
 
     def instance_type(self, name: str) -> dict[str, Any]:
         size = 4 if name.endswith("large") else 2
-        return {"VCpuInfo": {"DefaultCores": size // 2, "DefaultVCpus": size}, "MemoryInfo": {"SizeInMiB": 1024 * size}}
+        return {
+            "VCpuInfo": {"DefaultCores": size // 2, "DefaultVCpus": size},
+            "MemoryInfo": {"SizeInMiB": 1024 * size},
+        }
 
 
 @pytest.mark.spec("AWS-2.7: what labels need")
@@ -258,14 +321,22 @@ def test_label_needs_are_those_of_its_instance_type() -> None:
     part = quota.AwsQuota(Types(), logging.getLogger("test"))
 
     def needs(**values: Any) -> dict[str, Any]:
-        return dict(part.of_label(label(dedicated_host=False, instance_type="t3.medium", **values)).get_resources())
+        return dict(
+            part.of_label(
+                label(dedicated_host=False, instance_type="t3.medium", **values)
+            ).get_resources()
+        )
 
     medium = Offer("t3.medium", None, None, False)
     assert needs(offers=(medium,)) == {"cores": 1, "ram": 2048, "instances": 1, "L-1216C47A": 2}
     assert needs(offers=(medium,), volume_type="gp2", volume_size=30)["L-D18FCD1D"] == 30
     assert needs(offers=(medium, medium._replace(instance_type="t3.large")))["L-1216C47A"] == 2
     # With spot as the other way neither quota alone decides.
-    assert needs(offers=(medium, medium._replace(spot=True))) == {"cores": 1, "ram": 2048, "instances": 1}
+    assert needs(offers=(medium, medium._replace(spot=True))) == {
+        "cores": 1,
+        "ram": 2048,
+        "instances": 1,
+    }
     assert needs(fleet={"instance-types": ["t3.medium"]}) == {"cores": 0, "ram": 0, "instances": 1}
 
 
@@ -291,11 +362,13 @@ def test_all_pages_of_an_answer_are_read() -> None:
     assert asked == [{}, {"NextToken": "x"}]
 
 
-@pytest.mark.parametrize(("dedicated", "result", "deleted"), [
-    (True, "h-1", ("host", "h-1")),
-    (False, ({"InstanceId": "i-1"}, None), ("instance", "i-1")),
-])  # fmt: skip
-def test_what_an_abandoned_launch_has_created_is_deleted(dedicated: bool, result: Any, deleted: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("dedicated", "result", "deleted"),
+    [(True, "h-1", ("host", "h-1")), (False, ({"InstanceId": "i-1"}, None), ("instance", "i-1"))],
+)
+def test_what_an_abandoned_launch_has_created_is_deleted(
+    dedicated: bool, result: Any, deleted: tuple[str, str]
+) -> None:
     started: list[Future[Any]] = []
     deletions: list[tuple[str, str]] = []
 

@@ -18,7 +18,16 @@ from nodepool.driver.openstack.api import client
 from nodepool.driver.openstack.leaks import LeakCleaner
 from tests import FIXTURES
 from tests.conftest import wait_for
-from tests.support.openstack.fake import ADDRESS, LOG, METADATA, FloatingCloud, Request, advance, advance_until, create
+from tests.support.openstack.fake import (
+    ADDRESS,
+    LOG,
+    METADATA,
+    FloatingCloud,
+    Request,
+    advance,
+    advance_until,
+    create,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 
@@ -44,7 +53,10 @@ class TestLaunch:
     @pytest.mark.spec("OST-3.4, OST-3.5: metadata, addresses, resources of a launched server")
     def test_create_and_delete(self, adapter, label):
         label.instance_properties = {"a": "b", "nodepool_pool_name": "hidden"}
-        label.dynamic_instance_properties = {"tenant": "{request.tenant_name}", "bad": "{request.nope}"}
+        label.dynamic_instance_properties = {
+            "tenant": "{request.tenant_name}",
+            "bad": "{request.nope}",
+        }
         machine = create(adapter, label, az="az2")
         assert machine.state == "start"
         advance_until(machine, "creating server")
@@ -52,15 +64,28 @@ class TestLaunch:
         assert external_id
         instance = advance(machine)
         assert instance.external_id == external_id
-        assert (instance.public_ipv4, instance.private_ipv4, instance.interface_ip) == ("fake", "fake", "fake")
+        assert (instance.public_ipv4, instance.private_ipv4, instance.interface_ip) == (
+            "fake",
+            "fake",
+            "fake",
+        )
         assert (instance.public_ipv6, instance.host_id) == ("", "fake")
         assert (instance.cloud, instance.region, instance.az) == ("fake", "region-1", "az2")
-        assert instance.getQuotaInformation().get_resources() == {"cores": 4, "instances": 1, "ram": 8192}
+        assert instance.getQuotaInformation().get_resources() == {
+            "cores": 4,
+            "instances": 1,
+            "ram": 8192,
+        }
         assert instance.metadata == {
-            "groups": "cloud-1,fake-image,fake-label", "a": "b", "tenant": "None", **METADATA
-        }  # fmt: skip
+            "groups": "cloud-1,fake-image,fake-label",
+            "a": "b",
+            "tenant": "None",
+            **METADATA,
+        }
         assert [item.external_id for item in adapter.listInstances()] == [machine.external_id]
-        assert [(item.type, item.id) for item in adapter.listResources()] == [("instance", machine.external_id)]
+        assert [(item.type, item.id) for item in adapter.listResources()] == [
+            ("instance", machine.external_id)
+        ]
         server = adapter._getServer(machine.external_id)
         assert server["metadata"]["nodepool_node_id"] == "1"
         assert server["security_groups"] == ["default"]
@@ -74,10 +99,18 @@ class TestLaunch:
     def test_ipv6_network_gives_an_ipv6_interface_address(self, adapter, label):
         label.networks = ["fake-ipv6-network-name"]
         instance = advance(create(adapter, label))
-        assert (instance.public_ipv6, instance.interface_ip, instance.host_id) == ("fake_v6", "fake_v6", "fake_host_id")
+        assert (instance.public_ipv6, instance.interface_ip, instance.host_id) == (
+            "fake_v6",
+            "fake_v6",
+            "fake_host_id",
+        )
         label.networks = ["no-auto-ip-network-name"]
         instance = advance(create(adapter, label))
-        assert (instance.public_ipv4, instance.private_ipv4, instance.interface_ip) == ("", "fake", "fake")
+        assert (instance.public_ipv4, instance.private_ipv4, instance.interface_ip) == (
+            "",
+            "fake",
+            "fake",
+        )
 
     def test_boot_from_volume(self, adapter, provider):
         label = provider.pools["main"].labels["cloud-label"]
@@ -93,11 +126,15 @@ class TestLaunch:
 
     @pytest.mark.spec("OST-3.14: an over-quota error during creation raises QuotaException")
     def test_over_quota_error_raises_quota_exception(self, adapter, label, monkeypatch):
-        monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, 1, 1000)))
+        monkeypatch.setattr(
+            fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, 1, 1000))
+        )
         advance(create(adapter, label))
         with pytest.raises(exceptions.QuotaException):
             advance(create(adapter, label))
-        monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, -1, 1000)))
+        monkeypatch.setattr(
+            fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, -1, 1000))
+        )
         advance(create(adapter, label))
         assert adapter.getQuotaLimits().get_resources()["instances"] == math.inf
 
@@ -142,7 +179,11 @@ class TestLaunch:
 
     @pytest.mark.spec("OST-3.16: failing creations and deletions")
     def test_launch_and_delete_fail(self, provider, label, monkeypatch):
-        monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", lambda *a: fake.FakeLaunchAndDeleteFailCloud(times_to_fail=1))
+        monkeypatch.setattr(
+            fake.FakeAdapter,
+            "fake_cloud",
+            lambda *a: fake.FakeLaunchAndDeleteFailCloud(times_to_fail=1),
+        )
         adapter = fake.FakeAdapter(provider)
         machine = create(adapter, label)
         with pytest.raises(exceptions.LaunchStatusException):
@@ -155,7 +196,9 @@ class TestLaunch:
         assert adapter._client.launch_success
         adapter.stop()
 
-    @pytest.mark.spec("OST-3.18: Zones changed in the cloud: one request fails, the next uses the new")
+    @pytest.mark.spec(
+        "OST-3.18: Zones changed in the cloud: one request fails, the next uses the new"
+    )
     def test_changed_zones_fail_one_request_only(self, adapter, label):
         assert adapter.getAZs() == ["az1", "az2"]
         adapter._client._azs = ["new"]
@@ -168,8 +211,14 @@ class TestLaunch:
         assert adapter.getAZs() == [None]
 
     def test_a_refusal_makes_nobody_else_ask(self, adapter, label, monkeypatch):
-        """One label is refused again and again; what it is not about is not asked for again, nor anything too often."""
-        cloud, asked, texts = adapter._client, [], ["Invalid key_name provided.", "made up", "made up"]
+        """One label is refused again and again; what it is not about is not asked for again, nor
+        anything too often.
+        """
+        cloud, asked, texts = (
+            adapter._client,
+            [],
+            ["Invalid key_name provided.", "made up", "made up"],
+        )
 
         def refuse(**kw):
             raise fakecloud._http_error("BadRequestException", texts.pop(0), 400)
@@ -180,7 +229,11 @@ class TestLaunch:
         for name in ("list_flavors", "list_availability_zone_names", "get_image"):
             original = getattr(cloud, name)
             monkeypatch.setattr(
-                cloud, name, lambda *a, _name=name, _call=original, **kw: (asked.append(_name), _call(*a, **kw))[1]
+                cloud,
+                name,
+                lambda *a, _name=name, _call=original, **kw: (asked.append(_name), _call(*a, **kw))[
+                    1
+                ],
             )
         monkeypatch.setattr(cloud, "create_server", refuse)
         for wanted in ([], ["list_availability_zone_names", "list_flavors"], []):
@@ -191,7 +244,9 @@ class TestLaunch:
         assert texts == []
 
     @pytest.mark.spec("LAU-10: neither loop may block on slow calls")
-    def test_older_answers_serve_while_a_refused_launch_asks_again(self, adapter, label, monkeypatch):
+    def test_older_answers_serve_while_a_refused_launch_asks_again(
+        self, adapter, label, monkeypatch
+    ):
         cloud, asked, answered = adapter._client, threading.Event(), threading.Event()
         zones, flavors = cloud.list_availability_zone_names, cloud.list_flavors
 
@@ -221,12 +276,17 @@ class TestLaunch:
             advance(refused)
         assert adapter.getAZs() == ["new"]
 
-    def test_paused_and_failing_servers_of_the_fake_cloud_are_waited_for(self, adapter, label, monkeypatch):
+    def test_paused_and_failing_servers_of_the_fake_cloud_are_waited_for(
+        self, adapter, label, monkeypatch
+    ):
         cloud = adapter._client
         cloud.pause_creates = True
         machine = create(adapter, label)
         looks = count_looks(cloud, monkeypatch)
-        wait_for(lambda: machine.advance() or len(looks) > 10, what="looks for longer than a server takes")
+        wait_for(
+            lambda: machine.advance() or len(looks) > 10,
+            what="looks for longer than a server takes",
+        )
         assert machine.state == "creating server"
         cloud.pause_creates = False
         for server in cloud._server_list:
@@ -253,7 +313,9 @@ class TestLaunch:
         assert len(list(adapter.listInstances())) == 1
 
     def test_a_thousand_machines_are_created_and_deleted(self, adapter, label, monkeypatch):
-        monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (1e6, -1, 1e9)))
+        monkeypatch.setattr(
+            fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (1e6, -1, 1e9))
+        )
 
         def run(machines):
             left = set(machines)
@@ -278,7 +340,12 @@ class TestImagesAndLabels:
     @pytest.mark.spec("OST-3.25: Image metadata from both levels arrive at the cloud image")
     def test_image_metadata_of_both_levels_arrive(self, adapter, tmp_path):
         image_id = adapter.uploadImage(
-            None, "img", str(tmp_path / "x.qcow2"), image_format="qcow2", metadata={"nodepool_build_id": "1"}, sha256="s"
+            None,
+            "img",
+            str(tmp_path / "x.qcow2"),
+            image_format="qcow2",
+            metadata={"nodepool_build_id": "1"},
+            sha256="s",
         )
         image = adapter._client.get_image(image_id)
         assert image["properties"] == {"nodepool_build_id": "1"}
@@ -308,7 +375,9 @@ class TestImagesAndLabels:
         cloud._fail = False
         assert cloud.delete_image("fake-image-id")
 
-    @pytest.mark.spec("OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
+    @pytest.mark.spec(
+        "OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT"
+    )
     def test_label_becomes_ready_when_its_image_appears(self, adapter, provider):
         labels = provider.pools["main"].labels
         assert adapter.labelReady(labels["fake-label"]) is False
@@ -359,10 +428,16 @@ class TestImagesAndLabels:
         assert caplog.text.count("Flavor gone") == 1
 
     def test_limits_contain_volumes_if_the_cloud_has_a_volume_service(self, adapter, monkeypatch):
-        monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_volume_quota", staticmethod(lambda: (-1, 7)))
+        monkeypatch.setattr(
+            fake.FakeOpenStackCloud, "_get_volume_quota", staticmethod(lambda: (-1, 7))
+        )
         assert adapter.getQuotaLimits().get_resources() == {
-            "cores": 100, "instances": 20, "ram": 1000000, "volumes": math.inf, "volume-gb": 7
-        }  # fmt: skip
+            "cores": 100,
+            "instances": 20,
+            "ram": 1000000,
+            "volumes": math.inf,
+            "volume-gb": 7,
+        }
 
         class EndpointNotFound(Exception):
             pass
@@ -374,14 +449,20 @@ class TestImagesAndLabels:
         assert "volumes" not in adapter.getQuotaLimits().get_resources()
 
     def test_console_log_is_read_only_if_the_label_wants_it(self, adapter, label, monkeypatch):
-        monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_server_console", staticmethod(lambda name: "hello\nthere"))
+        monkeypatch.setattr(
+            fake.FakeOpenStackCloud,
+            "_get_server_console",
+            staticmethod(lambda name: "hello\nthere"),
+        )
         assert adapter.getConsoleLog(label, "x") == "hello\nthere"
         label.console_log = False
         assert adapter.getConsoleLog(label, "x") is None
 
 
 class TestLeaks:
-    @pytest.mark.spec("OST-3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")
+    @pytest.mark.spec(
+        "OST-3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2"
+    )
     def test_down_ports_are_removed_after_two_sightings(self, adapter, provider):
         now = [100.0]
         counted = []
@@ -392,8 +473,12 @@ class TestLeaks:
         now[0] += 600
         cleaner.clean_ports()
         assert len(adapter._listPorts("DOWN")) == 2
-        adapter._client._down_ports.append(fake.Dummy("Port", id="new", status="DOWN", device_owner=""))
-        adapter._client._down_ports.append(fake.Dummy("Port", id="r", status="DOWN", device_owner="network:router"))
+        adapter._client._down_ports.append(
+            fake.Dummy("Port", id="new", status="DOWN", device_owner="")
+        )
+        adapter._client._down_ports.append(
+            fake.Dummy("Port", id="r", status="DOWN", device_owner="network:router")
+        )
         now[0] += 1
         cleaner.clean_ports()
         assert [port.id for port in adapter._listPorts("DOWN")] == ["new", "r"]
@@ -425,7 +510,11 @@ class TestListing:
         listed = cloud.compute.get("/servers/detail").json()["servers"]
         assert listed[0]["id"] == server.id
         assert listed[0]["metadata"] == {"a": "b"}
-        assert {"hostId", "OS-EXT-AZ:availability_zone", "os-extended-volumes:volumes_attached"} <= set(listed[0])
+        assert {
+            "hostId",
+            "OS-EXT-AZ:availability_zone",
+            "os-extended-volumes:volumes_attached",
+        } <= set(listed[0])
 
 
 def count_looks(cloud, monkeypatch, fails=0):
@@ -445,7 +534,11 @@ def count_looks(cloud, monkeypatch, fails=0):
 class TestAdapter:
     @pytest.mark.spec("LAU-10: neither loop may block on slow calls")
     def test_slow_creation_blocks_no_loop(self, adapter, label):
-        cloud, go_on, make_server = adapter._client, threading.Event(), adapter._client.create_server
+        cloud, go_on, make_server = (
+            adapter._client,
+            threading.Event(),
+            adapter._client.create_server,
+        )
 
         def slow(**kw):
             assert go_on.wait(10)
@@ -512,7 +605,9 @@ def test_example_driver_creates_and_deletes(provider):
     example.rate_limit = 0
     adapter = Drivers.get("example").getAdapter(example)
     label = example.pools["main"].labels["example-label"]
-    machine = adapter.getCreateStateMachine("np1", label, None, dict(METADATA), Request(), None, LOG)
+    machine = adapter.getCreateStateMachine(
+        "np1", label, None, dict(METADATA), Request(), None, LOG
+    )
     instance = advance(machine)
     assert instance.metadata == METADATA
     assert instance.interface_ip == "fake"

@@ -38,7 +38,12 @@ def test_omitted_options_have_the_documented_defaults() -> None:
     assert not pool.host_key_checking
     assert not pool.use_internal_ip
     label = pool.labels["small"]
-    assert (label.max_parallel_jobs, label.grace_time, label.min_retention_time, label.max_age) == (1, 60, 0, None)
+    assert (label.max_parallel_jobs, label.grace_time, label.min_retention_time, label.max_age) == (
+        1,
+        60,
+        0,
+        None,
+    )
     assert not label.host_key_checking
     assert label.diskimage is None
     assert label.cloud_image.name == "unused"
@@ -54,9 +59,14 @@ def test_omitted_options_have_the_documented_defaults() -> None:
 @pytest.mark.spec("MST-8.12: max-servers and priority of the pool are read")
 def test_options_of_the_pool_are_read() -> None:
     options: dict[str, Any] = {
-        "max-servers": 7, "priority": 3, "node-attributes": {"a": "b"}, "host-key-checking": True,
-    }  # fmt: skip
-    pool = load(provider(LABEL, {**LABEL, "name": "small2", "host-key-checking": False}, **options)).pools["main"]
+        "max-servers": 7,
+        "priority": 3,
+        "node-attributes": {"a": "b"},
+        "host-key-checking": True,
+    }
+    pool = load(
+        provider(LABEL, {**LABEL, "name": "small2", "host-key-checking": False}, **options)
+    ).pools["main"]
     assert (pool.max_servers, pool.priority, pool.node_attributes) == (7, 3, {"a": "b"})
     assert pool.labels["small"].host_key_checking
     assert not pool.labels["small2"].host_key_checking

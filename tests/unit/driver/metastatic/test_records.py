@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_driver_data, encode_user_data, parse_user_data
+from nodepool.driver.backing.records import (
+    BackingNodeRecord,
+    SlotBook,
+    decode_driver_data,
+    encode_user_data,
+    parse_user_data,
+)
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.backing.transactions import backing_request
 from nodepool.driver.metastatic.machines import MetastaticInstance
@@ -21,7 +27,9 @@ from nodepool.zk.zookeeper import REQUESTED, Node, NodeRequest
 OWNER = "NodePool:metastatic:meta"
 
 
-def record(slots: int = 2, node_id: str | None = "0000000001", label: str = "small") -> BackingNodeRecord:
+def record(
+    slots: int = 2, node_id: str | None = "0000000001", label: str = "small"
+) -> BackingNodeRecord:
     result = BackingNodeRecord(label, slots)
     result.node_id = node_id
     return result
@@ -68,7 +76,12 @@ def test_user_data_can_be_read_by_11_0_0() -> None:
     text = encode_user_data(backing, OWNER)
     data = json.loads(text)
     assert set(data) >= {"owner", "label", "slots", "failed", "launched"}
-    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (OWNER, "small", 3, False)
+    assert (data["owner"], data["label"], data["slots"], data["failed"]) == (
+        OWNER,
+        "small",
+        3,
+        False,
+    )
     assert isinstance(data["launched"], float)
     parsed = parse_user_data(text, OWNER)
     assert parsed is not None
@@ -102,8 +115,17 @@ def test_foreign_or_broken_user_data(text: Any) -> None:
 
 
 def test_broken_driver_data_is_ignored() -> None:
-    assert decode_driver_data({"backing_node": "1", "slot": 0, "node": "2", "metadata": {}}) == ("1", 0)
-    for broken in (None, "x", {}, {"backing_node": None, "slot": 0}, {"backing_node": "1", "slot": None}):
+    assert decode_driver_data({"backing_node": "1", "slot": 0, "node": "2", "metadata": {}}) == (
+        "1",
+        0,
+    )
+    for broken in (
+        None,
+        "x",
+        {},
+        {"backing_node": None, "slot": 0},
+        {"backing_node": "1", "slot": None},
+    ):
         assert decode_driver_data(broken) is None
 
 
@@ -132,7 +154,9 @@ def test_merge_takes_over_what_others_stored() -> None:
     book.add(backing)
     book.allocate(backing, "mine")  # slot 0, not stored yet
     book.allocate(backing, "mine2")  # slot 1
-    displaced = book.merge(backing, {0: "theirs", 3: "gone", 9: "beyond"}, lambda node_id: node_id != "gone")
+    displaced = book.merge(
+        backing, {0: "theirs", 3: "gone", 9: "beyond"}, lambda node_id: node_id != "gone"
+    )
     assert displaced == ["mine"]
     assert backing.allocated_nodes == ["theirs", "mine2", None, None]
     assert book.by_node == {"mine2": backing, "theirs": backing}
@@ -155,7 +179,9 @@ def test_merge_moves_a_node_that_another_launcher_moved() -> None:
 
 @given(st.data())
 def test_two_books_never_agree_on_one_slot_for_two_nodes(data: st.DataObject) -> None:
-    """Two launchers that write only on top of what they have read: nobody is lost, nothing is booked twice."""
+    """Two launchers that write only on top of what they have read: nobody is lost, nothing is
+    booked twice.
+    """
     slots = data.draw(st.integers(1, 5))
     version, stored = 0, dict[int, str]()
     books = []
@@ -205,7 +231,11 @@ def test_requested_node_has_fields_of_its_backing_node() -> None:
     instance = MetastaticInstance(backing, 3, node, {"nodepool_node_id": "0000000002"})
     assert instance.external_id == "0000000002"
     assert instance.slot == 3
-    assert (instance.interface_ip, instance.cloud, instance.host_keys) == ("192.0.2.1", "cloud", ["ssh-rsa AAA"])
+    assert (instance.interface_ip, instance.cloud, instance.host_keys) == (
+        "192.0.2.1",
+        "cloud",
+        ["ssh-rsa AAA"],
+    )
     assert (instance.connection_port, instance.username) == (2222, "zuul2")  # type: ignore[attr-defined]
     assert instance.node_attributes == {"k": "v"}
     assert instance.driver_data == {
@@ -221,12 +251,18 @@ def test_requested_node_has_fields_of_its_backing_node() -> None:
 
 def test_backing_request_speaks_for_the_user() -> None:
     label = SimpleNamespace(backing_label="big")
-    user = SimpleNamespace(id="200-0000000005", tenant_name="tenant", event_id="event", relative_priority=7)
+    user = SimpleNamespace(
+        id="200-0000000005", tenant_name="tenant", event_id="event", relative_priority=7
+    )
     zk: Any = SimpleNamespace(kazoo_client=SimpleNamespace(full_path=str), request_tree=None)
     request, txn = backing_request(zk, label, OWNER, user)
     assert txn.operations[0].path == "/nodepool/requests/200-"
     assert (request.node_types, request.state, request.requestor) == (["big"], REQUESTED, OWNER)
-    assert (request.tenant_name, request.event_id, request.relative_priority) == ("tenant", "event", 7)
+    assert (request.tenant_name, request.event_id, request.relative_priority) == (
+        "tenant",
+        "event",
+        7,
+    )
     for odd in (None, "x", "1-2"):
         request, txn = backing_request(zk, label, OWNER, NodeRequest(odd))
         assert txn.operations[0].path == "/nodepool/requests/100-"
@@ -242,7 +278,9 @@ def test_slot_that_two_nodes_claim_is_a_warning_unless_our_write_is_under_way(
     book.add(backing)
     book.allocate(backing, "0000000002")
     backing.busy = busy
-    slots: Any = SimpleNamespace(lock=threading.RLock(), book=book, log=logging.getLogger("nodepool"), _waiting={})
+    slots: Any = SimpleNamespace(
+        lock=threading.RLock(), book=book, log=logging.getLogger("nodepool"), _waiting={}
+    )
     node = Node("0000000003")
     node.driver_data = {"backing_node": backing.node_id, "slot": 0}
     BackingSlots.note_slot(slots, node)

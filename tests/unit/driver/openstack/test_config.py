@@ -30,7 +30,9 @@ def clouds(monkeypatch):
 
 @pytest.fixture
 def provider():
-    return npconfig.loadConfig(str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
+    return npconfig.loadConfig(
+        str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}
+    ).providers["cloud-1"]
 
 
 @pytest.mark.spec("OST-3.3: Config classes compare equal when fresh and unequal on any change")
@@ -41,7 +43,10 @@ def provider():
         (ProviderCloudImage, ["name", "image_id"]),
         (ProviderLabel, ["name", "networks", "flavor_name"]),
         (ProviderPool, ["name", "max_servers", "max_ram", "azs"]),
-        (lambda: OpenStackProviderConfig(None, {"name": "foo"}), ["name", "max_concurrency", "rate", "cloud_config"]),
+        (
+            lambda: OpenStackProviderConfig(None, {"name": "foo"}),
+            ["name", "max_concurrency", "rate", "cloud_config"],
+        ),
     ],
 )
 def test_configurations_differ_after_any_change(make, attributes):
@@ -67,7 +72,11 @@ def test_provider_options_are_loaded(provider):
     assert provider.rate == 0.5
     assert provider.region_name == "region-1"
     assert (provider.max_concurrency, provider.priority, provider.boot_timeout) == (10, 5, 120)
-    assert (provider.launch_timeout, provider.launch_retries, provider.image_upload_timeout) == (3600, 3, 3600)
+    assert (provider.launch_timeout, provider.launch_retries, provider.image_upload_timeout) == (
+        3600,
+        3,
+        3600,
+    )
     assert (provider.clean_floating_ips, provider.port_cleanup_interval) == (True, 600)
     assert provider.image_name_format == "{image_name}-{timestamp}"
     assert provider.image_type == "qcow2"
@@ -96,9 +105,18 @@ def test_image_options_are_loaded(provider):
 def test_pool_and_labels(provider):
     pool = provider.pools["main"]
     assert pool.provider is provider
-    assert (pool.max_servers, pool.max_cores, pool.max_ram, pool.max_volumes) == (10, 40, math.inf, math.inf)
+    assert (pool.max_servers, pool.max_cores, pool.max_ram, pool.max_volumes) == (
+        10,
+        40,
+        math.inf,
+        math.inf,
+    )
     assert (pool.azs, pool.networks, pool.security_groups) == (["az1"], ["net-1"], ["default"])
-    assert (pool.auto_floating_ip, pool.host_key_checking, pool.use_internal_ip) == (False, True, False)
+    assert (pool.auto_floating_ip, pool.host_key_checking, pool.use_internal_ip) == (
+        False,
+        True,
+        False,
+    )
     assert (pool.ignore_provider_quota, pool.node_attributes) == (False, {"executor-zone": "vpn"})
     label = pool.labels["fake-label"]
     assert label.pool is pool
@@ -128,7 +146,9 @@ def test_clouds_yaml_is_read_at_each_load(tmp_path, monkeypatch):
 
     monkeypatch.delenv("OS_CLIENT_CONFIG_FILE")
     other = tmp_path / "clouds.yaml"
-    other.write_text((CONFIGURATIONS / "clouds.yaml").read_text().replace("username: real", "username: changed"))
+    other.write_text(
+        (CONFIGURATIONS / "clouds.yaml").read_text().replace("username: real", "username: changed")
+    )
     monkeypatch.setattr(loader, "CONFIG_FILES", [str(other)])
     changed = npconfig.loadConfig(str(path))
     assert changed.providers["real"].cloud_config.config["auth"]["username"] == "changed"
@@ -140,18 +160,32 @@ def test_clouds_yaml_is_read_at_each_load(tmp_path, monkeypatch):
 def test_fake_cloud_needs_no_sdk():
     code = (
         "import sys; from nodepool import config;"
-        f"c = config.loadConfig({str(CONFIGURATIONS / 'complete.yaml')!r}, {{'NODEPOOL_PORT': '1'}});"
+        f"c = config.loadConfig({str(CONFIGURATIONS / 'complete.yaml')!r}, {{'NODEPOOL_PORT': "
+        f"'1'}});"
         "from nodepool.driver import Drivers; p = c.providers['cloud-1'];"
-        "a = Drivers.get('fake').getAdapter(p); a.getQuotaLimits(); list(a.listInstances()); a.stop();"
+        "a = Drivers.get('fake').getAdapter(p); a.getQuotaLimits(); list(a.listInstances()); "
+        "a.stop();"
         "print('openstack' in sys.modules, 'keystoneauth1' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.spec("OST-3.1: a missing cloud is refused by validation; the error comes from us, not from the SDK")
+@pytest.mark.spec(
+    "OST-3.1: a missing cloud is refused by validation; the error comes from us, not from the SDK"
+)
 def test_missing_cloud_is_refused(tmp_path):
     path = tmp_path / "nodepool.yaml"
     path.write_text("providers:\n- name: p\n  driver: openstack\n  pools: []\n")
-    (problem,) = [problem for problem in Validation(Source(str(path))).run() if problem.path == "providers[p].cloud"]
-    assert (problem.error, problem.line, problem.text) == (True, 2, "Schema validation failed: required key not provided")
+    (problem,) = [
+        problem
+        for problem in Validation(Source(str(path))).run()
+        if problem.path == "providers[p].cloud"
+    ]
+    assert (problem.error, problem.line, problem.text) == (
+        True,
+        2,
+        "Schema validation failed: required key not provided",
+    )

@@ -57,14 +57,33 @@ def raiser(error: Exception) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("error, told", [
-    (refusal(sdk.ConflictException, 409, "Quota exceeded for resources: ['floatingip']."), exceptions.QuotaException),
-    (refusal(sdk.ForbiddenException, 403, "Maximum number of ports exceeded"), exceptions.QuotaException),
-    (refusal(sdk.ConflictException, 409, "No more IP addresses available on network ext."), exceptions.CapacityException),
-    (refusal(sdk.BadRequestException, 400, "Unable to find any IP address on external network e"), exceptions.CapacityException),
-    (refusal(sdk.BadRequestException, 400, "Bad request"), RefusedByCloud),
-])  # fmt: skip
-def test_what_the_cloud_lacks_is_no_unknown_error(launch: Launch, step: str, error: Exception, told: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (
+            refusal(sdk.ConflictException, 409, "Quota exceeded for resources: ['floatingip']."),
+            exceptions.QuotaException,
+        ),
+        (
+            refusal(sdk.ForbiddenException, 403, "Maximum number of ports exceeded"),
+            exceptions.QuotaException,
+        ),
+        (
+            refusal(sdk.ConflictException, 409, "No more IP addresses available on network ext."),
+            exceptions.CapacityException,
+        ),
+        (
+            refusal(
+                sdk.BadRequestException, 400, "Unable to find any IP address on external network e"
+            ),
+            exceptions.CapacityException,
+        ),
+        (refusal(sdk.BadRequestException, 400, "Bad request"), RefusedByCloud),
+    ],
+)
+def test_what_the_cloud_lacks_is_no_unknown_error(
+    launch: Launch, step: str, error: Exception, told: type[Exception]
+) -> None:
     found = launch(**{step: error})
     assert type(found) is told
     assert str(error) in str(found)
@@ -77,7 +96,8 @@ def test_refusals_tell_what_was_refused(launch: Launch) -> None:
         f"{place} create the server, because of option networks (net-2): Bad network, bad request"
     )
     assert re.fullmatch(
-        f"{place} give server [0-9a-f]+ an address: Bad network, bad request", str(launch(create_floating_ip=bad))
+        f"{place} give server [0-9a-f]+ an address: Bad network, bad request",
+        str(launch(create_floating_ip=bad)),
     )
 
 
@@ -101,25 +121,42 @@ def schema_error(field: str, value: object, wrong: str = "is too long") -> str:
     return f"Invalid input for field/attribute {field}. Value: {value}. {value!r} {wrong}"
 
 
-@pytest.mark.parametrize("text, found", [
-    (schema_error("user_data", ENCODED), "user_data. Value: (omitted), is too long"),
-    (schema_error("my key. Yes", SECRET * 20), "my key. Yes. Value: (omitted), is too long"),
-    (schema_error("a", "b. Value: c is too long", "is not of type 'string', 'null'"),
-     "a. Value: (omitted), is not of type 'string', 'null'"),
-    (schema_error("server", {"name": "n", "metadata": {"a": SECRET}},
-                  "Additional properties are not allowed ('a', 'b' were unexpected)"),
-     "server. Value: (omitted), Additional properties are not allowed ('a', 'b' were unexpected)"),
-    (schema_error("a", SECRET, "cannot be"), "a. Value: (omitted)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (schema_error("user_data", ENCODED), "user_data. Value: (omitted), is too long"),
+        (schema_error("my key. Yes", SECRET * 20), "my key. Yes. Value: (omitted), is too long"),
+        (
+            schema_error("a", "b. Value: c is too long", "is not of type 'string', 'null'"),
+            "a. Value: (omitted), is not of type 'string', 'null'",
+        ),
+        (
+            schema_error(
+                "server",
+                {"name": "n", "metadata": {"a": SECRET}},
+                "Additional properties are not allowed ('a', 'b' were unexpected)",
+            ),
+            "server. Value: (omitted), Additional properties are not allowed ('a', 'b' were "
+            "unexpected)",
+        ),
+        (schema_error("a", SECRET, "cannot be"), "a. Value: (omitted)"),
+    ],
+)
 def test_refused_values_are_left_out(text: str, found: str) -> None:
     found = f"Invalid input for field/attribute {found}"
     assert without_values(text) == found
-    assert without_values(f"BadRequestException: 400: {text}.").rstrip(".") == f"BadRequestException: 400: {found}"
+    assert (
+        without_values(f"BadRequestException: 400: {text}.").rstrip(".")
+        == f"BadRequestException: 400: {found}"
+    )
     assert without_values(found) == found
 
 
 def test_other_texts_are_bounded() -> None:
-    assert without_values("Invalid key_name provided. Value: 7") == "Invalid key_name provided. Value: 7"
+    assert (
+        without_values("Invalid key_name provided. Value: 7")
+        == "Invalid key_name provided. Value: 7"
+    )
     assert len(without_values("x" * 100000)) < 1000
 
 
@@ -134,21 +171,30 @@ class Answer(requests.Response):
 
 
 def transport(answer: Answer, calls: CloudCalls) -> Transport:
-    made = Transport(SimpleNamespace(session=SimpleNamespace(auth=None)), calls, SimpleNamespace(name="p"), LOG)
+    made = Transport(
+        SimpleNamespace(session=SimpleNamespace(auth=None)), calls, SimpleNamespace(name="p"), LOG
+    )
     made.service = lambda _name: SimpleNamespace(request=lambda *_args, **_kw: answer)  # type: ignore[method-assign]
     return made
 
 
-@pytest.mark.parametrize("text", [
-    schema_error("user_data", ENCODED), schema_error("server", {"user_data": ENCODED, "metadata": {"a": SECRET}}, "is wrong"),
-    f"Cannot read {ENCODED} of the user data"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        schema_error("user_data", ENCODED),
+        schema_error("server", {"user_data": ENCODED, "metadata": {"a": SECRET}}, "is wrong"),
+        f"Cannot read {ENCODED} of the user data",
+    ],
+)
 def test_answers_do_not_show_userdata(text: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nowhere: neither in the error nor in what the log and the list of problems have."""
     caplog.set_level(logging.DEBUG)
     calls = CloudCalls("p", classify, {}, log=LOG)
     cloud = transport(Answer(400, text), calls)
     with pytest.raises(sdk.BadRequestException) as caught:
-        cloud.request("create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}})
+        cloud.request(
+            "create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}}
+        )
     LOG.error("Failed:", exc_info=caught.value)
     assert calls.last_error is not None
     assert len(str(caught.value)) < 1200
@@ -159,7 +205,9 @@ def test_answers_do_not_show_userdata(text: str, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_failed_launch_does_not_show_userdata(launch: Launch, step: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_launch_does_not_show_userdata(
+    launch: Launch, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever the client is; the log has the traceback of what the error came from."""
     error = refusal(sdk.BadRequestException, 400, schema_error("user_data", ENCODED))
     error.__cause__ = ValueError(schema_error("some key", SECRET))

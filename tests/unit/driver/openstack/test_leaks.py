@@ -19,18 +19,31 @@ from tests.support.openstack.fake import LOG, advance
 
 Over = Callable[[FakeOpenStackCloud], FakeAdapter]
 KEY = ("disk", "build-1", "p", "0000000001")
-MARKS = {"nodepool_build_id": "build-1", "nodepool_upload_id": "0000000001", "nodepool_provider_name": "p"}
+MARKS = {
+    "nodepool_build_id": "build-1",
+    "nodepool_upload_id": "0000000001",
+    "nodepool_provider_name": "p",
+}
 
 #: As nova makes them of a server; the last one of a server whose disk is a volume.
 SNAPSHOTS = [
-    {"image_type": "snapshot"}, {"image_type": "backup", "instance_uuid": "u"}, {"base_image_ref": "i"},
+    {"image_type": "snapshot"},
+    {"image_type": "backup", "instance_uuid": "u"},
+    {"base_image_ref": "i"},
     {"base_image_ref": "", "bdm_v2": "True", "block_device_mapping": "[]"},
-]  # fmt: skip
+]
 
 
 def image(image_id: str, **more: Any) -> dict[str, Any]:
     """As ``CloudApi.list_images`` has it."""
-    return {"id": image_id, "name": image_id, "protected": False, **MARKS, **more, "properties": MARKS}
+    return {
+        "id": image_id,
+        "name": image_id,
+        "protected": False,
+        **MARKS,
+        **more,
+        "properties": MARKS,
+    }
 
 
 def find_leaks(adapter: Any, node: Any = None, history: SoundHistory | None = None) -> None:
@@ -47,7 +60,9 @@ def find_leaks(adapter: Any, node: Any = None, history: SoundHistory | None = No
 
 
 @pytest.mark.spec("LAU-13.3: the tree may be another one after a new connection")
-def test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_read(over: Over) -> None:
+def test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_read(
+    over: Over,
+) -> None:
     class Lost(SoundHistory):
         def is_current(self, view: View) -> bool:
             return False
@@ -62,22 +77,33 @@ def test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_re
 @pytest.mark.parametrize("marks", SNAPSHOTS, ids=lambda marks: ", ".join(marks))
 def test_a_snapshot_of_a_node_is_no_leaked_image(over: Over, marks: dict[str, str]) -> None:
     """It has the marks of the node's image, whose record vanishes some day."""
-    images = [Dummy(Dummy.IMAGE, **image("leaked")), Dummy(Dummy.IMAGE, **image("snapshot", **marks))]
+    images = [
+        Dummy(Dummy.IMAGE, **image("leaked")),
+        Dummy(Dummy.IMAGE, **image("snapshot", **marks)),
+    ]
     adapter = over(FakeOpenStackCloud(images))
     find_leaks(adapter)
     assert [left["id"] for left in adapter._listImages()] == ["snapshot"]
 
 
 @pytest.mark.parametrize("marks", SNAPSHOTS, ids=lambda marks: ", ".join(marks))
-def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str, str], tmp_path: pathlib.Path) -> None:
+def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(
+    marks: dict[str, str], tmp_path: pathlib.Path
+) -> None:
     deleted: list[str] = []
-    images = [image("left"), image("snapshot", **marks), SimpleNamespace(id="object", properties={**MARKS, **marks})]
+    images = [
+        image("left"),
+        image("snapshot", **marks),
+        SimpleNamespace(id="object", properties={**MARKS, **marks}),
+    ]
     manager = SimpleNamespace(
         listImages=lambda: images,
         discardImage=lambda _name, external_id: deleted.append(external_id),
         removeUnfinishedUpload=lambda _name, _since: None,
     )
-    kazoo = SimpleNamespace(get_children_async=lambda _path: SimpleNamespace(get=lambda timeout: []))
+    kazoo = SimpleNamespace(
+        get_children_async=lambda _path: SimpleNamespace(get=lambda timeout: [])
+    )
     builder: Any = SimpleNamespace(
         session_usable=SimpleNamespace(is_set=lambda: True),
         upload_claims=SimpleNamespace(running=set),
@@ -104,7 +130,16 @@ class Cloud(FakeOpenStackCloud):
     def __init__(self, *servers: str) -> None:
         super().__init__()
         for key in servers:
-            self._server_list.append(Dummy(Dummy.INSTANCE, id=key, name=key, status="ACTIVE", metadata=NODE_MARKS, addresses={}))
+            self._server_list.append(
+                Dummy(
+                    Dummy.INSTANCE,
+                    id=key,
+                    name=key,
+                    status="ACTIVE",
+                    metadata=NODE_MARKS,
+                    addresses={},
+                )
+            )
 
     @property
     def servers(self) -> set[str]:
@@ -114,7 +149,13 @@ class Cloud(FakeOpenStackCloud):
     def addresses(self) -> set[str]:
         return {address["id"] for address in self._floating_ip_list}
 
-    def floating_ip(self, key: str, server: str | None = None, shown: bool = False, marks: dict[str, str] | None = None) -> None:
+    def floating_ip(
+        self,
+        key: str,
+        server: str | None = None,
+        shown: bool = False,
+        marks: dict[str, str] | None = None,
+    ) -> None:
         words = " ".join(f"{name}={value}" for name, value in (marks or NODE_MARKS).items())
         self._floating_ip_list.append(
             {
@@ -142,7 +183,9 @@ class Cloud(FakeOpenStackCloud):
         return super().delete_server(name_or_id, **kwargs)
 
     def delete_floating_ip(self, floating_ip_id: str, **kwargs: Any) -> bool:
-        self._floating_ip_list = [address for address in self._floating_ip_list if address["id"] != floating_ip_id]
+        self._floating_ip_list = [
+            address for address in self._floating_ip_list if address["id"] != floating_ip_id
+        ]
         return True
 
 
@@ -155,12 +198,19 @@ def floating(fake_provider: Any) -> None:
 
 @pytest.mark.parametrize(
     "state, external_id, left",
-    [("ready", "b", {"b"}), ("in-use", "b", {"b"}), ("building", "b", {"a", "b"}), ("ready", None, {"a", "b"})],
+    [
+        ("ready", "b", {"b"}),
+        ("in-use", "b", {"b"}),
+        ("building", "b", {"a", "b"}),
+        ("ready", None, {"a", "b"}),
+    ],
 )
 def test_a_second_server_of_a_node_is_leaked(
     over: Over, floating: None, state: str, external_id: str | None, left: set[str]
 ) -> None:
-    """A creation without an answer was taken for failed; the next attempt has made the node's server."""
+    """A creation without an answer was taken for failed; the next attempt has made the node's
+    server.
+    """
     cloud = Cloud("a", "b")
     find_leaks(over(cloud), record(state, external_id))
     assert cloud.servers == left
@@ -170,7 +220,9 @@ def record(state: str, external_id: str | None) -> Any:
     return SimpleNamespace(id=NODE_MARKS["nodepool_node_id"], state=state, external_id=external_id)
 
 
-def test_the_second_server_of_a_node_leaves_its_floating_ips_alone(over: Over, floating: None) -> None:
+def test_the_second_server_of_a_node_leaves_its_floating_ips_alone(
+    over: Over, floating: None
+) -> None:
     """They have the marks of the same node."""
     cloud = Cloud("a", "b")
     for key, server in (("of-a", "a"), ("of-b", "b"), ("loose", None)):
@@ -181,7 +233,9 @@ def test_the_second_server_of_a_node_leaves_its_floating_ips_alone(over: Over, f
 
 
 def test_floating_ips_go_with_the_server(over: Over, floating: None) -> None:
-    """Also those of an earlier launcher that the server does not show yet, and those that somebody has taken from it."""
+    """Also those of an earlier launcher that the server does not show yet, and those that
+    somebody has taken from it.
+    """
     cloud = Cloud("b")
     cloud.floating_ip("shown", "b", shown=True)
     cloud.floating_ip("not shown", "b")

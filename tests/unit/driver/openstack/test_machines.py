@@ -71,7 +71,9 @@ def looked_at(cloud: Cloud, machine: Any, times: int) -> None:
     wait_for(lambda: machine.advance() or len(cloud.asked) >= until, what=f"{times} looks")
 
 
-@pytest.mark.spec("OST-2.4: done when the listing has it no more; a cloud that keeps deleted servers lists none")
+@pytest.mark.spec(
+    "OST-2.4: done when the listing has it no more; a cloud that keeps deleted servers lists none"
+)
 def test_deleted_and_kept(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
     server = cloud.get_server(advance(create(adapter, label)).external_id)
     assert server is not None
@@ -108,8 +110,13 @@ def test_machine_with_an_id_of_another_driver_does_not_exist(adapter: FakeAdapte
 
 
 @pytest.mark.parametrize("count", [FEW - 2, FEW + 6], ids=["one by one", "listed"])
-@pytest.mark.spec("issue 5: waiting for one object asks for that object; a failed look never harms a healthy launch")
-def test_one_that_cannot_be_looked_at(adapter: FakeAdapter, cloud: Cloud, servers: list[str], count: int) -> None:
+@pytest.mark.spec(
+    "issue 5: waiting for one object asks for that object; a failed look never harms a healthy "
+    "launch"
+)
+def test_one_that_cannot_be_looked_at(
+    adapter: FakeAdapter, cloud: Cloud, servers: list[str], count: int
+) -> None:
     cloud.errors["bad"] = http(500, "cell is down")
     found = dict(adapter._someServers([*servers[:count], "bad", "gone"]))
     assert isinstance(found.pop("bad"), Exception)
@@ -185,8 +192,13 @@ def test_only_a_server_of_the_same_node_is_removed_after_an_unanswered_creation(
     adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
     machine = create(adapter, label)
-    marks = {**METADATA, "nodepool_node_created": METADATA.get("nodepool_node_created") if ours else "1000"}
-    server = cloud.create_server(name=machine.hostname, meta={key: value for key, value in marks.items() if value})
+    marks = {
+        **METADATA,
+        "nodepool_node_created": METADATA.get("nodepool_node_created") if ours else "1000",
+    }
+    server = cloud.create_server(
+        name=machine.hostname, meta={key: value for key, value in marks.items() if value}
+    )
 
     def unanswered(**_kw: Any) -> Any:
         raise http(500)
@@ -197,7 +209,9 @@ def test_only_a_server_of_the_same_node_is_removed_after_an_unanswered_creation(
     assert (machine.external_id == server.id) is ours
 
 
-def test_launch_given_up_while_the_server_is_built_looks_no_more(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
+def test_launch_given_up_while_the_server_is_built_looks_no_more(
+    adapter: FakeAdapter, cloud: Cloud, label: Any
+) -> None:
     cloud.pause_creates = True
     machine = create(adapter, label)
     advance_until(machine, machine.SERVER_CREATING)
@@ -215,7 +229,14 @@ def test_a_creation_asks_for_what_is_configured(
     monkeypatch.setattr(cloud, "create_server", lambda **kw: (asked.append(kw), make(**kw))[1])
     label.networks, label.pool.security_groups = [], []
     advance(create(adapter, label, az="az2"))
-    assert set(asked[-1]) == {"name", "image", "flavor", "config_drive", "availability_zone", "meta"}
+    assert set(asked[-1]) == {
+        "name",
+        "image",
+        "flavor",
+        "config_drive",
+        "availability_zone",
+        "meta",
+    }
     assert asked[-1]["availability_zone"] == "az2"
     monkeypatch.setattr(Networks, "default", {"id": "net-of-clouds-yaml"})
     label.azs, label.server_group, label.volume_size = ["az1"], "group", 7
@@ -240,7 +261,11 @@ def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any
 
 @pytest.mark.spec("OST-2.6: ports DOWN at two looks; a cloud without a network service has none")
 def test_ports_that_stay_down_are_deleted(
-    adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    adapter: FakeAdapter,
+    cloud: Cloud,
+    fake_provider: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     now, looks = [0.0], []
 
@@ -253,7 +278,9 @@ def test_ports_that_stay_down_are_deleted(
     leaks = LeakCleaner(adapter, fake_provider, LOG, lambda: now[0])
     for now[0] in range(0, 3600, 60):
         leaks.run()
-    assert looks == [] and not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert looks == [] and not [
+        record for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     monkeypatch.setattr(adapter._api, "has", lambda _service: True)
     for now[0] in range(3600, 3600 + 3000, 60):
         leaks.run()

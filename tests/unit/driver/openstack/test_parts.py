@@ -1,4 +1,6 @@
-"""Parts of the openstack driver by themselves: kinds of errors, addresses, marks, requests, logins."""
+"""Parts of the openstack driver by themselves: kinds of errors, addresses, marks, requests,
+logins.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api.client import CloudApi, floating_ip_metadata
-from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, classify, retry_after, suspect
+from nodepool.driver.openstack.api.errors import (
+    BadAnswer,
+    CredentialsRefused,
+    TokenRefused,
+    classify,
+    retry_after,
+    suspect,
+)
 from nodepool.driver.openstack.api.images import properties
 from nodepool.driver.openstack.api.networks import Networks, Rules, fill_in
 from nodepool.driver.openstack.api.transport import Transport
@@ -39,24 +48,37 @@ def http(status: int, message: str = "", **headers: str) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(("error", "kind"), [
-    (http(404), ErrorKind.NOT_FOUND),
-    (http(403, "Quota exceeded for cores: Requested 1, but already used 20 of 20 cores"), ErrorKind.QUOTA),
-    (http(413, "VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded for quota 'volumes'."), ErrorKind.QUOTA),
-    (http(403, "Maximum number of ports exceeded"), ErrorKind.QUOTA),
-    (http(413, "Over limit", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
-    (http(429), ErrorKind.THROTTLED),
-    (http(503, "", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
-    (http(503), ErrorKind.TRANSIENT),
-    (http(500), ErrorKind.TRANSIENT),
-    (http(409, "No more IP addresses available on network x"), ErrorKind.CAPACITY),
-    (http(409, "something else"), ErrorKind.OTHER),
-    (http(400, "Invalid key_name provided."), ErrorKind.CONFIGURATION),
-    (http(401), ErrorKind.CONFIGURATION),
-    (BadAnswer("html"), ErrorKind.TRANSIENT),
-    (ConnectionResetError(), ErrorKind.TRANSIENT),
-    (ValueError(), ErrorKind.OTHER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (http(404), ErrorKind.NOT_FOUND),
+        (
+            http(403, "Quota exceeded for cores: Requested 1, but already used 20 of 20 cores"),
+            ErrorKind.QUOTA,
+        ),
+        (
+            http(
+                413,
+                "VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded for quota "
+                "'volumes'.",
+            ),
+            ErrorKind.QUOTA,
+        ),
+        (http(403, "Maximum number of ports exceeded"), ErrorKind.QUOTA),
+        (http(413, "Over limit", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
+        (http(429), ErrorKind.THROTTLED),
+        (http(503, "", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
+        (http(503), ErrorKind.TRANSIENT),
+        (http(500), ErrorKind.TRANSIENT),
+        (http(409, "No more IP addresses available on network x"), ErrorKind.CAPACITY),
+        (http(409, "something else"), ErrorKind.OTHER),
+        (http(400, "Invalid key_name provided."), ErrorKind.CONFIGURATION),
+        (http(401), ErrorKind.CONFIGURATION),
+        (BadAnswer("html"), ErrorKind.TRANSIENT),
+        (ConnectionResetError(), ErrorKind.TRANSIENT),
+        (ValueError(), ErrorKind.OTHER),
+    ],
+)
 def test_errors_of_the_cloud_are_classified(error: Exception, kind: ErrorKind) -> None:
     assert classify(error) is kind
 
@@ -87,7 +109,9 @@ def test_marks_of_floating_ips() -> None:
 
 
 def test_image_properties_are_separated_from_own_metadata() -> None:
-    found = properties({"min_disk": "3", "is_protected": "yes", "own": 7, "none": None, "tags": ("a",)}, "m", None)
+    found = properties(
+        {"min_disk": "3", "is_protected": "yes", "own": 7, "none": None, "tags": ("a",)}, "m", None
+    )
     assert found == {
         "min_disk": 3,
         "protected": True,
@@ -103,11 +127,18 @@ PUBLIC = {"id": "2", "name": "public-net", "router:external": True}
 
 
 def address(addr: str, kind: str = "fixed", mac: str = "m") -> dict[str, Any]:
-    return {"addr": addr, "version": 6 if ":" in addr else 4, "OS-EXT-IPS:type": kind, "OS-EXT-IPS-MAC:mac_addr": mac}
+    return {
+        "addr": addr,
+        "version": 6 if ":" in addr else 4,
+        "OS-EXT-IPS:type": kind,
+        "OS-EXT-IPS-MAC:mac_addr": mac,
+    }
 
 
 def choose(addresses: dict[str, Any], **rules: Any) -> tuple[str, str, str, str]:
-    server = fill_in({"id": "s", "addresses": addresses}, Networks(Rules(**rules), [PRIVATE, PUBLIC]))
+    server = fill_in(
+        {"id": "s", "addresses": addresses}, Networks(Rules(**rules), [PRIVATE, PUBLIC])
+    )
     return server["public_v4"], server["private_v4"], server["public_v6"], server["interface_ip"]
 
 
@@ -119,7 +150,10 @@ def test_addresses_are_chosen_like_the_sdk_does() -> None:
     assert choose({"private": [fixed, floating]}, private=True)[3] == "10.0.0.1"
     assert choose({"public-net": [address("198.51.100.9")]})[0] == "198.51.100.9"
     assert choose({"private": [fixed]}, external=("private",))[0] == "10.0.0.1"
-    both = {"private": [fixed], "public-net": [address("198.51.100.9", mac="n"), address("2001:db8::1", mac="n")]}
+    both = {
+        "private": [fixed],
+        "public-net": [address("198.51.100.9", mac="n"), address("2001:db8::1", mac="n")],
+    }
     assert choose(both, ipv6=True) == ("198.51.100.9", "10.0.0.1", "2001:db8::1", "2001:db8::1")
     assert choose(both)[3] == "198.51.100.9"
     assert choose(both, default="private")[3] == "10.0.0.1"
@@ -127,12 +161,23 @@ def test_addresses_are_chosen_like_the_sdk_does() -> None:
 
 
 @pytest.mark.spec("OST-2.2: a server without addresses gets what the SDK finds with its calls")
-@pytest.mark.parametrize("known", [{}, {"accessIPv4": "203.0.113.9"}, {"accessIPv6": "2001:db8::9"}])
+@pytest.mark.parametrize(
+    "known", [{}, {"accessIPv4": "203.0.113.9"}, {"accessIPv6": "2001:db8::9"}]
+)
 def test_server_without_addresses_needs_no_calls(known: dict[str, str]) -> None:
-    server: Any = {"id": "s", "status": "ACTIVE", "addresses": {}, "accessIPv4": "", "accessIPv6": "", **known}
+    server: Any = {
+        "id": "s",
+        "status": "ACTIVE",
+        "addresses": {},
+        "accessIPv4": "",
+        "accessIPv6": "",
+        **known,
+    }
     cloud = Mock(private=False, force_ipv4=False)
     cloud.get_default_network.return_value = None
-    cloud.get_internal_ipv4_networks.return_value = cloud.get_external_ipv4_networks.return_value = []
+    cloud.get_internal_ipv4_networks.return_value = (
+        cloud.get_external_ipv4_networks.return_value
+    ) = []
     cloud.search_ports.return_value = [{"id": "p"}]
     cloud.search_floating_ips.return_value = [{"id": "f", "fixed_ip_address": "10.0.0.1"}]
     found = meta.add_server_interfaces(cloud, dict(server))
@@ -143,9 +188,16 @@ def test_server_without_addresses_needs_no_calls(known: dict[str, str]) -> None:
     assert choose({}) == ("", "", "", "")
 
 
-@pytest.mark.parametrize("listed, pace, few", [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)])
+@pytest.mark.parametrize(
+    "listed, pace, few",
+    [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)],
+)
 def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
-    over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any, listed: int, pace: float, few: int
+    over: Callable[[FakeOpenStackCloud], FakeAdapter],
+    fake_provider: Any,
+    listed: int,
+    pace: float,
+    few: int,
 ) -> None:
     asked: list[str] = []
 
@@ -174,7 +226,12 @@ def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
 def api_of(service: Any) -> CloudApi:
     """The driver's API over one service, without credentials."""
     client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
-    api = CloudApi(client, CloudCalls("p", classify, {}), SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
+    api = CloudApi(
+        client,
+        CloudCalls("p", classify, {}),
+        SimpleNamespace(name="p"),
+        logging.getLogger("nodepool.test"),
+    )
     api.service = lambda _name: service  # type: ignore[method-assign]
     return api
 
@@ -194,10 +251,16 @@ class Pages:
         self.api = api_of(self)
         self.calls = self.api.calls
 
-    def request(self, path: str, method: str, params: dict[str, str], **_kw: Any) -> requests.Response:
+    def request(
+        self, path: str, method: str, params: dict[str, str], **_kw: Any
+    ) -> requests.Response:
         assert (path, method) == ("/servers/detail", "GET")
         content, header = self.pages[params.get("marker")]
-        return response(200, json.dumps(content).encode(), **({"Link": f'<{header}>; rel="next"'} if header else {}))
+        return response(
+            200,
+            json.dumps(content).encode(),
+            **({"Link": f'<{header}>; rel="next"'} if header else {}),
+        )
 
     def list(self) -> list[str]:
         try:
@@ -206,13 +269,21 @@ class Pages:
             self.calls.stop()
 
 
-@pytest.mark.spec("OST-2.2: paging by servers_links or the Link header; a repeated marker is an error")
+@pytest.mark.spec(
+    "OST-2.2: paging by servers_links or the Link header; a repeated marker is an error"
+)
 @pytest.mark.usefixtures("no_retries")
 def test_repeated_page_of_a_listing_is_an_error() -> None:
     links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
     first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
     last = {"servers": [{"id": "d"}]}
-    pages = Pages({None: (first, None), "b": ({"servers": [{"id": "c"}]}, "http://x/?marker=c"), "c": (last, None)})
+    pages = Pages(
+        {
+            None: (first, None),
+            "b": ({"servers": [{"id": "c"}]}, "http://x/?marker=c"),
+            "c": (last, None),
+        }
+    )
     assert pages.list() == ["a", "b", "c", "d"]
     with pytest.raises(BadAnswer, match="again"):
         Pages({None: (first, None), "b": (first, None)}).list()
@@ -235,9 +306,12 @@ def test_missing_objects_are_an_answer() -> None:
     answers: list[requests.Response] = []
     api = api_of(SimpleNamespace(request=lambda *_args, **_kw: answers.pop(0)))
     questions: list[tuple[Callable[[str], Any], Any]] = [
-        (api.get_server_by_id, None), (api.get_floating_ip_by_id, None),
-        (api.delete_server, False), (api.delete_floating_ip, False), (api.delete_image, False),
-    ]  # fmt: skip
+        (api.get_server_by_id, None),
+        (api.get_floating_ip_by_id, None),
+        (api.delete_server, False),
+        (api.delete_floating_ip, False),
+        (api.delete_image, False),
+    ]
     for ask, missing in questions:
         answers.append(response(404, NOT_FOUND))
         assert ask("s") is missing
@@ -339,7 +413,9 @@ def test_threads_share_a_login_and_its_failure(
         assert len(auth.logins) == 1
 
 
-def test_a_token_is_renewed_when_it_expires_or_is_refused(transport: Transport, auth: Auth, threads: ThreadPoolExecutor) -> None:
+def test_a_token_is_renewed_when_it_expires_or_is_refused(
+    transport: Transport, auth: Auth, threads: ThreadPoolExecutor
+) -> None:
     for before, refused in ((token("old", expired=True), None), (token("old"), "old")):
         auth.auth_ref, auth.logins = before, []
         caller = threads.submit(transport.authenticate, refused)
@@ -351,14 +427,18 @@ def test_a_token_is_renewed_when_it_expires_or_is_refused(transport: Transport, 
     assert len(auth.logins) == 1, "another thread has renewed it"
 
 
-def test_a_login_that_comes_too_late_is_not_repeated(transport: Transport, auth: Auth, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_that_comes_too_late_is_not_repeated(
+    transport: Transport, auth: Auth, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The token became valid between the check and the login."""
     auth.auth_ref = token("new")
     transport._log_in(auth, "old")
     assert auth.logins == []
 
 
-def test_a_call_is_repeated_once_with_a_new_token(transport: Transport, auth: Auth, threads: ThreadPoolExecutor) -> None:
+def test_a_call_is_repeated_once_with_a_new_token(
+    transport: Transport, auth: Auth, threads: ThreadPoolExecutor
+) -> None:
     auth.auth_ref = token("old")
     tried: list[str] = []
     done = threading.Event()
@@ -390,10 +470,15 @@ def test_plug_ins_without_tokens_do_not_log_in() -> None:
 def test_a_service_is_discovered_once(transport: Transport) -> None:
     """An unreadable version document is no discovery; the SDK must forget it."""
     urls = ["http://cloud/compute", "http://cloud/compute/v2.1", "http://cloud/compute"]
-    proxy = SimpleNamespace(endpoint_override=None, get_endpoint=lambda: urls.pop(0), service_type="compute")
+    proxy = SimpleNamespace(
+        endpoint_override=None, get_endpoint=lambda: urls.pop(0), service_type="compute"
+    )
     client: Any = transport.client
     client.compute, client._proxies = proxy, {"compute": proxy}
-    with pytest.raises(RuntimeError, match="the compute service of cloud c does not report its versions at http://cloud/compute"):
+    with pytest.raises(
+        RuntimeError,
+        match="the compute service of cloud c does not report its versions at http://cloud/compute",
+    ):
         transport.service("compute")
     assert client._proxies == {}
     assert transport.service("compute") is proxy
@@ -426,12 +511,20 @@ def test_version_document_without_versions_is_read_again(transport: Transport) -
                 found = get_discovery(session, url, authenticated=False).version_data()
                 return str(found[0]["url"]) if found else url
 
-            proxy = SimpleNamespace(endpoint_override=None, get_endpoint=endpoint, service_type="compute")
+            proxy = SimpleNamespace(
+                endpoint_override=None, get_endpoint=endpoint, service_type="compute"
+            )
             client: Any = transport.client
             client.session, client.compute, client._proxies = session, proxy, {}
             with pytest.raises(RuntimeError, match="does not report its versions"):
                 transport.service("compute")
-            document["versions"] = [{"id": "v2.1", "status": "CURRENT", "links": [{"rel": "self", "href": f"{url}/v2.1/"}]}]
+            document["versions"] = [
+                {
+                    "id": "v2.1",
+                    "status": "CURRENT",
+                    "links": [{"rel": "self", "href": f"{url}/v2.1/"}],
+                }
+            ]
             assert transport.service("compute") is proxy
         finally:
             server.shutdown()

@@ -1,4 +1,6 @@
-"""The request handler as a state machine: its table is complete, and in any order of events it ends once and keeps nothing."""
+"""The request handler as a state machine: its table is complete, and in any order of events it
+ends once and keeps nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kazoo.exceptions import BadVersionError, ConnectionLoss, NoAuthError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+)
 from kazoo.protocol.serialization import Create, SetData
 
 from nodepool.base.clock import SYSTEM
@@ -20,7 +29,17 @@ from nodepool.base.problems import LabelProblems
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.life import NOT_ALLOWED
-from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
+from nodepool.driver.request.state import (
+    ADMISSION,
+    BUSY,
+    CATCH_UP,
+    NEXT,
+    Admission,
+    Event,
+    How,
+    Outcome,
+    State,
+)
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
@@ -31,7 +50,9 @@ def test_the_tables_are_complete() -> None:
     assert all(set(row) == set(Event) for row in ADMISSION.values())
     assert not NEXT[State.ENDED]
     assert set(ADMISSION[State.ENDED].values()) == {Admission.IGNORE}
-    assert all(State.ENDED in following for state, following in NEXT.items() if state is not State.ENDED)
+    assert all(
+        State.ENDED in following for state, following in NEXT.items() if state is not State.ENDED
+    )
 
 
 def test_what_waits_for_an_answer_is_taken_up_after_it() -> None:
@@ -41,7 +62,9 @@ def test_what_waits_for_an_answer_is_taken_up_after_it() -> None:
                 assert state in BUSY
                 assert event in CATCH_UP
             if state in BUSY:
-                assert admission is not Admission.ACT or event is Event.DROP  # nothing is written twice at a time
+                assert (
+                    admission is not Admission.ACT or event is Event.DROP
+                )  # nothing is written twice at a time
 
 
 class Pool:
@@ -57,7 +80,9 @@ class Pool:
         self.outcomes: list[Outcome] = []
         self.creators: set[int] = set()
         self.capacity = self
-        self.nodepool = SimpleNamespace(clock=SYSTEM, claims=self.claims, decline=lambda *_args: None)
+        self.nodepool = SimpleNamespace(
+            clock=SYSTEM, claims=self.claims, decline=lambda *_args: None
+        )
 
     def getZK(self) -> Any:
         return self.world.zk
@@ -66,10 +91,14 @@ class Pool:
         return SimpleNamespace(name="p")
 
     def getPoolConfig(self) -> Any:
-        return SimpleNamespace(name="main", labels={"small": None}, max_servers=9, node_attributes=None)
+        return SimpleNamespace(
+            name="main", labels={"small": None}, max_servers=9, node_attributes=None
+        )
 
     def getProviderManager(self) -> Any:
-        return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=LabelProblems("p"))
+        return SimpleNamespace(
+            errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=LabelProblems("p")
+        )
 
     def blocks(self, _handler: Any) -> bool:
         return self.paused
@@ -115,16 +144,29 @@ class World:
         self.request.state = zk.REQUESTED
         self.request.stat = SimpleNamespace(version=0)
         free = {f"r{i}": self._ready(f"r{i}") for i in range(ready)}
-        tree = SimpleNamespace(iter_free=lambda *_key: list(free), get=free.get, is_locked=lambda _id: False, lock_dirs=set())
-        client = SimpleNamespace(full_path=lambda path: path, abandoned=SimpleNamespace(add=lambda _path: None))
+        tree = SimpleNamespace(
+            iter_free=lambda *_key: list(free),
+            get=free.get,
+            is_locked=lambda _id: False,
+            lock_dirs=set(),
+        )
+        client = SimpleNamespace(
+            full_path=lambda path: path, abandoned=SimpleNamespace(add=lambda _path: None)
+        )
         synced = threading.Event()
         synced.set()
         self.zk: Any = SimpleNamespace(
             node_tree=tree,
             request_tree=SimpleNamespace(get=lambda _id: self.request, synced=synced),
             kazoo_client=client,
-            reservations=SimpleNamespace(reserve=lambda key, *_args: self.promises.add(key), release=self.promises.discard),
-            writer=SimpleNamespace(submit=lambda txn, then=None: self.sent.append((txn, then)) if then is not None else None),
+            reservations=SimpleNamespace(
+                reserve=lambda key, *_args: self.promises.add(key), release=self.promises.discard
+            ),
+            writer=SimpleNamespace(
+                submit=lambda txn, then=None: (
+                    self.sent.append((txn, then)) if then is not None else None
+                )
+            ),
             make_room=lambda _provider, _pool: None,
             getNodeRequest=lambda _id: self.request.copy() if self.request is not None else None,
         )
@@ -158,7 +200,11 @@ class World:
             if isinstance(operation, Create):
                 results.append(f"{operation.path}{self.numbers:010}")
             else:
-                results.append(SimpleNamespace(version=1, mtime=0, ctime=0) if isinstance(operation, SetData) else True)
+                results.append(
+                    SimpleNamespace(version=1, mtime=0, ctime=0)
+                    if isinstance(operation, SetData)
+                    else True
+                )
         then(results, None)
 
     def refusal(self, kind: str) -> BaseException:
@@ -169,9 +215,17 @@ class World:
         path = (
             txn.operations[0].path
             if kind != "version"
-            else next((op.path for op in txn.operations if isinstance(op, SetData)), txn.operations[0].path)
+            else next(
+                (op.path for op in txn.operations if isinstance(op, SetData)),
+                txn.operations[0].path,
+            )
         )
-        cause = {"version": BadVersionError, "gone": NoNodeError, "exists": NodeExistsError, "held": NotEmptyError}[kind]
+        cause = {
+            "version": BadVersionError,
+            "gone": NoNodeError,
+            "exists": NodeExistsError,
+            "held": NotEmptyError,
+        }[kind]
         return TransactionFailed(0, cause(), path)
 
 
@@ -261,7 +315,9 @@ def test_refusal_that_is_no_conflict_is_not_tried_again_at_once() -> None:
 def test_end_that_may_not_be_written_is_not_tried_again_at_once() -> None:
     world = World(9, 0)
     happen(world, "decline")
-    world.sent.pop(0)[1](None, TransactionFailed(0, NoAuthError(), paths.request_lock("100-0000000001")))
+    world.sent.pop(0)[1](
+        None, TransactionFailed(0, NoAuthError(), paths.request_lock("100-0000000001"))
+    )
     world.steps()
     assert world.sent == [] and world.pool.outcomes == [Outcome(How.DROPPED, NOT_ALLOWED)]
 
@@ -276,7 +332,9 @@ def test_request_whose_lock_is_lost_is_not_written_again() -> None:
     assert world.sent == [] and world.pool.outcomes == [Outcome(How.DROPPED)]
 
 
-def test_capacity_of_nodes_that_were_not_created_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_of_nodes_that_were_not_created_is_offered_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, released = World(9, 0), Mock()
     monkeypatch.setattr(world.pool, "promise_released", released)
     happen(world, "run")
@@ -289,7 +347,9 @@ def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     world = World(room, ready)
     handler = world.handler
     errors: list[logging.LogRecord] = []
-    handler.log.logger.addFilter(lambda record: errors.append(record) or True if record.levelno >= logging.ERROR else True)
+    handler.log.logger.addFilter(
+        lambda record: errors.append(record) or True if record.levelno >= logging.ERROR else True
+    )
     for event in events:
         happen(world, event)
         assert len(world.pool.outcomes) == int(handler.done)
@@ -310,11 +370,17 @@ def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     assert not errors
 
 
-@pytest.mark.parametrize(("events", "how"), [
-    (["run", "ok", "ok", "ready", "ready", "ok"], How.FULFILLED), (["run", "ok", "ok", "ready", "failed", "ok"], How.DECLINED),
-    (["run", "hand_back", "ok", "ok", "ready", "ready", "ok", "ok"], How.RETURNED), (["hand_back"], How.REFUSED),
-    (["run", "connection"], How.DROPPED), (["run", "ok", "ok", "removed", "ready", "ready", "ok"], How.REMOVED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "how"),
+    [
+        (["run", "ok", "ok", "ready", "ready", "ok"], How.FULFILLED),
+        (["run", "ok", "ok", "ready", "failed", "ok"], How.DECLINED),
+        (["run", "hand_back", "ok", "ok", "ready", "ready", "ok", "ok"], How.RETURNED),
+        (["hand_back"], How.REFUSED),
+        (["run", "connection"], How.DROPPED),
+        (["run", "ok", "ok", "removed", "ready", "ready", "ok"], How.REMOVED),
+    ],
+)
 def test_pool_gets_one_outcome_for_each_way_to_end(events: list[str], how: How) -> None:
     world = World(9, 0)
     for event in events:
@@ -355,7 +421,10 @@ def test_error_of_a_check_is_raised_to_its_caller_and_the_check_is_repeated() ->
     handler: Any = world.handler
     for event in ("run", "ok", "ok"):
         happen(world, event)
-    check, handler.launchesComplete = handler.launchesComplete, Mock(side_effect=ValueError("no idea"))
+    check, handler.launchesComplete = (
+        handler.launchesComplete,
+        Mock(side_effect=ValueError("no idea")),
+    )
     with pytest.raises(ValueError, match="no idea"):
         handler.poll()
     handler.launchesComplete = check
@@ -372,7 +441,10 @@ def test_error_of_a_driver_while_quota_is_promised_is_a_problem_of_the_labels() 
         happen(pool.world, event)
     assert [outcome.how for outcome in pool.outcomes] == [How.DECLINED]
     (problem,) = manager.label_problems.listed()
-    assert problem.label == "small" and "pool main: its driver failed: ValueError('no idea')" in problem.text
+    assert (
+        problem.label == "small"
+        and "pool main: its driver failed: ValueError('no idea')" in problem.text
+    )
 
 
 def test_request_that_cannot_be_checked_yet_is_withdrawn_until_the_limits_are_known() -> None:
@@ -381,7 +453,9 @@ def test_request_that_cannot_be_checked_yet_is_withdrawn_until_the_limits_are_kn
     pool.getProviderManager = lambda: Mock(spec=QuotaSupport, when_limits_known=woken)
     pool.world.handler.decline_reasons = Mock(side_effect=pending)
     pool.world.handler.run()
-    assert [(outcome.how, outcome.wait_for) for outcome in pool.outcomes] == [(How.WITHDRAWN, pending.reason)]
+    assert [(outcome.how, outcome.wait_for) for outcome in pool.outcomes] == [
+        (How.WITHDRAWN, pending.reason)
+    ]
     woken.assert_called_once_with(pool.limits_known)
 
 

@@ -79,19 +79,32 @@ class Manager:
         return SimpleNamespace(get_resources=dict)
 
     def launch(self, name: str, prepare: bool = False) -> StateMachineNodeLauncher:
-        image = SimpleNamespace(name="i", username="", python_path="", shell_type="", connection_port=22, connection_type="ssh")
+        image = SimpleNamespace(
+            name="i",
+            username="",
+            python_path="",
+            shell_type="",
+            connection_port=22,
+            connection_type="ssh",
+        )
         label = SimpleNamespace(name=name, diskimage=None, cloud_image=image)
         handler: Any = SimpleNamespace(
-            pw=SimpleNamespace(nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None),
+            pw=SimpleNamespace(
+                nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None
+            ),
             manager=self,
-            zk=SimpleNamespace(storeNode=lambda _node: None, feed=None, cluster=SimpleNamespace(id="")),
+            zk=SimpleNamespace(
+                storeNode=lambda _node: None, feed=None, cluster=SimpleNamespace(id="")
+            ),
             launchesComplete=lambda: True,
             request=SimpleNamespace(event_id="e", id="r", requestor="x"),
             pool=SimpleNamespace(name="pool", labels={name: label}),
         )
         node = zk.Node("0001")
         node.type, node.state, node.provider = [name], zk.BUILDING, "p"
-        launcher = StateMachineNodeLauncher(handler, node, SimpleNamespace(name="p", launch_retries=3, launch_timeout=100))
+        launcher = StateMachineNodeLauncher(
+            handler, node, SimpleNamespace(name="p", launch_retries=3, launch_timeout=100)
+        )
         if prepare:
             launcher.prepare()
         launcher.launch()
@@ -157,10 +170,16 @@ class Observed(zk.Node):
         super().__setattr__(name, value)
 
 
-@pytest.mark.spec("LAU-7.4: a request is fulfilled together with the state of its nodes, however close they come")
+@pytest.mark.spec(
+    "LAU-7.4: a request is fulfilled together with the state of its nodes, however close they come"
+)
 @pytest.mark.parametrize("state", [zk.READY, zk.ABORTED])
-def test_who_sees_the_end_of_a_launch_knows_that_it_is_to_be_written(manager: Manager, state: str) -> None:
-    """The pool looks at all nodes of a request when one is ready; another may become ready at that moment."""
+def test_who_sees_the_end_of_a_launch_knows_that_it_is_to_be_written(
+    manager: Manager, state: str
+) -> None:
+    """The pool looks at all nodes of a request when one is ready; another may become ready at
+    that moment.
+    """
     launcher = manager.launch("good")
     node = Observed("0002")
     node.type, node.state = ["good"], zk.BUILDING
@@ -181,14 +200,18 @@ def test_machine_that_exists_when_the_quota_refuses_the_rest_is_known_for_its_de
     manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager, "invalidateQuotaCache", lambda: None, raising=False)
-    monkeypatch.setattr(manager, "refusals", SimpleNamespace(failed=lambda *_args, **_options: None), raising=False)
+    monkeypatch.setattr(
+        manager, "refusals", SimpleNamespace(failed=lambda *_args, **_options: None), raising=False
+    )
     monkeypatch.setattr(manager.adapter, "healthy", Short())
     launcher = manager.launch("good")
     wait_for(lambda: launcher.complete)
     assert (launcher.node.state, launcher.node.external_id) == (zk.ABORTED, "i-1")
 
 
-def test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[str] = []
 
     def submit(txn: Any, then: Any) -> None:
@@ -204,7 +227,12 @@ def test_id_of_a_machine_is_written_again_if_zookeeper_did_not_take_it(manager: 
     monkeypatch.setattr("nodepool.driver.statemachine.launcher.Txn", lambda _client: Transaction())
     launcher = manager.launch("good")
     wait_for(lambda: manager.adapter.healthy.passes)
-    client = {"kazoo_client": None, "node_tree": None, "_nodePath": str, "writer": SimpleNamespace(submit=submit)}
+    client = {
+        "kazoo_client": None,
+        "node_tree": None,
+        "_nodePath": str,
+        "writer": SimpleNamespace(submit=submit),
+    }
     vars(launcher.zk).update(client)
     launcher.node.lock = LockHandle("/lock", "/lock/1", 1)
     manager.adapter.healthy.external_id = "i-1"

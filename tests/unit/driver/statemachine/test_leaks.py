@@ -13,7 +13,9 @@ from nodepool.driver.statemachine.model import Resource
 from nodepool.zk.cluster import CLUSTER_ID, NODE_ID
 from tests.support.histories import SoundHistory
 
-NODE = SimpleNamespace(id="0000000007", state="ready", external_id="machine", created_time=None, stat=None)
+NODE = SimpleNamespace(
+    id="0000000007", state="ready", external_id="machine", created_time=None, stat=None
+)
 
 
 class Cloud:
@@ -57,7 +59,9 @@ def search(cloud: Any, tree: Any, runs: int) -> LeakSearch:
 
 
 @pytest.mark.parametrize("runs, deleted", [(1, []), (2, ["machine"])])
-def test_machine_without_a_record_is_deleted_when_it_was_seen_twice(runs: int, deleted: list[str]) -> None:
+def test_machine_without_a_record_is_deleted_when_it_was_seen_twice(
+    runs: int, deleted: list[str]
+) -> None:
     cloud = Cloud()
     search(cloud, Tree([], []), runs)
     assert cloud.deleted == deleted

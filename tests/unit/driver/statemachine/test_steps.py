@@ -44,7 +44,11 @@ def test_machine_advances_when_its_call_ends_and_returns_the_instance_at_complet
     machine = Machine(steps)
     for _ in range(3):
         assert machine.advance() is None
-        assert (machine.waiting_future, machine.next_wake, machine.external_id) == (call, None, None)
+        assert (machine.waiting_future, machine.next_wake, machine.external_id) == (
+            call,
+            None,
+            None,
+        )
     call.set_result("i-1")
     assert machine.advance() is None
     assert (machine.waiting_future, machine.next_wake, machine.external_id) == (None, 5.0, "i-1")
@@ -76,7 +80,10 @@ def test_result_that_arrives_after_abandonment_is_undone_once() -> None:
     late, canceled, failed = (Future[str](), Future[str](), Future[str]())
     late.set_running_or_notify_cancel()
     failed.set_exception(ValueError())
-    machines = {call: Machine(lambda machine, call=call: machine.call(call, undone.append)) for call in (late, canceled, failed)}
+    machines = {
+        call: Machine(lambda machine, call=call: machine.call(call, undone.append))
+        for call in (late, canceled, failed)
+    }
     for call in late, canceled:
         machines[call].advance()
     with pytest.raises(ValueError):

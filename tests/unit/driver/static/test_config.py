@@ -21,7 +21,11 @@ def load(*providers: dict[str, Any], labels: tuple[str, ...] = ("a", "b", "c")) 
 
 
 def provider(*nodes: dict[str, Any], name: str = "static-provider", **pool: Any) -> dict[str, Any]:
-    return {"name": name, "driver": "static", "pools": [{"name": "main", "nodes": list(nodes), **pool}]}
+    return {
+        "name": name,
+        "driver": "static",
+        "pools": [{"name": "main", "nodes": list(nodes), **pool}],
+    }
 
 
 def test_omitted_options_of_a_node_have_the_documented_defaults() -> None:
@@ -53,7 +57,9 @@ def test_omitted_options_of_a_node_have_the_documented_defaults() -> None:
 
 @pytest.mark.spec("STA-1: a label string is split at blanks in both places")
 def test_label_strings_are_split() -> None:
-    config = load(provider({"name": "host1", "labels": "a b"}, {"name": "host2", "labels": ["b", "c"]}))
+    config = load(
+        provider({"name": "host1", "labels": "a b"}, {"name": "host2", "labels": ["b", "c"]})
+    )
     pool = config.providers["static-provider"].pools["main"]
     assert isinstance(pool, StaticPool)
     assert pool.nodes[0]["labels"] == ["a", "b"]
@@ -145,11 +151,18 @@ def test_same_host_with_another_user_or_port_is_another_host() -> None:
     )
     found = config.providers["static-provider"]
     assert isinstance(found, StaticProviderConfig)
-    assert set(found.hosts()) == {NodeTuple("h", "zuul", 22), NodeTuple("h", "other", 22), NodeTuple("h", "zuul", 5986)}
+    assert set(found.hosts()) == {
+        NodeTuple("h", "zuul", 22),
+        NodeTuple("h", "other", 22),
+        NodeTuple("h", "zuul", 5986),
+    }
 
 
 def test_same_host_in_two_providers_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    load(provider({"name": "h", "labels": "a"}), provider({"name": "h", "labels": "a"}, name="second"))
+    load(
+        provider({"name": "h", "labels": "a"}),
+        provider({"name": "h", "labels": "a"}, name="second"),
+    )
     assert "static-provider and second" in caplog.text
 
 

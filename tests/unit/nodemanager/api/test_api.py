@@ -23,13 +23,17 @@ from nodepool.nodemanager.api.methods import (
     Caller,
     Fault,
     Program,
-)  # fmt: skip
+)
 from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.config import parse
 from tests.support.nodemanager.node import MemoryNode, delegate, sliver
 
 A, B = Caller(SLIVER, "a"), Caller(SLIVER, "b")
-THE_ROOT, LAUNCHER, SNOOP = Caller(ROOT, "root"), Caller(CONTROLLER, "nl01"), Caller(DELEGATE, "del_snoop")
+THE_ROOT, LAUNCHER, SNOOP = (
+    Caller(ROOT, "root"),
+    Caller(CONTROLLER, "nl01"),
+    Caller(DELEGATE, "del_snoop"),
+)
 SEED = [
     "Help",
     "DumpDatabase",
@@ -51,7 +55,11 @@ def node(tmp_path: pathlib.Path) -> Iterator[MemoryNode]:
         "test",
         None,
         [
-            sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[("del_snoop", "GetRSpec"), ("b", "Destroy")]),
+            sliver(
+                "a",
+                rspec={"nm_cpu_guaranteed_share": 400},
+                delegations=[("del_snoop", "GetRSpec"), ("b", "Destroy")],
+            ),
             sliver("b"),
             sliver("lazy", plc_instantiated=False),
             sliver("broken"),
@@ -93,7 +101,9 @@ def test_wrong_argument_count_is_reported_with_the_expected_one(node: MemoryNode
 
 
 @pytest.mark.spec("NM-A.8: 102 first argument is no sliver name")
-@pytest.mark.parametrize("name", ["nobody", "a/b", "a\n", "../a", "", 7, None, ["a"], {"a": 1}, "A", "x" * 100_000])
+@pytest.mark.parametrize(
+    "name", ["nobody", "a/b", "a\n", "../a", "", 7, None, ["a"], {"a": 1}, "A", "x" * 100_000]
+)
 def test_unknown_sliver_is_refused_as_first_argument(node: MemoryNode, name: Any) -> None:
     assert fault(node, THE_ROOT, "GetRSpec", name).code == 102
 
@@ -112,7 +122,13 @@ def test_order_of_checks(node: MemoryNode) -> None:
 def test_calls_need_the_target_itself_root_or_a_delegation(node: MemoryNode) -> None:
     for caller in (A, THE_ROOT, LAUNCHER, SNOOP):
         assert node.api.call(caller, "GetRSpec", ("a",))["nm_cpu_guaranteed_share"] == 400
-    for caller in (B, Caller(DELEGATE, "other"), Caller(OTHER, "root"), Caller(CERTIFICATE, "root"), Caller(OTHER, "")):
+    for caller in (
+        B,
+        Caller(DELEGATE, "other"),
+        Caller(OTHER, "root"),
+        Caller(CERTIFICATE, "root"),
+        Caller(OTHER, ""),
+    ):
         assert fault(node, caller, "GetRSpec", "a").code == 108
     for method in set(SEED) - {"Help", "GetRSpec", "DumpDatabase", "SetLoans"}:
         assert fault(node, SNOOP, method, "a").code == 108
@@ -134,10 +150,15 @@ def test_methods_of_a_delegate(node: MemoryNode) -> None:
 def test_only_root_can_dump_the_database_as_json(node: MemoryNode) -> None:
     for caller in (A, LAUNCHER, SNOOP):
         assert fault(node, caller, "DumpDatabase").code == 108
-    assert json.loads(node.api.call(THE_ROOT, "DumpDatabase", ()))["records"]["sliver_a"]["source"] == "test"
+    assert (
+        json.loads(node.api.call(THE_ROOT, "DumpDatabase", ()))["records"]["sliver_a"]["source"]
+        == "test"
+    )
 
 
-@pytest.mark.spec("NM-A.7: SetLoans with one argument, a bare triple; and with (own name, [triple, ...])")
+@pytest.mark.spec(
+    "NM-A.7: SetLoans with one argument, a bare triple; and with (own name, [triple, ...])"
+)
 def test_loans_are_set_with_one_argument_or_with_the_own_name(node: MemoryNode) -> None:
     triple = ["b", "nm_cpu_guaranteed_share", 200]
     for arguments in ((triple,), ([triple],), ("a", triple), ("a", [triple])):
@@ -173,7 +194,15 @@ def test_launchers_can_store_records(node: MemoryNode) -> None:
     assert node.sliver_record("np1")["plc_instantiated"] is True  # type: ignore[index]
     node.api.call(LAUNCHER, "PutRecord", ({**record, "plc_instantiated": False},))
     assert node.sliver_record("np1")["plc_instantiated"] is False  # type: ignore[index]
-    for wrong in (None, "x", {}, delegate("d"), {"type": "bwcap"}, {**record, "name": "a/b"}, {**record, "rspec": {"x": 1}}):
+    for wrong in (
+        None,
+        "x",
+        {},
+        delegate("d"),
+        {"type": "bwcap"},
+        {**record, "name": "a/b"},
+        {**record, "rspec": {"x": 1}},
+    ):
         assert fault(node, LAUNCHER, "PutRecord", wrong).code == 102
     assert "belongs to" in fault(node, LAUNCHER, "PutRecord", {**record, "name": "a"}).text
     assert "expired" in fault(node, LAUNCHER, "PutRecord", {**record, "expiry": 5}).text
@@ -198,7 +227,12 @@ def test_delegations_by_kind(node: MemoryNode) -> None:
             sliver("del_snoop"),
             sliver(
                 "watched",
-                delegations=[("del_snoop", "GetRSpec"), ("b", "GetRSpec"), ("monitor", "GetRSpec"), ("lazy", "GetRSpec")],
+                delegations=[
+                    ("del_snoop", "GetRSpec"),
+                    ("b", "GetRSpec"),
+                    ("monitor", "GetRSpec"),
+                    ("lazy", "GetRSpec"),
+                ],
             ),
         ],
         False,
@@ -206,13 +240,21 @@ def test_delegations_by_kind(node: MemoryNode) -> None:
     for caller in (SNOOP, B, Caller(CERTIFICATE, "monitor")):
         assert node.api.call(caller, "GetRSpec", ("watched",))
     for kind in (SLIVER, OTHER, CERTIFICATE):
-        assert fault(node, Caller(kind, "del_snoop"), "GetRSpec", "watched").code == 108, "it is the delegate's name"
-    assert fault(node, Caller(OTHER, "monitor"), "GetRSpec", "watched").code == 108, "an account of the host"
+        assert fault(node, Caller(kind, "del_snoop"), "GetRSpec", "watched").code == 108, (
+            "it is the delegate's name"
+        )
+    assert fault(node, Caller(OTHER, "monitor"), "GetRSpec", "watched").code == 108, (
+        "an account of the host"
+    )
     for kind in (OTHER, CERTIFICATE):
-        assert fault(node, Caller(kind, "lazy"), "GetRSpec", "watched").code == 108, "it is the sliver's name"
+        assert fault(node, Caller(kind, "lazy"), "GetRSpec", "watched").code == 108, (
+            "it is the sliver's name"
+        )
 
 
-@pytest.mark.spec("issue 10, F16: changes of callers that are neither root nor controller are limited")
+@pytest.mark.spec(
+    "issue 10, F16: changes of callers that are neither root nor controller are limited"
+)
 def test_too_many_changes(node: MemoryNode) -> None:
     for _ in range(api_methods.CHANGES_SAVED + 1):
         node.api.call(A, "SetLoans", ([],))
@@ -229,7 +271,10 @@ def test_too_many_changes(node: MemoryNode) -> None:
 
 @pytest.mark.spec("issue 10, F16: texts chosen by others are cleaned before they get into faults")
 def test_foreign_texts_are_cleaned_in_faults() -> None:
-    assert str(Fault(104, "a\x1b[2J\x9bb\r\nforged line\u202e\x00")) == "a\ufffd[2J\ufffdb forged line\ufffd\ufffd"
+    assert (
+        str(Fault(104, "a\x1b[2J\x9bb\r\nforged line\u202e\x00"))
+        == "a\ufffd[2J\ufffdb forged line\ufffd\ufffd"
+    )
     assert clean("two  spaces, umlauts: ü") == "two  spaces, umlauts: ü"
 
 
@@ -237,7 +282,11 @@ def test_wait_is_parked(node: MemoryNode) -> None:
     found = node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 1000))
     assert isinstance(found, api_methods.Parked)
     assert (found.sliver, found.timeout, found.check()) == ("late", api_methods.MAX_WAIT, None)
-    assert node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 0)) == found.late == {"name": "late", "state": "waiting"}
+    assert (
+        node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 0))
+        == found.late
+        == {"name": "late", "state": "waiting"}
+    )
     node.deliver("test", None, [sliver("late")], False)
     assert found.check()["name"] == "late"
 
@@ -249,21 +298,26 @@ def test_only_launchers_and_root_run_programs(node: MemoryNode, caller: Caller) 
         assert isinstance(node.api.call(permitted, "Exec", ["a", ["id"], {}]), Program)
 
 
-@pytest.mark.parametrize(("argv", "options", "text"), [
-    ("id", {}, "argv must be a list with the program and its arguments"),
-    ([], {}, "argv must be a list with the program and its arguments"),
-    (["id", 1], {}, "argv must be a text"),
-    ([b"i\0d"], {}, "argv must have at most"),
-    (["x" * 131072], {}, "argv must have at most 131071 characters and no NUL"),
-    (["id"], [], "options must be a dictionary"),
-    (["id"], {"cwd": "/"}, "options must be a dictionary with user"),
-    (["id"], {"env": ["A=B"]}, "options must be a dictionary with user"),
-    (["id"], {"env": {"A": 1}}, "env: A must be a text"),
-    (["id"], {"env": {"A=B": "1"}}, "env: a name must not be empty or contain '='"),
-    (["id"], {"env": {"": "1"}}, "env: a name must not be empty or contain '='"),
-    (["id"], {"user": None}, "user must be a text"),
-])  # fmt: skip
-def test_invalid_program_is_refused_with_the_reason(node: MemoryNode, argv: Any, options: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("argv", "options", "text"),
+    [
+        ("id", {}, "argv must be a list with the program and its arguments"),
+        ([], {}, "argv must be a list with the program and its arguments"),
+        (["id", 1], {}, "argv must be a text"),
+        ([b"i\0d"], {}, "argv must have at most"),
+        (["x" * 131072], {}, "argv must have at most 131071 characters and no NUL"),
+        (["id"], [], "options must be a dictionary"),
+        (["id"], {"cwd": "/"}, "options must be a dictionary with user"),
+        (["id"], {"env": ["A=B"]}, "options must be a dictionary with user"),
+        (["id"], {"env": {"A": 1}}, "env: A must be a text"),
+        (["id"], {"env": {"A=B": "1"}}, "env: a name must not be empty or contain '='"),
+        (["id"], {"env": {"": "1"}}, "env: a name must not be empty or contain '='"),
+        (["id"], {"user": None}, "user must be a text"),
+    ],
+)
+def test_invalid_program_is_refused_with_the_reason(
+    node: MemoryNode, argv: Any, options: Any, text: str
+) -> None:
     refused = fault(node, LAUNCHER, "Exec", "a", argv, options)
     assert refused.code == BAD_ARGUMENT
     assert text in refused.text

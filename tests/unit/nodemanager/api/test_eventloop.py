@@ -20,7 +20,11 @@ def workers() -> Iterator[Workers]:
     made.start()
     yield made
     made.stop(20)
-    wait_for(lambda: not any(t.name.startswith("Thread-test-workers") for t in threading.enumerate()), 20, "the threads to end")
+    wait_for(
+        lambda: not any(t.name.startswith("Thread-test-workers") for t in threading.enumerate()),
+        20,
+        "the threads to end",
+    )
 
 
 def refused(_thread: threading.Thread) -> None:
@@ -32,7 +36,9 @@ def waiting(_thread: threading.Thread) -> None:
     threading.Event().wait(5)
 
 
-@pytest.mark.spec("issue 10, point 5: a host without further threads keeps nobody from being answered")
+@pytest.mark.spec(
+    "issue 10, point 5: a host without further threads keeps nobody from being answered"
+)
 @pytest.mark.parametrize("start", [refused, waiting])
 def test_those_that_are_there_do_all_when_there_are_no_more(
     workers: Workers, monkeypatch: pytest.MonkeyPatch, start: Callable[[threading.Thread], None]
@@ -102,7 +108,9 @@ def test_stop_waits_for_what_is_done_and_drops_the_rest(workers: Workers) -> Non
     assert not never.is_set()
 
 
-def test_listener_that_was_destroyed_is_watched_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_that_was_destroyed_is_watched_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Such a socket is always ready: watching it on would take a whole processor."""
     monkeypatch.setattr(eventloop, "SHUT_WAIT", 0.05)
     loop = EventLoop("test")

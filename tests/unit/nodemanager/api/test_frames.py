@@ -9,7 +9,12 @@ from nodepool.nodemanager.client import frames
 
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
 def test_frames_are_read_whatever_the_pieces_in_which_they_arrive(step: int) -> None:
-    sent = [(frames.STDIN, b""), (frames.STDOUT, b"hello"), (frames.STDERR, bytes(300)), (frames.EXIT, b"-15")]
+    sent = [
+        (frames.STDIN, b""),
+        (frames.STDOUT, b"hello"),
+        (frames.STDERR, bytes(300)),
+        (frames.EXIT, b"-15"),
+    ]
     data = b"".join(frames.pack(kind, content) for kind, content in sent)
     buffer, found = bytearray(), []
     for start in range(0, len(data), step):

@@ -16,23 +16,37 @@ from nodepool.base import unix_socket
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api import identity as module
 from nodepool.nodemanager.api.identity import Identity, socket_owner
-from nodepool.nodemanager.api.methods import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.api.methods import (
+    CERTIFICATE,
+    CONTROLLER,
+    DELEGATE,
+    OTHER,
+    ROOT,
+    SLIVER,
+    Caller,
+)
 from nodepool.nodemanager.config import parse
 
 WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.get)
 
 
 def of_tcp(connection: socket.socket) -> Caller | None:
-    """The caller at the other end, never as root or controller: their sockets may be in other hands."""
+    """The caller at the other end, never as root or controller: their sockets may be in other
+    hands.
+    """
     uid = WHO.tcp_uid(connection)
     return None if uid is None else WHO.of_uid(uid, trust=False)
 
 
-@pytest.mark.spec("NM-A.8, NM-C.5: uid -> root, sliver by range, delegate, other; unknown uid is a clean refusal")
+@pytest.mark.spec(
+    "NM-A.8, NM-C.5: uid -> root, sliver by range, delegate, other; unknown uid is a clean refusal"
+)
 def test_callers_are_identified_by_uid() -> None:
     assert WHO.of_uid(0).kind == ROOT
     assert WHO.of_uid(3_000_000) == Caller(SLIVER, "a")
-    assert WHO.of_uid(pwd.getpwnam("nobody").pw_uid) == Caller(OTHER, "nobody"), "delegates share one account"
+    assert WHO.of_uid(pwd.getpwnam("nobody").pw_uid) == Caller(OTHER, "nobody"), (
+        "delegates share one account"
+    )
     assert WHO.of_uid(pwd.getpwnam("daemon").pw_uid) == Caller(OTHER, "daemon")
     assert WHO.of_uid(4_123_456_789).kind == OTHER
     assert Identity({}.get, {}.get, own_uid=1234).of_uid(1234).kind == ROOT
@@ -48,10 +62,16 @@ def test_nobody_is_root_by_tcp() -> None:
     assert who.of_uid(3_000_000, trust=False) == Caller(SLIVER, "a")
 
 
-@pytest.mark.spec("issue 10, F16: an account of the host that is named like a delegate is not that delegate")
+@pytest.mark.spec(
+    "issue 10, F16: an account of the host that is named like a delegate is not that delegate"
+)
 def test_accounts_of_delegates() -> None:
     nobody = pwd.getpwnam("nobody")
-    for shell, kind in ((None, OTHER), ("/usr/bin/nodepool-nm-forward", OTHER), (nobody.pw_shell, DELEGATE)):
+    for shell, kind in (
+        (None, OTHER),
+        ("/usr/bin/nodepool-nm-forward", OTHER),
+        (nobody.pw_shell, DELEGATE),
+    ):
         who = Identity({}.get, {"nobody": ["GetUsage"]}.get, delegate_shell=shell)
         assert who.of_uid(nobody.pw_uid).kind == kind
 
@@ -74,7 +94,9 @@ def test_certificate_subjects_become_controllers_or_named_callers() -> None:
         "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4")),
     }
     assert WHO.of_certificate(certificate, ()) == Caller(CERTIFICATE, "nl01")
-    assert WHO.of_certificate(certificate, ("nl01.example.com",)) == Caller(CONTROLLER, "nl01.example.com")
+    assert WHO.of_certificate(certificate, ("nl01.example.com",)) == Caller(
+        CONTROLLER, "nl01.example.com"
+    )
     assert WHO.of_certificate(certificate, ("nl02", "1.2.3.4")) == Caller(CERTIFICATE, "nl01")
     assert WHO.of_certificate({}, ()) is None
     assert WHO.of_certificate(None, ()) is None
@@ -86,14 +108,18 @@ def listener() -> Iterator[socket.socket]:
         yield found
 
 
-def connect_as(uid: int, listener: socket.socket, then: str = "sys.stdin.read()") -> subprocess.Popen[bytes]:
+def connect_as(
+    uid: int, listener: socket.socket, then: str = "sys.stdin.read()"
+) -> subprocess.Popen[bytes]:
     # All imports before the change: another user may not read this Python's library.
     code = (
         f"import encodings.idna, os, socket, struct, sys\nos.setresuid({uid}, {uid}, {uid})\n"
         f"s = socket.create_connection({listener.getsockname()!r})\n"
         f"sys.stdout.write('x'); sys.stdout.flush()\n{then}\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"
     return process
@@ -130,7 +156,9 @@ def test_half_closed_client_is_identified(listener: socket.socket) -> None:
 
 @pytest.mark.spec("NM issue: forged identity by uid reuse: a client that has gone is nobody")
 @pytest.mark.parametrize("how", ["asked", "table"])
-def test_closed_client_has_no_identity(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_client_has_no_identity(
+    listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An orphan socket is listed with uid 0, which must not make anybody root."""
     if how == "table":
         monkeypatch.setattr(module, "_diagnose", lambda *_: (_ for _ in ()).throw(OSError()))
@@ -140,7 +168,9 @@ def test_closed_client_has_no_identity(listener: socket.socket, how: str, monkey
         assert of_tcp(connection) is None
 
 
-@pytest.mark.spec("NM issue: another connection from the port of one that was reset is not the old one")
+@pytest.mark.spec(
+    "NM issue: another connection from the port of one that was reset is not the old one"
+)
 def test_connection_from_a_reused_port_is_another_client(listener: socket.socket) -> None:
     code = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\ns.close()"
     for _ in range(10):
@@ -155,7 +185,9 @@ def test_connection_from_a_reused_port_is_another_client(listener: socket.socket
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue  # somebody else on this machine has got the port
-            assert socket_owner(peer, listener.getsockname()) == os.geteuid(), "the table has the new one"
+            assert socket_owner(peer, listener.getsockname()) == os.geteuid(), (
+                "the table has the new one"
+            )
             try:
                 assert of_tcp(connection) is None
             except OSError:
@@ -189,9 +221,16 @@ def test_unix_socket_identity_is_that_of_the_connect(tmp_path: object) -> None:
 @pytest.mark.spec("issue 10, F15: controllers must be named")
 @pytest.mark.parametrize("controllers", [None, []])
 def test_controllers_are_named(controllers: list[str] | None) -> None:
-    tls = {"cert": "c", "key": "k", "ca": "a", **({} if controllers is None else {"controllers": controllers})}
+    tls = {
+        "cert": "c",
+        "key": "k",
+        "ca": "a",
+        **({} if controllers is None else {"controllers": controllers}),
+    }
     with pytest.raises(
-        ConfigurationError, match=r"test: api\.tls\.controllers: missing or empty; list the names .* \[launcher1\.example\.org\]"
+        ConfigurationError,
+        match=r"test: api\.tls\.controllers: missing or empty; list the names .* "
+        r"\[launcher1\.example\.org\]",
     ):
         parse({"api": {"tls": tls}}, "test")
     assert parse({"api": {"tls": {**tls, "controllers": ["nl01"]}}}, "test").api.tls is not None

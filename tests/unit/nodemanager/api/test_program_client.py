@@ -55,13 +55,19 @@ def host(tmp_path: pathlib.Path) -> Iterator[Host]:
     found.close()
 
 
-@pytest.mark.parametrize(("answer", "text"), [
-    (b"", "the connection ended before the program did"),
-    (b"\1\0\0\0\5abc", "the connection ended before the program did"),
-    (b"\1\xff\0\0\0", "not an answer of a node manager: a frame of 4278190080 bytes is too long"),
-    (frames.pack(9, b"x"), "not an answer of a node manager: a frame of type 9"),
-    (frames.pack(frames.EXIT, b"soon"), "not an answer of a node manager"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"", "the connection ended before the program did"),
+        (b"\1\0\0\0\5abc", "the connection ended before the program did"),
+        (
+            b"\1\xff\0\0\0",
+            "not an answer of a node manager: a frame of 4278190080 bytes is too long",
+        ),
+        (frames.pack(9, b"x"), "not an answer of a node manager: a frame of type 9"),
+        (frames.pack(frames.EXIT, b"soon"), "not an answer of a node manager"),
+    ],
+)
 def test_nonsense_instead_of_output_is_an_error(host: Host, answer: bytes, text: str) -> None:
     host.answer = HEAD + answer
     with programs.start(host.client, "a", ["id"]) as running, pytest.raises(RpcError, match=text):
@@ -69,7 +75,13 @@ def test_nonsense_instead_of_output_is_an_error(host: Host, answer: bytes, text:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.0 500 Problem\r\n\r\nx", b"HTTP/1.0 200 OK\r\nContent-Type: text/xml\r\n\r\nx", b"SSH-2.0"]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.0 500 Problem\r\n\r\nx",
+        b"HTTP/1.0 200 OK\r\nContent-Type: text/xml\r\n\r\nx",
+        b"SSH-2.0",
+    ],
 )
 def test_nonsense_instead_of_the_start_is_an_error(host: Host, answer: bytes) -> None:
     host.answer = answer
@@ -113,7 +125,10 @@ def test_closed_client_ends_its_programs(host: Host) -> None:
 
 def test_fault_is_raised_with_its_code(host: Host) -> None:
     body = xml_rpc.fault(108, "not you")
-    host.answer = b"HTTP/1.0 200 OK\r\nContent-Type: text/xml\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    host.answer = (
+        b"HTTP/1.0 200 OK\r\nContent-Type: text/xml\r\nContent-Length: %d\r\n\r\n" % len(body)
+        + body
+    )
     with pytest.raises(RpcFault, match="not you") as caught:
         programs.start(host.client, "a", ["id"])
     assert caught.value.code == 108

@@ -1,4 +1,6 @@
-"""Backend `nspawn` as far as it can be tested without systemd: what it finds missing, and its command lines (C.2, C.3)."""
+"""Backend `nspawn` as far as it can be tested without systemd: what it finds missing, and its
+command lines (C.2, C.3).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,17 @@ def test_check_without_systemd(backend: NspawnBackend) -> None:
 @pytest.mark.parametrize(
     "rspec, wanted",
     [
-        ({}, ["CPUWeight=32", "TasksMax=1024", "CPUQuota=", "MemoryMax=infinity", "MemorySwapMax=infinity", "MemoryMin=0M"]),
+        (
+            {},
+            [
+                "CPUWeight=32",
+                "TasksMax=1024",
+                "CPUQuota=",
+                "MemoryMax=infinity",
+                "MemorySwapMax=infinity",
+                "MemoryMin=0M",
+            ],
+        ),
         (
             {
                 "nm_cpu_guaranteed_share": 200,
@@ -45,21 +57,40 @@ def test_check_without_systemd(backend: NspawnBackend) -> None:
                 "nm_mem_limit": 256,
                 "nm_mem_guaranteed": 64,
             },
-            ["CPUWeight=200", "TasksMax=50", "CPUQuota=200%", "MemoryMax=256M", "MemorySwapMax=0", "MemoryMin=64M"],
+            [
+                "CPUWeight=200",
+                "TasksMax=50",
+                "CPUQuota=200%",
+                "MemoryMax=256M",
+                "MemorySwapMax=0",
+                "MemoryMin=64M",
+            ],
         ),
     ],
 )
 def test_limits_become_unit_properties(rspec: dict[str, int], wanted: list[str]) -> None:
     assert properties(rspec, cores=4) == wanted
-    assert limits_argv("m", rspec, 4) == ["systemctl", "set-property", "--runtime", "m.service", *wanted]
+    assert limits_argv("m", rspec, 4) == [
+        "systemctl",
+        "set-property",
+        "--runtime",
+        "m.service",
+        *wanted,
+    ]
 
 
-@pytest.mark.spec("NM-C.2: nspawn: own ids, own network, full systemd; the unit outlives the daemon")
+@pytest.mark.spec(
+    "NM-C.2: nspawn: own ids, own network, full systemd; the unit outlives the daemon"
+)
 def test_nspawn_command_line_isolates_the_container(tmp_path: pathlib.Path) -> None:
     spec = SliverSpec("s1", 1, "tar:/x", {}, hostname="h", api_socket=str(tmp_path))
     argv = run_argv("m", spec, "/tree", 5000, 65536, 2)
     outside, inside = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    assert outside[0] == "systemd-run" and {"--unit=m", "--property=Delegate=yes", "--collect"} <= set(outside)
+    assert outside[0] == "systemd-run" and {
+        "--unit=m",
+        "--property=Delegate=yes",
+        "--collect",
+    } <= set(outside)
     assert inside[0] == "systemd-nspawn" and {
         "--private-users=5000:65536",
         "--private-network",

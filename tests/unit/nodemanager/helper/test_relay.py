@@ -21,7 +21,9 @@ def test_client_that_sends_two_small_packets_is_not_delayed() -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(5)
     relay.prepare(connection)
-    carrier = threading.Thread(target=relay.carry, args=(connection, control), name="Thread-test-relay", daemon=True)
+    carrier = threading.Thread(
+        target=relay.carry, args=(connection, control), name="Thread-test-relay", daemon=True
+    )
     carrier.start()
     socket.send_fds(other, [b"e"], [theirs.fileno()])
     theirs.close()

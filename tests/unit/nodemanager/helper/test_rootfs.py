@@ -1,4 +1,6 @@
-"""Root trees: hostile tar files, templates and their users, what of the host is copied; the filter of system calls."""
+"""Root trees: hostile tar files, templates and their users, what of the host is copied; the
+filter of system calls.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def member(name: str, content: bytes = b"", **fields: object) -> tuple[tarfile.T
     return info, content
 
 
-def archive(path: pathlib.Path, *members: tuple[tarfile.TarInfo, bytes], mode: str = "w") -> pathlib.Path:
+def archive(
+    path: pathlib.Path, *members: tuple[tarfile.TarInfo, bytes], mode: str = "w"
+) -> pathlib.Path:
     with tarfile.open(path, mode) as tar:
         for info, content in members:
             tar.addfile(info, io.BytesIO(content))
@@ -73,7 +77,9 @@ def untouched(target: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
-def test_archive_is_extracted_with_links_modes_and_times(target: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
+def test_archive_is_extracted_with_links_modes_and_times(
+    target: pathlib.Path, tmp_path: pathlib.Path, mode: str
+) -> None:
     extract(
         archive(
             tmp_path / "x.tar",
@@ -106,15 +112,25 @@ def test_archive_is_extracted_with_links_modes_and_times(target: pathlib.Path, t
 @needs_root
 def test_owners_are_kept(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
     extract(
-        archive(tmp_path / "x.tar", member("a", b"1", uid=33, gid=44), member("l", type=tarfile.SYMTYPE, linkname="a", uid=7)),
+        archive(
+            tmp_path / "x.tar",
+            member("a", b"1", uid=33, gid=44),
+            member("l", type=tarfile.SYMTYPE, linkname="a", uid=7),
+        ),
         target,
     )
-    assert ((target / "a").stat().st_uid, (target / "a").stat().st_gid, (target / "l").lstat().st_uid) == (33, 44, 7)
+    assert (
+        (target / "a").stat().st_uid,
+        (target / "a").stat().st_gid,
+        (target / "l").lstat().st_uid,
+    ) == (33, 44, 7)
     with pytest.raises(TarError, match="beyond 65535"):
         extract(archive(tmp_path / "y.tar", member("b", b"1", uid=70000)), target)
 
 
-@pytest.mark.spec("issue 4 security: tar images with absolute paths, '..', devices and hard links to outside")
+@pytest.mark.spec(
+    "issue 4 security: tar images with absolute paths, '..', devices and hard links to outside"
+)
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -132,7 +148,9 @@ def test_owners_are_kept(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
         (lambda out: [link("x", "y" * 5000)], "impossible target"),
     ],
 )
-def test_hostile_members_of_an_archive_are_refused(target: pathlib.Path, tmp_path: pathlib.Path, make: Make, text: str) -> None:
+def test_hostile_members_of_an_archive_are_refused(
+    target: pathlib.Path, tmp_path: pathlib.Path, make: Make, text: str
+) -> None:
     path = archive(tmp_path / "x.tar", *make(tmp_path / "outside"))
     if text:
         with pytest.raises(TarError, match=text):
@@ -156,7 +174,9 @@ def test_links_stay_inside(target: pathlib.Path, tmp_path: pathlib.Path) -> None
     extract(archive(tmp_path / "c.tar", link("c", "/etc"), member("c/inside", b"1")), target)
     assert (target / "etc/inside").read_text() == "1"
     # A file in place of a link: the link goes, what it led to stays.
-    extract(archive(tmp_path / "d.tar", link("d", str(outside / "file")), member("d", b"mine")), target)
+    extract(
+        archive(tmp_path / "d.tar", link("d", str(outside / "file")), member("d", b"mine")), target
+    )
     assert (target / "d").read_text() == "mine"
     assert not (target / "d").is_symlink()
     extract(archive(tmp_path / "e.tar", link("e", str(outside)), directory("e", 0o777)), target)
@@ -179,29 +199,45 @@ def test_device_nodes_below_dev_are_left_out(target: pathlib.Path, tmp_path: pat
 
 
 @pytest.mark.parametrize(
-    ("limits", "text"), [(Limits(size=1000), "larger than 1000 bytes"), (Limits(members=2), "more than 2 members")]
+    ("limits", "text"),
+    [(Limits(size=1000), "larger than 1000 bytes"), (Limits(members=2), "more than 2 members")],
 )
-def test_archive_beyond_its_limits_is_refused(target: pathlib.Path, tmp_path: pathlib.Path, limits: Limits, text: str) -> None:
-    path = archive(tmp_path / "x.tar.gz", *(member(f"f{n}", b"\0" * 400) for n in range(3)), mode="w:gz")
+def test_archive_beyond_its_limits_is_refused(
+    target: pathlib.Path, tmp_path: pathlib.Path, limits: Limits, text: str
+) -> None:
+    path = archive(
+        tmp_path / "x.tar.gz", *(member(f"f{n}", b"\0" * 400) for n in range(3)), mode="w:gz"
+    )
     with pytest.raises(TarError, match=text):
         extract(path, target, limits)
 
 
 def test_damaged_archives_are_refused(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    whole = archive(tmp_path / "x.tar.gz", *(member(f"f{n}", os.urandom(40000)) for n in range(3)), mode="w:gz").read_bytes()
+    whole = archive(
+        tmp_path / "x.tar.gz", *(member(f"f{n}", os.urandom(40000)) for n in range(3)), mode="w:gz"
+    ).read_bytes()
     plain = archive(tmp_path / "y.tar", member("f", os.urandom(40000))).read_bytes()
-    for content in (b"", b"no tar at all", whole[:50000], whole[:100] + b"\xff" * 50 + whole[150:], plain[:20000]):
+    for content in (
+        b"",
+        b"no tar at all",
+        whole[:50000],
+        whole[:100] + b"\xff" * 50 + whole[150:],
+        plain[:20000],
+    ):
         (tmp_path / "bad").write_bytes(content)
         with pytest.raises(TarError):
             extract(tmp_path / "bad", target)
 
 
-# --- templates ---------------------------------------------------------------------------------------------------------
+# --- templates
+# --------------------------------------------------------------------------------------------------
 
 
 def image(path: pathlib.Path, extra: bytes = b"") -> pathlib.Path:
     return archive(
-        path, *(directory(name) for name in ("bin", "proc", "sys", "dev", "run")), member("bin/sh", b"#!" + extra, mode=0o755)
+        path,
+        *(directory(name) for name in ("bin", "proc", "sys", "dev", "run")),
+        member("bin/sh", b"#!" + extra, mode=0o755),
     )
 
 
@@ -237,7 +273,10 @@ def test_a_user_that_comes_meanwhile(tmp_path: pathlib.Path) -> None:
     assert [name for name in os.listdir(store.directory) if name.endswith(".lock")] == []
 
 
-@pytest.mark.spec("issue 10, F3a: a tree that is being built holds up nobody who wants another one, and is not pruned")
+@pytest.mark.spec(
+    "issue 10, F3a: a tree that is being built holds up nobody who wants another one, and is not "
+    "pruned"
+)
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
     store, source = RootStore(tmp_path / "state"), image(tmp_path / "i.tar")
@@ -279,7 +318,9 @@ def test_changed_tar_is_a_new_template(tmp_path: pathlib.Path) -> None:
     replaced = tmp_path / "replaced.tar"
     shutil.copy2(tmp_path / "i.tar", replaced)
     replaced.rename(tmp_path / "i.tar")
-    assert store.tree(f"tar:{tmp_path / 'i.tar'}", "s4").key not in (first.key, second.key), "another file of same size and time"
+    assert store.tree(f"tar:{tmp_path / 'i.tar'}", "s4").key not in (first.key, second.key), (
+        "another file of same size and time"
+    )
 
 
 def test_half_built_template_is_built_again(tmp_path: pathlib.Path) -> None:
@@ -317,7 +358,8 @@ def test_valid_sliver_names_are_accepted() -> None:
         assert check_sliver_name(name) == name
 
 
-# --- the host's image ---------------------------------------------------------------------------------------------------
+# --- the host's image
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("NM-C.2: allow-list copy only")
@@ -373,7 +415,11 @@ def test_mask_hides_what_not_everybody_may_read(tmp_path: pathlib.Path) -> None:
     (usr / "by-name").chmod(0o751)
     host_image.build_mask(usr, tmp_path / "mask")
     mask = tmp_path / "mask"
-    found = {str(path.relative_to(mask)) for path in mask.rglob("*") if stat.S_ISCHR(path.lstat().st_mode)}
+    found = {
+        str(path.relative_to(mask))
+        for path in mask.rglob("*")
+        if stat.S_ISCHR(path.lstat().st_mode)
+    }
     assert found == {"bin/key", "bin/run-only", "by-name", "share/secret", "local/etc"}
     assert stat.S_IMODE((tmp_path / "mask/bin").stat().st_mode) == 0o775
 
@@ -392,14 +438,23 @@ def test_host_keys_differ() -> None:
         assert line in sshfiles.CONFIG.splitlines()
 
 
-# --- the filter of system calls ------------------------------------------------------------------------------------------
+# --- the filter of system calls
+# ------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW = 0x7FFF0000
 
 
-def decide(machine: str, number: int, *arguments: int, architecture: int | None = None, given: tuple[str, ...] = ()) -> int:
-    """What the kernel would make of the filter: 0 for allowed, else the error number (-1: success without effect)."""
+def decide(
+    machine: str,
+    number: int,
+    *arguments: int,
+    architecture: int | None = None,
+    given: tuple[str, ...] = (),
+) -> int:
+    """What the kernel would make of the filter: 0 for allowed, else the error number (-1:
+    success without effect).
+    """
     program = seccomp.build(machine, frozenset(given))
     values = list(arguments) + [0] * (6 - len(arguments))
     data = struct.pack("=iIQ6Q", number, architecture or ARCHITECTURES[machine], 0, *values)
@@ -414,7 +469,12 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
         elif code == 0x06:
             return 0 if value == ALLOW else (value & 0xFFFF) or -1
         else:
-            hit = {0x15: register == value, 0x25: register > value, 0x35: register >= value, 0x45: bool(register & value)}[code]
+            hit = {
+                0x15: register == value,
+                0x25: register > value,
+                0x35: register >= value,
+                0x45: bool(register & value),
+            }[code]
             place += yes if hit else no
 
 
@@ -422,9 +482,25 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
 @pytest.mark.spec("issue 10, 3: seccomp lists written as allow-lists; NM-C.2: seccomp by default")
 def test_only_listed_system_calls_are_allowed(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
-    named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
-    checked = {"clone", "unshare", "socket", "socketpair", "setsockopt", "ioctl", "personality", "prctl", "seccomp"}
-    let_through = {number for name, number in named.items() if number is not None and name not in checked}
+    named = {
+        name: numbers[column]
+        for group in system_calls.ALLOWED.values()
+        for name, numbers in group.items()
+    }
+    checked = {
+        "clone",
+        "unshare",
+        "socket",
+        "socketpair",
+        "setsockopt",
+        "ioctl",
+        "personality",
+        "prctl",
+        "seccomp",
+    }
+    let_through = {
+        number for name, number in named.items() if number is not None and name not in checked
+    }
     for number in let_through:
         assert decide(machine, number) == 0
     forbidden = {numbers[column] for numbers in system_calls.FORBIDDEN.values()} - {None}
@@ -443,47 +519,87 @@ def test_only_listed_system_calls_are_allowed(machine: str) -> None:
 @pytest.mark.spec("issue 10, 3: arguments that open what no job needs")
 def test_filter_of_arguments(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
-    named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+    named = {
+        name: numbers[column]
+        for group in system_calls.ALLOWED.values()
+        for name, numbers in group.items()
+    }
 
     def answers(name: str, *calls: tuple[int, ...], given: tuple[str, ...] = ()) -> list[int]:
         number = named[name]
         assert number is not None
         return [decide(machine, number, *call, given=given) for call in calls]
 
-    assert answers("clone", (17,), (0x01200011,), (0x20000011,), (0x10000011,), (0x00020011,)) == [0, 0, 1, 1, 1]
+    assert answers("clone", (17,), (0x01200011,), (0x20000011,), (0x10000011,), (0x00020011,)) == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
     assert answers("clone", (17,), (0x20000011,), (0x10000011,), given=("mount",)) == [0, 0, 1]
     assert answers("unshare", (0x200,), (0x20000,), (0x80,), (0x10000000,)) == [0, 1, 1, 1]
     assert answers("unshare", (0x20000,), (0x80,), (0x10000000,), given=("docker",)) == [0, 0, 1]
-    assert answers("socket", (1, 1, 0), (2, 1, 6), (2, 0x80802, 17), (10, 1, 0), (16, 3, 0)) == [0] * 5
-    assert answers("socket", (2, 1, 132), (2, 6, 33), (2, 2, 136), (2, 3, 255), (16, 3, 12), (16, 3, 16)) == [93] * 6
-    assert answers("socket", (17, 3, 0), (0, 1, 0), (3, 1, 0), (38, 5, 0), (40, 1, 0), (44, 1, 0)) == [97] * 6
-    assert answers("socket", (17, 3, 0), (2, 3, 255), (2, 0x80003, 89), given=("tcpdump",)) == [0, 0, 0]
+    assert (
+        answers("socket", (1, 1, 0), (2, 1, 6), (2, 0x80802, 17), (10, 1, 0), (16, 3, 0)) == [0] * 5
+    )
+    assert (
+        answers(
+            "socket", (2, 1, 132), (2, 6, 33), (2, 2, 136), (2, 3, 255), (16, 3, 12), (16, 3, 16)
+        )
+        == [93] * 6
+    )
+    assert (
+        answers("socket", (17, 3, 0), (0, 1, 0), (3, 1, 0), (38, 5, 0), (40, 1, 0), (44, 1, 0))
+        == [97] * 6
+    )
+    assert answers("socket", (17, 3, 0), (2, 3, 255), (2, 0x80003, 89), given=("tcpdump",)) == [
+        0,
+        0,
+        0,
+    ]
     assert answers("socket", (2, 1, 132), given=("docker",)) == [93]
     assert answers("socket", (16, 3, 12), (16, 3, 16), given=("network-admin",)) == [0, 0]
     assert answers("socketpair", (1, 1, 0), (40, 1, 0)) == [0, 97]
-    assert answers("ioctl", (0, 0x5401), (0, 0x5412), (0, 0x541C), (0, 0x5423), (0, 0xFFFFFFFF00005412)) == [0, 1, 1, 1, 1]
+    assert answers(
+        "ioctl", (0, 0x5401), (0, 0x5412), (0, 0x541C), (0, 0x5423), (0, 0xFFFFFFFF00005412)
+    ) == [0, 1, 1, 1, 1]
     assert answers("personality", (0,), (0xFFFFFFFF,), (0x0400000,), (0x8,)) == [0, 0, 1, 0]
     assert answers("seccomp", (1, 0), (1, 1), (1, 8), (1, 9), given=("seccomp",)) == [0, 0, 1, 1]
-    assert answers("seccomp", (0, 0), (1, 0), (1, 8), (2, 0), (1 << 32 | 1, 0)) == [0, 22, 22, 0, 22]
+    assert answers("seccomp", (0, 0), (1, 0), (1, 8), (2, 0), (1 << 32 | 1, 0)) == [
+        0,
+        22,
+        22,
+        0,
+        22,
+    ]
     assert answers("prctl", (38, 1), (22, 1), (22, 2), (21, 2)) == [0, 0, 22, 0]
     assert answers("prctl", (22, 2), given=("docker",)) == [0]
     attach = [(0, 1, option) for option in (26, 50, 51, 52)]
     assert answers("setsockopt", *attach, (0, 1 << 32 | 1, 26)) == [1] * 5
-    assert answers("setsockopt", (0, 1, 27), (0, 1, 8), (0, 0, 26), (0, 6, 50), (0, 41, 26)) == [0] * 5
+    assert (
+        answers("setsockopt", (0, 1, 27), (0, 1, 8), (0, 0, 26), (0, 6, 50), (0, 41, 26)) == [0] * 5
+    )
     assert answers("setsockopt", *attach, given=("tcpdump",)) == [0] * 4
     assert answers("setsockopt", *attach, given=("seccomp",)) == [1] * 4
 
 
-@pytest.mark.spec("issue 10, 3: the capability sets are as small as real jobs allow; privileges are named")
+@pytest.mark.spec(
+    "issue 10, 3: the capability sets are as small as real jobs allow; privileges are named"
+)
 def test_privileges_add_only_their_named_capabilities() -> None:
     assert sorted(privileges.capabilities(())) == [0, 1, 3, 4, 5, 6, 7, 10, 18]
-    assert privileges.capabilities(("docker",)) == privileges.capabilities(("apt", "mount", "network-admin", "tcpdump")) | {8}
+    assert privileges.capabilities(("docker",)) == privileges.capabilities(
+        ("apt", "mount", "network-admin", "tcpdump")
+    ) | {8}
     assert privileges.capabilities(("ping",)) == privileges.capabilities(())
     assert privileges.check(["ping", "apt", "ping"]) == ["apt", "ping"]
     for wrong in ("ping", ["root"], [7], [["ping"]], None, {"ping": 1}):
         with pytest.raises(ValueError, match="apt, debug, docker"):
             privileges.check(wrong)
-    with pytest.raises(records.RecordError, match="privileges: 'root' is not a privilege; known ones are apt"):
+    with pytest.raises(
+        records.RecordError, match="privileges: 'root' is not a privilege; known ones are apt"
+    ):
         records.parse_record({"account_type": "sliver", "name": "a", "privileges": ["root"]})
 
 
@@ -504,19 +620,33 @@ def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFi
     trees = Trees(Backend(), lambda: 0, lambda: None)  # type: ignore[arg-type]
     trees.prepare_host()
     assert trees.prepared
-    assert "Slivers of image host cannot be created: [Errno 28] No space left on device" in caplog.text
+    assert (
+        "Slivers of image host cannot be created: [Errno 28] No space left on device" in caplog.text
+    )
 
 
 def header(name: bytes, kind: bytes, size: int, fields: bytes = b"", extra: bytes = b"") -> bytes:
     """A header of GNU tar, whose checksum is right."""
-    text = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"00000000000\0" + b" " * 8 + kind
-    block = bytearray((text.ljust(257, b"\0") + b"ustar  \0").ljust(345, b"\0") + extra.ljust(167, b"\0"))
+    text = (
+        name.ljust(100, b"\0")
+        + b"0000644\0"
+        + b"0000000\0" * 2
+        + b"%011o\0" % size
+        + b"00000000000\0"
+        + b" " * 8
+        + kind
+    )
+    block = bytearray(
+        (text.ljust(257, b"\0") + b"ustar  \0").ljust(345, b"\0") + extra.ljust(167, b"\0")
+    )
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block) + fields
 
 
 def large_header(kind: bytes) -> Iterator[bytes]:
-    """A header of 64 GiB; reading it into memory ends badly. What follows of it is never asked for."""
+    """A header of 64 GiB; reading it into memory ends badly. What follows of it is never asked
+    for.
+    """
     yield header(b"x", kind, (8 << 30) - 1, b"1 a=b\n")
 
 
@@ -530,12 +660,20 @@ def sparse_map() -> Iterator[bytes]:
 
 @pytest.mark.parametrize(
     "content",
-    [lambda: large_header(b"x"), lambda: large_header(b"g"), lambda: large_header(b"L"), sparse_map],
+    [
+        lambda: large_header(b"x"),
+        lambda: large_header(b"g"),
+        lambda: large_header(b"L"),
+        sparse_map,
+    ],
     ids=["pax", "global", "name", "map"],
 )
 @pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "gzip"])
 def test_large_headers_are_refused_before_they_are_read(
-    target: pathlib.Path, tmp_path: pathlib.Path, content: Callable[[], Iterator[bytes]], opened: Callable[..., Any]
+    target: pathlib.Path,
+    tmp_path: pathlib.Path,
+    content: Callable[[], Iterator[bytes]],
+    opened: Callable[..., Any],
 ) -> None:
     path = tmp_path / "bomb.tar"
     with opened(path, "wb") as file:
@@ -557,7 +695,10 @@ def test_common_headers_are_limited(target: pathlib.Path, tmp_path: pathlib.Path
             text = b"%d=%s\n" % (number, b"v" * 300_000)
             record = b"%d %s" % (len(text) + 7, text)
             assert len(record) == len(text) + 7
-            file.write(header(b"g", b"g", len(record), record.ljust(-(-len(record) // 512) * 512, b"\0")) + header(b"f", b"0", 0))
+            file.write(
+                header(b"g", b"g", len(record), record.ljust(-(-len(record) // 512) * 512, b"\0"))
+                + header(b"f", b"0", 0)
+            )
     with pytest.raises(TarError, match="common headers"):
         extract(path, target)
 
@@ -580,14 +721,20 @@ def test_holes_are_skipped_not_read(target: pathlib.Path, tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize("holes", ["5,-1", "9,5", "3,2,0,1"])
-def test_impossible_holes_are_refused(target: pathlib.Path, tmp_path: pathlib.Path, holes: str) -> None:
-    info, content = member("hole", b"x" * 5, pax_headers={"GNU.sparse.map": holes, "GNU.sparse.size": "10"})
+def test_impossible_holes_are_refused(
+    target: pathlib.Path, tmp_path: pathlib.Path, holes: str
+) -> None:
+    info, content = member(
+        "hole", b"x" * 5, pax_headers={"GNU.sparse.map": holes, "GNU.sparse.size": "10"}
+    )
     with pytest.raises(TarError, match="hole"):
         extract(archive(tmp_path / "x.tar", (info, content)), target)
 
 
 @pytest.mark.parametrize("mtime", [1e300, math.nan, math.inf])
-def test_impossible_time_names_the_member(target: pathlib.Path, tmp_path: pathlib.Path, mtime: float) -> None:
+def test_impossible_time_names_the_member(
+    target: pathlib.Path, tmp_path: pathlib.Path, mtime: float
+) -> None:
     path = archive(tmp_path / "x.tar", member("odd", b"1", pax_headers={"mtime": str(mtime)}))
     with pytest.raises(TarError, match="member 'odd'"):
         extract(path, target)

@@ -16,8 +16,13 @@ def test_path_with_dots_is_resolved_while_others_rename_files(tmp_path: pathlib.
     (tmp_path / "root/a").mkdir(parents=True)
     (tmp_path / "other").touch()
     root = os.open(tmp_path / "root", os.O_PATH)
-    renames = "import os\nprint(flush=True)\nwhile True:\n os.rename('other', 'moved')\n os.rename('moved', 'other')"
-    with subprocess.Popen(["python3", "-c", renames], cwd=tmp_path, stdout=subprocess.PIPE) as other:
+    renames = (
+        "import os\nprint(flush=True)\nwhile True:\n os.rename('other', 'moved')\n "
+        "os.rename('moved', 'other')"
+    )
+    with subprocess.Popen(
+        ["python3", "-c", renames], cwd=tmp_path, stdout=subprocess.PIPE
+    ) as other:
         try:
             assert other.stdout is not None and other.stdout.readline()
             for _ in range(3000):

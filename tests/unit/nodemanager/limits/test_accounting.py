@@ -34,7 +34,9 @@ LIMIT = 1_024_000
 RSPECS = {"alice": {"nm_net_min_rate": 8, "nm_net_max_rate": 10**9}}
 
 
-@pytest.mark.spec("NM-B.4: past 80 % of the daily limit the ceiling is (limit - used) * 8 / seconds left")
+@pytest.mark.spec(
+    "NM-B.4: past 80 % of the daily limit the ceiling is (limit - used) * 8 / seconds left"
+)
 def test_ceiling_past_the_threshold() -> None:
     world = World()
     accounting = world.new()
@@ -52,7 +54,9 @@ def test_never_below_the_minimum() -> None:
     accounting = world.new()
     rspecs = {"alice": {"nm_net_min_rate": 5000, "nm_net_max_rate": 10**9}}
     accounting.update({"alice": (0, 0)}, rspecs, LIMIT)
-    assert accounting.update({"alice": (5_000_000, 0)}, rspecs, LIMIT) == {"alice": {"nm_net_max_rate": 5000}}
+    assert accounting.update({"alice": (5_000_000, 0)}, rspecs, LIMIT) == {
+        "alice": {"nm_net_max_rate": 5000}
+    }
 
 
 @pytest.mark.spec("NM-B.4: exempt destinations have a limit of their own")
@@ -60,7 +64,9 @@ def test_exempt_bytes_are_counted_apart() -> None:
     world = World()
     accounting = world.new()
     accounting.update({"alice": (0, 0)}, RSPECS, LIMIT)
-    assert set(accounting.update({"alice": (0, 900_000)}, RSPECS, LIMIT)["alice"]) == {"nm_net_exempt_max_rate"}
+    assert set(accounting.update({"alice": (0, 900_000)}, RSPECS, LIMIT)["alice"]) == {
+        "nm_net_exempt_max_rate"
+    }
     assert accounting.used("alice") == (0, 900_000)
 
 
@@ -116,7 +122,11 @@ def test_a_clock_that_was_set_back_begins_a_new_period() -> None:
 
 def test_a_damaged_account_costs_only_itself() -> None:
     world = World()
-    good = {"began": world.now, "used": {"plain": 5, "exempt": 6}, "seen": {"plain": 5, "exempt": 6}}
+    good = {
+        "began": world.now,
+        "used": {"plain": 5, "exempt": 6},
+        "seen": {"plain": 5, "exempt": 6},
+    }
     world.stored = json.dumps({"alice": good, "bob": {"began": "?"}, "carol": None})
     accounting = world.new()
     assert accounting.used("alice") == (5, 6)
@@ -134,6 +144,9 @@ def test_the_lower_limit_of_rspec_and_host_counts() -> None:
     accounting.update({"alice": (0, 0), "bob": (0, 0)}, rspecs, LIMIT)
     found = accounting.update({"alice": (82_000, 820_000), "bob": (10_240, 0)}, rspecs, LIMIT)
     assert found == {
-        "alice": {"nm_net_max_rate": 1, "nm_net_exempt_max_rate": int((LIMIT - 820_000) * 8 / PERIOD)},
+        "alice": {
+            "nm_net_max_rate": 1,
+            "nm_net_exempt_max_rate": int((LIMIT - 820_000) * 8 / PERIOD),
+        },
         "bob": {"nm_net_max_rate": int((1_024_000 - 10_240) * 8 / PERIOD)},
     }

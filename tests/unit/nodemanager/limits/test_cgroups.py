@@ -1,7 +1,8 @@
 """Limits in cgroup files, cores and admission.
 
-The hosts of these tests seldom have all controllers in version 2.  Its files are imitated here by a plain directory tree: what
-is written is checked, what the kernel would do with it is not.  What a real kernel does is in the integration tests.
+The hosts of these tests seldom have all controllers in version 2.  Its files are imitated here by a
+plain directory tree: what is written is checked, what the kernel would do with it is not.  What a
+real kernel does is in the integration tests.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def content(group: pathlib.Path, *names: str) -> list[str]:
     return [(group / name).read_text() for name in names]
 
 
-@pytest.mark.spec("NM-C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left")
+@pytest.mark.spec(
+    "NM-C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left"
+)
 def test_cpu_weights_follow_guarantees_and_shares(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.prepare(50)
@@ -99,7 +102,9 @@ def test_cpu_weights_follow_guarantees_and_shares(tree: pathlib.Path) -> None:
     assert content(root, "cpu.weight") == ["150"]
     groups.apply("bob", {"nm_cpu_guaranteed_share": 300})
     assert not (root / "besteffort" / "bob.sliver").exists()
-    assert content(root / "bob.sliver", "cpu.weight") + content(root / "besteffort", "cpu.weight") == ["3000", "2500"]
+    assert content(root / "bob.sliver", "cpu.weight") + content(
+        root / "besteffort", "cpu.weight"
+    ) == ["3000", "2500"]
     groups.remove("alice")
     assert content(root / "besteffort", "cpu.weight") == ["3500"]
     assert groups.names() == ["bob"]
@@ -112,17 +117,19 @@ def test_limits_are_written_to_the_cgroup(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.io_devices = lambda name: ["7:3"]
     groups.create(
-        "alice", {"nm_cpu_limit": 500, "nm_mem_limit": 64, "nm_mem_guaranteed": 16, "nm_pids_max": 99, "nm_io_write_bps": 1000}
+        "alice",
+        {
+            "nm_cpu_limit": 500,
+            "nm_mem_limit": 64,
+            "nm_mem_guaranteed": 16,
+            "nm_pids_max": 99,
+            "nm_io_write_bps": 1000,
+        },
     )
     group = tree / "ours" / "besteffort" / "alice.sliver"
-    assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max", "io.max") == [
-        "400000 100000",
-        str(64 << 20),
-        "0",
-        str(16 << 20),
-        "99",
-        "7:3 rbps=max wbps=1000",
-    ]
+    assert content(
+        group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max", "io.max"
+    ) == ["400000 100000", str(64 << 20), "0", str(16 << 20), "99", "7:3 rbps=max wbps=1000"]
     groups.apply("alice", {})
     assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max") == [
         "max 100000",
@@ -131,7 +138,13 @@ def test_limits_are_written_to_the_cgroup(tree: pathlib.Path) -> None:
         "0",
         "1024",
     ]
-    assert groups.usage("alice") == {"cpu_usec": 42, "memory_bytes": 1 << 20, "memory_peak": 2 << 20, "pids": 5, "oom_kills": 3}
+    assert groups.usage("alice") == {
+        "cpu_usec": 42,
+        "memory_bytes": 1 << 20,
+        "memory_peak": 2 << 20,
+        "pids": 5,
+        "oom_kills": 3,
+    }
 
 
 @pytest.mark.spec("NM-C.3: lowering memory below use: reclaim, then refuse rather than kill")
@@ -147,14 +160,23 @@ def test_v2_memory_below_use_is_refused(tree: pathlib.Path) -> None:
 
 
 def test_refused_memory_limit_changes_no_other_limit(tree: pathlib.Path) -> None:
-    places = [Place("v2", tree / "other", frozenset({"cpu", "cpuset", "pids", "io", "freezer"}), tree / "other"),
-              Place("v2", tree / "memory", frozenset({"memory"}), tree / "memory")]  # fmt: skip
+    places = [
+        Place(
+            "v2",
+            tree / "other",
+            frozenset({"cpu", "cpuset", "pids", "io", "freezer"}),
+            tree / "other",
+        ),
+        Place("v2", tree / "memory", frozenset({"memory"}), tree / "memory"),
+    ]
     for place in places:
         place.mount.mkdir()
         cgroup_v2.made(place.mount)
     groups = Imitated(places, "ours", processors=8)
     groups.create("alice", {"nm_mem_limit": 512, "nm_pids_max": 10, "nm_cpu_cores": 2})
-    memory, other = (next(tree.glob(f"{name}/ours/**/alice.sliver")) for name in ("memory", "other"))
+    memory, other = (
+        next(tree.glob(f"{name}/ours/**/alice.sliver")) for name in ("memory", "other")
+    )
     before = content(other, "pids.max", "cpuset.cpus")
     (memory / "memory.current").write_text(str(300 << 20))
     (memory / "memory.reclaim").write_text("")
@@ -195,7 +217,9 @@ def test_tree_that_others_removed_is_created_again(tree: pathlib.Path) -> None:
     assert content(tree / "ours" / "besteffort" / "bob.sliver", "pids.max") == ["10"]
 
 
-def test_processes_that_start_during_a_move_are_moved_too(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_start_during_a_move_are_moved_too(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups, write, moved = service(tree), cgroups.write, []
     groups.create("alice", {})
     old = tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.procs"
@@ -213,7 +237,9 @@ def test_processes_that_start_during_a_move_are_moved_too(tree: pathlib.Path, mo
     assert sorted(moved) == [10, 11, 12, 13]
 
 
-def test_frozen_sliver_is_frozen_after_a_move(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_sliver_is_frozen_after_a_move(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups, write = service(tree), cgroup_v2.write
     groups.create("alice", {})
     (tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.freeze").write_text("1")
@@ -228,7 +254,9 @@ def test_frozen_sliver_is_frozen_after_a_move(tree: pathlib.Path, monkeypatch: p
     assert content(tree / "ours" / "alice.sliver", "cgroup.freeze") == ["1"]
 
 
-def test_sliver_that_cannot_be_frozen_continues(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sliver_that_cannot_be_frozen_continues(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cgroup_v2, "FREEZE_TIMEOUT", 0.05)
     groups = service(tree)
     groups.create("alice", {})
@@ -241,11 +269,16 @@ def test_process_that_the_kernel_did_not_kill_with_the_group_is_killed(
     tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has joined the group of another hierarchy only."""
-    newer, older = (tree, Place("v2", tree, frozenset(), tree)), (tree / "older", Place("v1", tree, frozenset(), tree))
+    newer, older = (
+        (tree, Place("v2", tree, frozenset(), tree)),
+        (tree / "older", Place("v1", tree, frozenset(), tree)),
+    )
     monkeypatch.setattr(cgroup_v2, "kill", lambda _group: True)
     with subprocess.Popen(["sleep", "60"]) as late:
         monkeypatch.setattr(
-            cgroup_kill, "processes", lambda group: [late.pid] if group == tree / "older" and late.poll() is None else []
+            cgroup_kill,
+            "processes",
+            lambda group: [late.pid] if group == tree / "older" and late.poll() is None else [],
         )
         try:
             cgroup_kill.kill(lambda: [newer[::-1], older[::-1]], lambda: None, "alice", 1)
@@ -254,13 +287,19 @@ def test_process_that_the_kernel_did_not_kill_with_the_group_is_killed(
             late.kill()
 
 
-def test_frozen_processes_are_thawed_so_that_they_end(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_processes_are_thawed_so_that_they_end(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frozen = [1 << 22]  # no process has this number
     monkeypatch.setattr(cgroup_kill, "processes", lambda _group: list(frozen))
-    cgroup_kill.kill(lambda: [(Place("v1", tree, frozenset(), tree), tree)], frozen.clear, "alice", 0.1)
+    cgroup_kill.kill(
+        lambda: [(Place("v1", tree, frozenset(), tree), tree)], frozen.clear, "alice", 0.1
+    )
 
 
-def test_process_that_has_the_id_of_one_that_ended_is_not_killed(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_has_the_id_of_one_that_ended_is_not_killed(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         found = [[other.pid]]
         monkeypatch.setattr(cgroup_kill, "processes", lambda _group: found.pop() if found else [])
@@ -275,7 +314,9 @@ def test_v2_what_is_there_is_found_again(tree: pathlib.Path) -> None:
     first.create("alice", {"nm_cpu_guaranteed_share": 200, "nm_cpu_cores": 2})
     second = service(tree)
     second.prepare(50)
-    assert content(tree / "ours" / "besteffort", "cpu.weight") == ["4000"], "what the guarantee leaves"
+    assert content(tree / "ours" / "besteffort", "cpu.weight") == ["4000"], (
+        "what the guarantee leaves"
+    )
     with pytest.raises(CgroupError, match="5 available"):
         second.create("bob", {"nm_cpu_cores": 6})
 
@@ -287,7 +328,12 @@ def test_v2_subtree_control_only_in_our_part(tree: pathlib.Path) -> None:
 
 def eight(**more: Any) -> Cores:
     """Four cores of two threads (n and n+4) on two memory nodes."""
-    return Cores(range(8), {n: {n % 4, n % 4 + 4} for n in range(8)}, {n: (n % 4) // 2 for n in range(8)}, **more)
+    return Cores(
+        range(8),
+        {n: {n % 4, n % 4 + 4} for n in range(8)},
+        {n: (n % 4) // 2 for n in range(8)},
+        **more,
+    )
 
 
 @pytest.mark.spec("NM-B.4: cores are taken preferring siblings, matching memory nodes follow")
@@ -323,7 +369,9 @@ def test_suffix_b_adds_the_shared_cores(tree: pathlib.Path) -> None:
     groups.create("alice", {"nm_cpu_cores": "1b"})
     groups.create("bob", {"nm_cpu_cores": 1})
     alice, bob = (
-        cgroup_files.parse_list((tree / "ours/besteffort" / f"{name}.sliver/cpuset.cpus").read_text())
+        cgroup_files.parse_list(
+            (tree / "ours/besteffort" / f"{name}.sliver/cpuset.cpus").read_text()
+        )
         for name in ("alice", "bob")
     )
     assert len(bob) == 1
@@ -346,7 +394,12 @@ def test_lists_of_cpus() -> None:
 def test_names_that_are_none_make_no_path(tree: pathlib.Path, name: str) -> None:
     groups = service(tree)
     groups.prepare(50)
-    for call in (groups.remove, groups.kill, groups.procs_files, lambda bad: groups.create(bad, {})):
+    for call in (
+        groups.remove,
+        groups.kill,
+        groups.procs_files,
+        lambda bad: groups.create(bad, {}),
+    ):
         with pytest.raises(ValueError, match="is not a name"):
             call(name)
 
@@ -359,6 +412,12 @@ def test_names_of_kernel_files_are_fine_as_names(tree: pathlib.Path) -> None:
 
 
 def test_gaps_of_version_1_are_reported() -> None:
-    layout: dict[str, str | None] = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "io", "freezer"), "v1")
-    assert {problem.feature for problem in detect.problems(layout)} == {"memory guarantee", "network buffers", "I/O limits"}
+    layout: dict[str, str | None] = dict.fromkeys(
+        ("cpu", "cpuset", "memory", "pids", "io", "freezer"), "v1"
+    )
+    assert {problem.feature for problem in detect.problems(layout)} == {
+        "memory guarantee",
+        "network buffers",
+        "I/O limits",
+    }
     assert detect.problems(dict.fromkeys(layout, "v2")) == []

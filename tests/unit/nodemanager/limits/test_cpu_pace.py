@@ -42,15 +42,21 @@ def test_slivers_without_use_or_share_are_not_heavy(used: dict[str, float]) -> N
 
 @pytest.mark.parametrize("count", [2, 5, 50])
 def test_the_favoured_leave_the_rest_its_part(count: int) -> None:
-    """However many use just too little to be heavy: what is left is as much as the heavy one's fair part."""
+    """However many use just too little to be heavy: what is left is as much as the heavy one's
+    fair part.
+    """
     shares = dict.fromkeys((f"s{number}" for number in range(count)), 32)
     used = dict.fromkeys(shares, HEAVY * 2 / count) | {"s0": 2.0}
     assert heavy(used, shares, 2, set()) == {"s0"}
     assert 2 - sum(amount for name, amount in used.items() if name != "s0") >= 2 / count
 
 
-def test_thread_survives_failures_and_stops(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """On a kernel that does not tell of pressure: it looks all the time; a failure harms one look; it stops when told."""
+def test_thread_survives_failures_and_stops(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a kernel that does not tell of pressure: it looks all the time; a failure harms one
+    look; it stops when told.
+    """
     monkeypatch.setattr(cpu_pace, "PRESSURE", "/nonexistent")
     monkeypatch.setattr(cpu_pace, "PERIOD", 0.02)
     told: list[set[str]] = []

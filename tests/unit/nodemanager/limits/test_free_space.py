@@ -15,11 +15,15 @@ GIB = 1024 * MIB
 
 def use(monkeypatch: pytest.MonkeyPatch, free: int, inodes: int = 1000) -> None:
     """Let the file system have 100 GiB, and this many free bytes and inodes."""
-    state = SimpleNamespace(f_frsize=MIB, f_blocks=100 * 1024, f_bavail=free // MIB, f_files=100_000, f_favail=inodes)
+    state = SimpleNamespace(
+        f_frsize=MIB, f_blocks=100 * 1024, f_bavail=free // MIB, f_files=100_000, f_favail=inodes
+    )
     monkeypatch.setattr(free_space.os, "statvfs", lambda _path: state)
 
 
-def test_reserve_of_the_host_is_not_promised(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_reserve_of_the_host_is_not_promised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     space = FreeSpace(tmp_path)
     for free, promised in ((5 * GIB, 3 * GIB), (2 * GIB, 0), (0, 0)):
         use(monkeypatch, free)
@@ -43,7 +47,9 @@ def test_ballast_is_released_when_bytes_or_inodes_are_short(
     assert not ballast.exists()
 
 
-def test_ballast_leaves_space_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_ballast_leaves_space_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     use(monkeypatch, 40 * MIB)
     FreeSpace(tmp_path).keep()
     assert (tmp_path / "ballast" / "room").stat().st_size == 24 * MIB

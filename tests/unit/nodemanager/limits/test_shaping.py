@@ -44,10 +44,9 @@ def test_classes_and_indexes_are_one_to_one() -> None:
 
 
 def test_exempt_destinations_are_ipv4_networks() -> None:
-    assert shaping.routable(["127.0.0.1", "192.0.2.7", "198.51.100.0/24", "192.0.2.7", "2001:db8::1"]) == [
-        "192.0.2.7/32",
-        "198.51.100.0/24",
-    ]
+    assert shaping.routable(
+        ["127.0.0.1", "192.0.2.7", "198.51.100.0/24", "192.0.2.7", "2001:db8::1"]
+    ) == ["192.0.2.7/32", "198.51.100.0/24"]
     with pytest.raises(NetworkError, match="nowhere"):
         shaping.routable(["nowhere"])
 

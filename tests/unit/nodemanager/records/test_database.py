@@ -26,7 +26,9 @@ def opened(path: pathlib.Path) -> Database:
 
 
 def put(database: Database, name: str) -> None:
-    database.put(Record(f"sliver_{name}", "s", 1, 1, None, {"account_type": "sliver", "name": name}))
+    database.put(
+        Record(f"sliver_{name}", "s", 1, 1, None, {"account_type": "sliver", "name": name})
+    )
 
 
 @pytest.mark.spec("NM-C.6: atomic, fsynced, human-dumpable")
@@ -63,12 +65,16 @@ while True:
 """
 
 
-@pytest.mark.spec("NM-A.11, NM-C.6: SIGKILL of the writer loses nothing that was confirmed, and tears nothing")
+@pytest.mark.spec(
+    "NM-A.11, NM-C.6: SIGKILL of the writer loses nothing that was confirmed, and tears nothing"
+)
 def test_kill_the_writer(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "db"
     last = 0
     for confirmed in (3, 8, 21):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        ) as writer:
             assert writer.stdout is not None
             for _ in range(confirmed):
                 last = int(writer.stdout.readline())
@@ -84,7 +90,9 @@ def test_kill_the_writer(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.spec("NM issue: corrupt database moved aside with a clear message")
 @pytest.mark.parametrize("damage", ["text", "middle", "json", "table"])
-def test_damaged_database_is_renamed_and_reported(tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_database_is_renamed_and_reported(
+    tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "db"
     database = opened(path)
     for number in range(200):
@@ -98,7 +106,9 @@ def test_damaged_database_is_renamed_and_reported(tmp_path: pathlib.Path, damage
             file.write(os.urandom(8192))
     else:
         with sqlite3.connect(path) as connection:
-            connection.execute("UPDATE records SET json = '[1'" if damage == "json" else "DROP TABLE local")
+            connection.execute(
+                "UPDATE records SET json = '[1'" if damage == "json" else "DROP TABLE local"
+            )
         connection.close()
     database = opened(path)
     assert database.records() == []
@@ -156,7 +166,9 @@ def test_database_that_cannot_be_created_is_reported(tmp_path: pathlib.Path) -> 
         opened(tmp_path / "folder")
 
 
-def test_database_in_use_is_reported(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_in_use_is_reported(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.nodemanager.records.database.BUSY_TIMEOUT", 0.1)
     connection = sqlite3.connect(tmp_path / "db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
@@ -224,7 +236,9 @@ def test_ticket_is_accepted_once(tmp_path: pathlib.Path) -> None:
     database.close()
 
 
-@pytest.mark.spec("issue 10, F5: GetCapacity is cheap: what has not changed is not calculated again")
+@pytest.mark.spec(
+    "issue 10, F5: GetCapacity is cheap: what has not changed is not calculated again"
+)
 def test_effective_is_remembered(tmp_path: pathlib.Path) -> None:
     config = parse({"state-dir": str(tmp_path), "run-dir": str(tmp_path)}, "test")
     database = Database(str(tmp_path / "db"))
@@ -240,7 +254,11 @@ def test_effective_is_remembered(tmp_path: pathlib.Path) -> None:
                     1,
                     1,
                     None,
-                    {"account_type": "sliver", "name": name, "rspec": {"nm_cpu_guaranteed_share": 100}},
+                    {
+                        "account_type": "sliver",
+                        "name": name,
+                        "rspec": {"nm_cpu_guaranteed_share": 100},
+                    },
                 )
             )
         before = found.effective()

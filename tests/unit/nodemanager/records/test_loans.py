@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 from nodepool.nodemanager.records import loans, rspec
 
 NAMES = ("a", "b", "c", "d")
-RESOURCES = ("nm_cpu_share", "nm_cpu_guaranteed_share", "nm_mem_limit", "nm_pids_max", "nm_net_max_rate")
-one_loan = st.tuples(st.sampled_from((*NAMES, "elsewhere")), st.sampled_from(RESOURCES), st.integers(1, 400))
+RESOURCES = (
+    "nm_cpu_share",
+    "nm_cpu_guaranteed_share",
+    "nm_mem_limit",
+    "nm_pids_max",
+    "nm_net_max_rate",
+)
+one_loan = st.tuples(
+    st.sampled_from((*NAMES, "elsewhere")), st.sampled_from(RESOURCES), st.integers(1, 400)
+)
 grants = st.fixed_dictionaries({name: st.integers(0, 500) for name in RESOURCES})
-hosts = st.dictionaries(st.sampled_from(NAMES), st.tuples(grants, st.lists(one_loan, max_size=6)), min_size=1)
+hosts = st.dictionaries(
+    st.sampled_from(NAMES), st.tuples(grants, st.lists(one_loan, max_size=6)), min_size=1
+)
 
 
 @pytest.mark.spec("NM-A.7: the sum over slivers of each resource is unchanged by any set of loans")
@@ -22,7 +32,9 @@ hosts = st.dictionaries(st.sampled_from(NAMES), st.tuples(grants, st.lists(one_l
 def test_sum_is_conserved(host: dict[str, Any]) -> None:
     result = loans.effective(host)
     for resource in RESOURCES:
-        assert sum(r[resource] for r in result.values()) == sum(g[resource] for g, _ in host.values())
+        assert sum(r[resource] for r in result.values()) == sum(
+            g[resource] for g, _ in host.values()
+        )
 
 
 @pytest.mark.spec("NM-A.7, NM-B.2: never negative, never below the lender's floor")
@@ -45,7 +57,10 @@ def test_loans_do_not_depend_on_record_order(host: dict[str, Any], random: Any) 
 @given(hosts)
 def test_borrowed_resources_cannot_be_lent(host: dict[str, Any]) -> None:
     """A sliver gives away no more than its own grant, however much it borrows."""
-    alone = {n: loans.effective({m: (g, made if m == n else []) for m, (g, made) in host.items()})[n] for n in host}
+    alone = {
+        n: loans.effective({m: (g, made if m == n else []) for m, (g, made) in host.items()})[n]
+        for n in host
+    }
     together = loans.effective(host)
     for name in host:
         for resource in RESOURCES:
@@ -58,7 +73,11 @@ def test_borrowed_is_not_lent() -> None:
         "b": ({"nm_cpu_share": 1}, [("c", "nm_cpu_share", 5)]),
         "c": ({"nm_cpu_share": 1}, []),
     }
-    assert {n: r["nm_cpu_share"] for n, r in loans.effective(host).items()} == {"a": 1, "b": 10, "c": 1}
+    assert {n: r["nm_cpu_share"] for n, r in loans.effective(host).items()} == {
+        "a": 1,
+        "b": 10,
+        "c": 1,
+    }
 
 
 @pytest.mark.spec("NM-A.7: README example, 200 per mille guaranteed CPU")
@@ -74,20 +93,36 @@ def test_loan_of_the_readme_moves_guaranteed_cpu() -> None:
     assert [r["nm_cpu_guaranteed_share"] for r in result.values()] == [200, 200]
 
 
-@pytest.mark.spec("NM-A.7: an over-committed triple is skipped and in force again when the grant grows")
+@pytest.mark.spec(
+    "NM-A.7: an over-committed triple is skipped and in force again when the grant grows"
+)
 def test_over_committed_loan_is_skipped_until_the_grant_grows() -> None:
     made = [("b", "nm_cpu_share", 50), ("b", "nm_cpu_share", 5)]
 
     def result(grant: int) -> int:
-        return loans.effective({"a": ({"nm_cpu_share": grant}, made), "b": ({"nm_cpu_share": 1}, [])})["b"]["nm_cpu_share"]
+        return loans.effective(
+            {"a": ({"nm_cpu_share": grant}, made), "b": ({"nm_cpu_share": 1}, [])}
+        )["b"]["nm_cpu_share"]
 
     assert (result(32), result(51), result(56)) == (6, 51, 56)
 
 
-@pytest.mark.spec("NM-A.7: when the recipient disappears the loan vanishes; one to oneself changes nothing")
+@pytest.mark.spec(
+    "NM-A.7: when the recipient disappears the loan vanishes; one to oneself changes nothing"
+)
 def test_gone_and_self() -> None:
-    assert loans.effective({"a": ({"nm_cpu_share": 9}, [("b", "nm_cpu_share", 3)])})["a"]["nm_cpu_share"] == 9
-    assert loans.effective({"a": ({"nm_cpu_share": 9}, [("a", "nm_cpu_share", 3)])})["a"]["nm_cpu_share"] == 9
+    assert (
+        loans.effective({"a": ({"nm_cpu_share": 9}, [("b", "nm_cpu_share", 3)])})["a"][
+            "nm_cpu_share"
+        ]
+        == 9
+    )
+    assert (
+        loans.effective({"a": ({"nm_cpu_share": 9}, [("a", "nm_cpu_share", 3)])})["a"][
+            "nm_cpu_share"
+        ]
+        == 9
+    )
 
 
 @pytest.mark.spec("NM-C.3: 0 is no limit for memory and cap: no loan sets or lifts a limit")
@@ -105,7 +140,11 @@ def test_a_gift_is_no_weapon(resource: str) -> None:
 
 @pytest.mark.spec("NM-A.7: accept a bare triple as a list of one; list or tuple")
 def test_single_loan_may_be_given_without_a_list() -> None:
-    assert loans.validate(["b", "nm_cpu_share", 1]) == loans.validate([("b", "nm_cpu_share", 1)]) == [("b", "nm_cpu_share", 1)]
+    assert (
+        loans.validate(["b", "nm_cpu_share", 1])
+        == loans.validate([("b", "nm_cpu_share", 1)])
+        == [("b", "nm_cpu_share", 1)]
+    )
     assert loans.validate([]) == []
 
 
@@ -139,7 +178,11 @@ def test_malformed_loans_are_refused_as_a_whole(wrong: Any) -> None:
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda c: st.lists(c, max_size=4), max_leaves=8)
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda c: st.lists(c, max_size=4),
+        max_leaves=8,
+    )
 )
 def test_arbitrary_loans_are_validated_or_refused(value: Any) -> None:
     try:

@@ -20,11 +20,23 @@ def names(database: Database) -> list[str]:
     return sorted(r.key for r in database.records() if r.key != "timestamp")
 
 
-def full(database: Database, *given: Any, source: str = "s", serial: float | None = None, now: float = NOW) -> merge.Changes:
+def full(
+    database: Database,
+    *given: Any,
+    source: str = "s",
+    serial: float | None = None,
+    now: float = NOW,
+) -> merge.Changes:
     return merge.deliver(database, source, serial, given, True, now)
 
 
-def partial(database: Database, *given: Any, source: str = "s", serial: float | None = None, now: float = NOW) -> merge.Changes:
+def partial(
+    database: Database,
+    *given: Any,
+    source: str = "s",
+    serial: float | None = None,
+    now: float = NOW,
+) -> merge.Changes:
     return merge.deliver(database, source, serial, given, False, now)
 
 
@@ -33,7 +45,9 @@ def test_older_timestamps_are_refused(database: Database) -> None:
     assert full(database, sliver("a", timestamp=10, id=1)).changed == {"sliver_a"}
     assert "sliver_a" in full(database, sliver("a", timestamp=9, id=2)).refused
     assert database.get("sliver_a").content["id"] == 1  # type: ignore[union-attr]
-    assert full(database, sliver("a", timestamp=10, id=3)).changed == {"sliver_a"}, "an equal one is taken"
+    assert full(database, sliver("a", timestamp=10, id=3)).changed == {"sliver_a"}, (
+        "an equal one is taken"
+    )
     assert full(database, sliver("a", timestamp=11, id=3)).changed == {"sliver_a"}
     assert full(database, sliver("a", timestamp=11, id=3)).changed == set()
 
@@ -57,7 +71,9 @@ def test_a_old_version(database: Database) -> None:
 
 
 def test_a_version_appears(database: Database) -> None:
-    """Without a version of the authority's, the time of taking it over is nothing to compare with."""
+    """Without a version of the authority's, the time of taking it over is nothing to compare
+    with.
+    """
     full(database, sliver("a", id=1))
     assert full(database, sliver("a", id=2, timestamp=5)).changed == {"sliver_a"}
     assert full(database, sliver("a", id=3)).changed == {"sliver_a"}
@@ -165,14 +181,18 @@ updates = st.lists(
         st.sampled_from(["one", "two"]),
         st.booleans(),
         st.dictionaries(
-            st.sampled_from(["a", "b", "c"]), st.tuples(st.none() | st.integers(0, 5), st.none() | st.integers(-5, 9)), max_size=3
+            st.sampled_from(["a", "b", "c"]),
+            st.tuples(st.none() | st.integers(0, 5), st.none() | st.integers(-5, 9)),
+            max_size=3,
         ),
     ),
     max_size=8,
 )
 
 
-@pytest.mark.spec("NM-A.6: what a source has is a subset of its last complete update and later partial ones")
+@pytest.mark.spec(
+    "NM-A.6: what a source has is a subset of its last complete update and later partial ones"
+)
 @given(updates)
 def test_sources_are_independent(tmp_path: pathlib.Path, given_updates: Any) -> None:
     path = tmp_path / "property"
@@ -183,16 +203,26 @@ def test_sources_are_independent(tmp_path: pathlib.Path, given_updates: Any) -> 
     try:
         told: dict[str, set[str]] = {"one": set(), "two": set()}
         for step, (source, complete, content) in enumerate(given_updates):
-            others = {r.key: (r.source, r.content) for r in database.records() if r.source not in (source, "")}
+            others = {
+                r.key: (r.source, r.content)
+                for r in database.records()
+                if r.source not in (source, "")
+            }
             items = [
-                sliver(n, **({} if v is None else {"timestamp": v}), **({} if e is None else {"expiry": NOW + e}))
+                sliver(
+                    n,
+                    **({} if v is None else {"timestamp": v}),
+                    **({} if e is None else {"expiry": NOW + e}),
+                )
                 for n, (v, e) in content.items()
             ]
             merge.deliver(database, source, None, items, complete, NOW + step * (-1) ** step)
             told[source] = (set() if complete else told[source]) | set(content)
             after = {r.key: r for r in database.records() if r.key != "timestamp"}
             assert {r.content["name"] for r in after.values() if r.source == source} <= told[source]
-            assert all((after[key].source, after[key].content) == value for key, value in others.items())
+            assert all(
+                (after[key].source, after[key].content) == value for key, value in others.items()
+            )
             for record in after.values():
                 assert record.content["name"], "never an empty entry"
     finally:

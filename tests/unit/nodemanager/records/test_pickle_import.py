@@ -66,18 +66,24 @@ def imported(database: Database, tmp_path: pathlib.Path, data: bytes) -> Any:
 
 
 @pytest.mark.spec("NM-A.11, NM-C.5: an importer reads old pickles")
-def test_pickle_of_the_first_version_is_imported(database: Database, tmp_path: pathlib.Path) -> None:
+def test_pickle_of_the_first_version_is_imported(
+    database: Database, tmp_path: pathlib.Path
+) -> None:
     result = imported(database, tmp_path, PYTHON2)
     assert (result.taken, result.refused) == (["sliver_princeton_sirius"], {})
     record = database.get("sliver_princeton_sirius")
     assert record is not None
     assert (record.source, record.content["rspec"]) == (ABANDONED, {"nm_cpu_guaranteed_share": 400})
     assert "loans" not in record.content
-    assert database.local(record.key) == {"loans": [["princeton_eisentest", "nm_cpu_guaranteed_share", 200]]}
+    assert database.local(record.key) == {
+        "loans": [["princeton_eisentest", "nm_cpu_guaranteed_share", 200]]
+    }
     assert "already" in imported(database, tmp_path, PYTHON2).refused["sliver_princeton_sirius"]
 
 
-@pytest.mark.spec("NM-B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer")
+@pytest.mark.spec(
+    "NM-B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer"
+)
 def test_pickle_of_the_last_version_is_imported(database: Database, tmp_path: pathlib.Path) -> None:
     result = imported(
         database,
@@ -95,7 +101,12 @@ def test_pickle_of_the_last_version_is_imported(database: Database, tmp_path: pa
                     "_loans": [("b", "nm_cpu_share", 1)],
                     "timestamp": 5,
                 },
-                "pl_ctl": {"name": "pl_ctl", "type": "controller.Controller", "instantiation": "nm-controller", "timestamp": 5},
+                "pl_ctl": {
+                    "name": "pl_ctl",
+                    "type": "controller.Controller",
+                    "instantiation": "nm-controller",
+                    "timestamp": 5,
+                },
                 "bad": {"name": "a/b", "type": "sliver.VServer"},
                 "worse": 7,
             },
@@ -132,7 +143,9 @@ class Evil:
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.",
     ],
 )
-def test_pickle_with_code_is_refused(data: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_with_code_is_refused(
+    data: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ImportFailed, match="not a pickle of plain values"):
         load(data)

@@ -30,7 +30,9 @@ def test_sliver_record_gets_its_key_and_keeps_unknown_fields() -> None:
     assert parsed["ssh_keys"] == KEY
     assert parsed["delegations"] == [["del_snoop", "GetRSpec"]]
     assert (parsed["colour"], parsed["id"], parsed["image"]) == ("red", 7, "host")
-    assert records.parse_record({"account_type": "sliver", "name": "a"})["plc_instantiated"] is False
+    assert (
+        records.parse_record({"account_type": "sliver", "name": "a"})["plc_instantiated"] is False
+    )
 
 
 @pytest.mark.spec("NM-A.5: delegate_<name>, plc_instantiated True")
@@ -43,7 +45,12 @@ def test_delegate_record_gets_its_key() -> None:
 def test_bandwidth_cap_record_keeps_cap_and_exempt_addresses() -> None:
     parsed = records.parse_record({"record_key": "bwcap", "timestamp": 1})
     assert (parsed["cap"], parsed["exempt_ips"]) == (5_000_000_000, ["127.0.0.1"])
-    for wrong in ({"cap": 0}, {"cap": "much"}, {"exempt_ips": ["1.2.3.4; rm"]}, {"exempt_ips": "127.0.0.1"}):
+    for wrong in (
+        {"cap": 0},
+        {"cap": "much"},
+        {"exempt_ips": ["1.2.3.4; rm"]},
+        {"exempt_ips": "127.0.0.1"},
+    ):
         with pytest.raises(records.RecordError, match="bwcap"):
             records.parse_record({"record_key": "bwcap", **wrong})
 

@@ -37,7 +37,15 @@ def test_loanable_resources_and_floors_are_those_of_the_contract() -> None:
 
 @pytest.mark.spec("NM-B.2: names without prefix, net rates in kbit/s, cpu_cores with suffix b")
 def test_old_resource_names_and_units_are_converted() -> None:
-    assert rspec.validate({"cpu_share": "7", "net_max_rate": 5, "cpu_cores": "2b", "disk_max": 9000, "net_max_kbyte": 10}) == {
+    assert rspec.validate(
+        {
+            "cpu_share": "7",
+            "net_max_rate": 5,
+            "cpu_cores": "2b",
+            "disk_max": 9000,
+            "net_max_kbyte": 10,
+        }
+    ) == {
         "nm_cpu_share": 7,
         "nm_net_max_rate": 5000,
         "nm_cpu_cores": 2,
@@ -90,7 +98,24 @@ def test_valid_names_are_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a/b", "../a", "a\n", "\na", "a\0", "A", "1a", ".", "a" * 64, "a b", "\u00e4", None, 7, ["a"]]
+    "name",
+    [
+        "",
+        "a/b",
+        "../a",
+        "a\n",
+        "\na",
+        "a\0",
+        "A",
+        "1a",
+        ".",
+        "a" * 64,
+        "a b",
+        "\u00e4",
+        None,
+        7,
+        ["a"],
+    ],
 )
 def test_names_with_slashes_and_newlines(name: Any) -> None:
     with pytest.raises(ValueError, match="is not a name"):

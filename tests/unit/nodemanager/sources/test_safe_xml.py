@@ -38,9 +38,13 @@ def test_document_type_is_accepted_in_slices_only() -> None:
 
 
 @pytest.mark.spec("issue 10, F12: a missing extra refuses the start with a clear text")
-def test_missing_extra_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_missing_extra_is_reported_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name)
+    )
     assert tickets.missing({}) is None
     text = tickets.missing({"keys": ["k"], "xml-keys": ["x"]})
     assert text == (
@@ -49,7 +53,12 @@ def test_missing_extra_is_reported_with_the_command(monkeypatch: pytest.MonkeyPa
     )
     from nodepool.nodemanager.manager import NodeManager
 
-    options = {"state-dir": str(tmp_path), "run-dir": str(tmp_path), "tickets": {"keys": ["k"]}, "backend": "rootless"}
+    options = {
+        "state-dir": str(tmp_path),
+        "run-dir": str(tmp_path),
+        "tickets": {"keys": ["k"]},
+        "backend": "rootless",
+    }
     with pytest.raises(ConfigurationError, match=r"-m pip install 'PyJWT\[crypto\]>=2\.10\.1'$"):
         NodeManager(parse(options, "test"))
 

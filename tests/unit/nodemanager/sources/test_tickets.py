@@ -33,9 +33,13 @@ def openssl(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["ed25519", "P-256"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bytes, str]:
     folder = tmp_path_factory.mktemp("keys")
-    kind = ["ed25519"] if request.param == "ed25519" else ["EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    kind = (
+        ["ed25519"] if request.param == "ed25519" else ["EC", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    )
     openssl("genpkey", "-algorithm", *kind, "-out", str(folder / "key"))
     openssl("pkey", "-in", str(folder / "key"), "-pubout", "-out", str(folder / "pub"))
     return (folder / "key").read_bytes(), str(folder / "pub")
@@ -64,7 +68,15 @@ def rsa(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
 
 def claims(**values: Any) -> dict[str, Any]:
     now = int(time.time())
-    return {"iss": "auth", "aud": "here", "jti": "1", "iat": now, "exp": now + 60, "slivers": [sliver("a")], **values}
+    return {
+        "iss": "auth",
+        "aud": "here",
+        "jti": "1",
+        "iat": now,
+        "exp": now + 60,
+        "slivers": [sliver("a")],
+        **values,
+    }
 
 
 @pytest.mark.spec("NM-C.6: JWS compact, EdDSA or ES256")
@@ -78,7 +90,11 @@ def test_jws_tickets_with_eddsa_or_es256_are_accepted(pair: tuple[bytes, str]) -
 @pytest.mark.spec("NM-C.6: a ticket contains slivers only")
 @pytest.mark.parametrize(
     ("records", "text"),
-    [([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is not a name")],
+    [
+        ([sliver("a"), delegate("d")], "slivers only"),
+        ([], "no slivers"),
+        ([sliver("a/b")], "is not a name"),
+    ],
     ids=["delegate", "nothing", "name"],
 )
 def test_nothing_is_signed_that_would_be_refused(
@@ -115,7 +131,11 @@ def test_invalid_jws_tickets_are_refused(pair: tuple[bytes, str]) -> None:
     with open(public, "rb") as stream:
         secret = stream.read()
     hs = base64.urlsafe_b64encode(b'{"alg":"HS256"}').rstrip(b"=").decode()
-    mac = base64.urlsafe_b64encode(hmac.new(secret, f"{hs}.{body}".encode(), hashlib.sha256).digest()).rstrip(b"=").decode()
+    mac = (
+        base64.urlsafe_b64encode(hmac.new(secret, f"{hs}.{body}".encode(), hashlib.sha256).digest())
+        .rstrip(b"=")
+        .decode()
+    )
     refused(f"{hs}.{body}.{mac}", "(?i)alg")
     refused(made(exp=int(time.time()) - 100, iat=int(time.time()) - 200), "expired")
     refused(made(iat=int(time.time()) + 900, exp=int(time.time()) + 999), "not yet valid")
@@ -141,9 +161,18 @@ def test_keys_of_several_kinds(pair: tuple[bytes, str], tmp_path: pathlib.Path) 
     """A ticket of one kind of key does not stumble over the others."""
     key, public = pair
     others = []
-    for number, kind in enumerate((["ed25519"], ["EC", "-pkeyopt", "ec_paramgen_curve:P-256"], ["RSA"])):
+    for number, kind in enumerate(
+        (["ed25519"], ["EC", "-pkeyopt", "ec_paramgen_curve:P-256"], ["RSA"])
+    ):
         openssl("genpkey", "-algorithm", *kind, "-out", str(tmp_path / f"k{number}"))
-        openssl("pkey", "-in", str(tmp_path / f"k{number}"), "-pubout", "-out", str(tmp_path / f"p{number}"))
+        openssl(
+            "pkey",
+            "-in",
+            str(tmp_path / f"k{number}"),
+            "-pubout",
+            "-out",
+            str(tmp_path / f"p{number}"),
+        )
         others.append(str(tmp_path / f"p{number}"))
     (tmp_path / "junk").write_text("junk")
     signed = tickets.sign([sliver("a")], key, "auth", "here")
@@ -152,7 +181,9 @@ def test_keys_of_several_kinds(pair: tuple[bytes, str], tmp_path: pathlib.Path) 
         tickets.verify(signed, {"keys": [*others, str(tmp_path / "junk")]}, "here")
 
 
-def test_unsuitable_keys_and_names_are_refused_when_signing(rsa: tuple[bytes, str], pair: tuple[bytes, str]) -> None:
+def test_unsuitable_keys_and_names_are_refused_when_signing(
+    rsa: tuple[bytes, str], pair: tuple[bytes, str]
+) -> None:
     with pytest.raises(TicketError, match="Ed25519 or P-256"):
         tickets.sign([sliver("a")], rsa[0], "auth", "here")
     with pytest.raises(TicketError, match="private key"):
@@ -196,7 +227,8 @@ C14N, C14N_11, EXCLUSIVE = (
     "http://www.w3.org/2006/12/xml-c14n11",
     "http://www.w3.org/2001/10/xml-exc-c14n#",
 )
-#: Canonicalization, prefix of the signature, attributes of the envelope, white space, transformation of the content.
+#: Canonicalization, prefix of the signature, attributes of the envelope, white space,
+#: transformation of the content.
 FORMS = {
     "as templates of xmlsec1 and SFA are": (C14N, "", "", "", ""),
     "with white space": (C14N, "", "", "\n  ", ""),
@@ -211,10 +243,14 @@ FORMS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("xmlsec1") is None, reason="xmlsec1 is not installed: the other implementation")
+@pytest.mark.skipif(
+    shutil.which("xmlsec1") is None, reason="xmlsec1 is not installed: the other implementation"
+)
 @pytest.mark.spec("NM-C.6: enveloped signature of any implementation; xmlsec1 is the judge")
 @pytest.mark.parametrize("form", FORMS)
-def test_tickets_that_xmlsec1_signs_are_accepted(rsa: tuple[bytes, str], tmp_path: pathlib.Path, form: str) -> None:
+def test_tickets_that_xmlsec1_signs_are_accepted(
+    rsa: tuple[bytes, str], tmp_path: pathlib.Path, form: str
+) -> None:
     method, prefix, more, space, transform = FORMS[form]
     colon = prefix and f"{prefix}:"
     further = f'<{colon}Transform Algorithm="{transform}"/>' if transform else ""
@@ -234,9 +270,16 @@ def test_tickets_that_xmlsec1_signs_are_accepted(rsa: tuple[bytes, str], tmp_pat
     signed = tmp_path / "signed"
 
     def xmlsec1(*arguments: object) -> int:
-        return subprocess.run(["xmlsec1", *map(str, arguments)], check=False, capture_output=True, timeout=60).returncode
+        return subprocess.run(
+            ["xmlsec1", *map(str, arguments)], check=False, capture_output=True, timeout=60
+        ).returncode
 
-    assert xmlsec1("--sign", "--privkey-pem", tmp_path / "key", "--output", signed, tmp_path / "template") == 0
+    assert (
+        xmlsec1(
+            "--sign", "--privkey-pem", tmp_path / "key", "--output", signed, tmp_path / "template"
+        )
+        == 0
+    )
     assert xmlsec1("--verify", "--pubkey-cert-pem", rsa[1], signed) == 0
     assert [record["name"] for record in check(rsa, signed.read_text())] == ["a"]
     signed.write_text(signed.read_text().replace('"jti": "1"', '"jti": "2"'))
@@ -249,7 +292,9 @@ def test_tickets_that_xmlsec1_signs_are_accepted(rsa: tuple[bytes, str], tmp_pat
 def test_xml_tickets_may_use_elliptic_keys(tmp_path: pathlib.Path) -> None:
     authority = Authority(tmp_path)
     key = pathlib.Path(authority.key).read_bytes()
-    text = tickets.sign_xml([sliver("a")], key, pathlib.Path(authority.cert).read_bytes(), "auth", "here")
+    text = tickets.sign_xml(
+        [sliver("a")], key, pathlib.Path(authority.cert).read_bytes(), "auth", "here"
+    )
     assert check((key, authority.cert), text)
 
 
@@ -257,7 +302,12 @@ def test_xml_tickets_may_use_elliptic_keys(tmp_path: pathlib.Path) -> None:
 def test_invalid_xml_tickets_are_refused(rsa: tuple[bytes, str], tmp_path: pathlib.Path) -> None:
     now = int(time.time())
     cases: list[tuple[str, str]] = [
-        (xml(rsa).replace("&quot;a&quot;", "&quot;b&quot;").replace('"name": "a"', '"name": "b"'), "signature"),
+        (
+            xml(rsa)
+            .replace("&quot;a&quot;", "&quot;b&quot;")
+            .replace('"name": "a"', '"name": "b"'),
+            "signature",
+        ),
         (signed_xml(rsa, claims(aud="elsewhere")), "another host"),
         (signed_xml(rsa, claims(exp=now - 100)), "expired"),
         (signed_xml(rsa, claims(iat=now + 500, exp=now + 600)), "not valid yet"),
@@ -305,14 +355,18 @@ def test_key_of_the_signatures_own_choice_proves_nothing(rsa: tuple[bytes, str])
     root = etree.Element(f"{NS}Envelope", nsmap={None: "urn:envelope"})  # type: ignore[dict-item]
     etree.SubElement(root, f"{NS}Data").text = json.dumps(claims())
     with open(rsa[1], "rb") as stream:
-        signed = XMLSigner(signature_algorithm=SignatureMethod.HMAC_SHA256).sign(root, key=stream.read())
+        signed = XMLSigner(signature_algorithm=SignatureMethod.HMAC_SHA256).sign(
+            root, key=stream.read()
+        )
     for options in ({}, {"allow-sha1": True}):
         with pytest.raises(TicketError, match="signature"):
             check(rsa, etree.tostring(signed, encoding="unicode"), **options)
 
 
 def wrappings(good: str) -> dict[str, etree._Element]:
-    """Documents with a true signature, and other data around, before, after or within what it covers."""
+    """Documents with a true signature, and other data around, before, after or within what it
+    covers.
+    """
     original = etree.fromstring(good)
     evil = json.dumps(claims(jti="evil", slivers=[sliver("evil")]))
     found: dict[str, etree._Element] = {}
@@ -329,8 +383,12 @@ def wrappings(good: str) -> dict[str, etree._Element]:
     moved = copy.deepcopy(original)
     signature = moved.find(f"{DS}Signature")
     assert signature is not None
-    found["signature moved"] = element("Envelope", element("Data", text=evil), copy.deepcopy(signature))
-    found["original in the signature"] = element("Envelope", element("Data", text=evil), copy.deepcopy(signature))
+    found["signature moved"] = element(
+        "Envelope", element("Data", text=evil), copy.deepcopy(signature)
+    )
+    found["original in the signature"] = element(
+        "Envelope", element("Data", text=evil), copy.deepcopy(signature)
+    )
     holder = etree.SubElement(found["original in the signature"][1], f"{DS}Object")
     holder.append(copy.deepcopy(original))
     found["data in the signature"] = copy.deepcopy(original)

@@ -23,15 +23,22 @@ DEADLINE = 10.0
 class SimulatedPool(DiskPool):
     def load(self, pool_config: dict[str, Any], full_config: Any, provider: Any) -> None:
         """Labels are names, or mappings that name a disk image, too."""
-        labels = [label if isinstance(label, dict) else {"name": label} for label in pool_config["labels"]]
-        super().load({**pool_config, "labels": [label["name"] for label in labels]}, full_config, provider)
+        labels = [
+            label if isinstance(label, dict) else {"name": label} for label in pool_config["labels"]
+        ]
+        super().load(
+            {**pool_config, "labels": [label["name"] for label in labels]}, full_config, provider
+        )
         self.host_key_checking = False
         self.max_cores, self.max_ram = pool_config.get("max-cores"), pool_config.get("max-ram")
         for options in labels:
             label = self.labels[options["name"]]
             label.host_key_checking = False
             if "diskimage" in options:
-                label.cloud_image, label.diskimage = None, provider.diskimages[options["diskimage"]].diskimage
+                label.cloud_image, label.diskimage = (
+                    None,
+                    provider.diskimages[options["diskimage"]].diskimage,
+                )
 
 
 class SimulatedProviderConfig(DiskProviderConfig):
@@ -46,12 +53,17 @@ class SimulatedProviderConfig(DiskProviderConfig):
         return bool(self.diskimages)
 
     def getSchema(self) -> Any:
-        return v.Schema({"cloud-dir": str, "pools": list, "diskimages": list, "post-upload-hook": str}, extra=v.ALLOW_EXTRA)
+        return v.Schema(
+            {"cloud-dir": str, "pools": list, "diskimages": list, "post-upload-hook": str},
+            extra=v.ALLOW_EXTRA,
+        )
 
     def load(self, newconfig: Any) -> None:
         self.post_upload_hook = self.provider.get("post-upload-hook")
         for image in self.provider.get("diskimages", []):
-            self.diskimages[image["name"]] = ProviderDiskImage(self.image_type, image, newconfig.diskimages[image["name"]])
+            self.diskimages[image["name"]] = ProviderDiskImage(
+                self.image_type, image, newconfig.diskimages[image["name"]]
+            )
         for pool_config in self.provider["pools"]:
             pool = SimulatedPool()
             pool.load(pool_config, newconfig, self)
@@ -116,7 +128,9 @@ class Machine(statemachine.StateMachine):
 
 
 class Create(Machine):
-    def __init__(self, cloud: Cloud, hostname: str, metadata: dict[str, Any], image: str | None) -> None:
+    def __init__(
+        self, cloud: Cloud, hostname: str, metadata: dict[str, Any], image: str | None
+    ) -> None:
         super().__init__(cloud)
         self.hostname = hostname
         self.metadata = metadata
@@ -124,7 +138,9 @@ class Create(Machine):
 
     def advance(self) -> SimulatedInstance | None:
         if self.state == self.START:
-            self._ask("creating", lambda: self.cloud.create(self.hostname, self.metadata, self.image))
+            self._ask(
+                "creating", lambda: self.cloud.create(self.hostname, self.metadata, self.image)
+            )
         elif self.state == "creating":
             answer = self._answer()
             if answer is not None:
@@ -170,7 +186,14 @@ class SimulatedAdapter(statemachine.Adapter):
         self.cloud = clouds[provider_config.directory]
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
+        self,
+        hostname: str,
+        label: Any,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: Any,
+        az: str | None,
+        log: Any,
     ) -> Create:
         return Create(self.cloud, hostname, metadata, image_external_id)
 
@@ -187,7 +210,9 @@ class SimulatedAdapter(statemachine.Adapter):
     def listResources(self) -> list[SimulatedResource]:
         found = [SimulatedResource(i, metadata) for i, metadata in self._list()]
         if self.provider.diskimages:
-            found += [SimulatedResource(image.id, image.metadata, "image") for image in self.listImages()]
+            found += [
+                SimulatedResource(image.id, image.metadata, "image") for image in self.listImages()
+            ]
         return found
 
     def deleteResource(self, resource: Any) -> None:
@@ -195,11 +220,19 @@ class SimulatedAdapter(statemachine.Adapter):
         self.cloud.call(lambda: delete(resource.id)).result(DEADLINE)
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> str:
         with open(filename, "rb"):
-            external_id: str = self.cloud.call(lambda: self.cloud.upload(image_name, metadata or {})).result(DEADLINE)
+            external_id: str = self.cloud.call(
+                lambda: self.cloud.upload(image_name, metadata or {})
+            ).result(DEADLINE)
         return external_id
 
     def deleteImage(self, external_id: Any) -> None:

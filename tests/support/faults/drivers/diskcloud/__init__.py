@@ -1,8 +1,9 @@
 """A cloud that is a directory: one file per instance.
 
-Instances outlive the launcher that made them, and a test counts them from outside.  ``settings.json`` in the
-directory may change at any time: ``create_delay``, ``delete_delay`` (seconds), ``quota`` (instances),
-``fail_creates`` (how many creations still fail).  Each event becomes a line in ``log``.
+Instances outlive the launcher that made them, and a test counts them from outside.
+``settings.json`` in the directory may change at any time: ``create_delay``, ``delete_delay``
+(seconds), ``quota`` (instances), ``fail_creates`` (how many creations still fail).  Each event
+becomes a line in ``log``.
 """
 
 from __future__ import annotations
@@ -91,7 +92,12 @@ class DiskProviderConfig(ProviderConfig):
         return v.Schema({"cloud-dir": str, "pools": list}, extra=v.ALLOW_EXTRA)
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for pool in self._pools.values() if pool_name in (None, pool.name) for label in pool.labels}
+        return {
+            label
+            for pool in self._pools.values()
+            if pool_name in (None, pool.name)
+            for label in pool.labels
+        }
 
 
 class DiskInstance(statemachine.Instance):
@@ -174,7 +180,9 @@ class DiskAdapter(statemachine.Adapter):
 
     def setting(self, name: str, default: float) -> float:
         try:
-            return float(json.loads((self.directory / "settings.json").read_text()).get(name, default))
+            return float(
+                json.loads((self.directory / "settings.json").read_text()).get(name, default)
+            )
         except (OSError, ValueError):
             return default
 
@@ -224,7 +232,14 @@ class DiskAdapter(statemachine.Adapter):
         return found
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
+        self,
+        hostname: str,
+        label: Any,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: Any,
+        az: str | None,
+        log: Any,
     ) -> DiskCreate:
         return DiskCreate(self, hostname, metadata)
 
