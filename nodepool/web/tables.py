@@ -34,9 +34,8 @@ TYPES = {
     ),
     **dict.fromkeys(("next_try", "next_build"), "due"),
     **dict.fromkeys(("elapsed", "rebuild_age", "expected", "launch", "wait"), "seconds"),
-    **dict.fromkeys(("bytes_sent", "bytes_total", "size"), "bytes"),
+    **dict.fromkeys(("bytes_total", "size"), "bytes"),
     **dict.fromkeys(("limits", "used"), "uses"),
-    "rate": "rate",
     "progress": "share",
 }
 #: Record, what it waits for, declining pools, its row.
@@ -458,9 +457,7 @@ TABLES = {
             "state": "State",
             "age": "Age",
             "external_name": "Name in provider",
-            "progress": "Progress",
             "bytes_total": "Size",
-            "rate": "Rate",
             "reason": "Reason",
         },
         ("state", "image", "provider"),

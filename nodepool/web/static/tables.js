@@ -18,7 +18,7 @@ const LINKS = {
 // Type of a column, as the server declares it -> how its values are shown.
 /** @type {{ [type: string]: (value: number) => Child }} */
 const SHOWN = {
-  time: (value) => since(value), due: (value) => until(value), seconds: duration, bytes, rate: (value) => `${bytes(value)}/s`, share: (value) => `${number(100 * value, 0)} %`,
+  time: (value) => since(value), due: (value) => until(value), seconds: duration, bytes, share: (value) => `${number(100 * value, 0)} %`,
 };
 // Columns with sentences, which name other things.
 const TEXTS = new Set(["reason", "problem", "suggestion", "user"]);

@@ -117,7 +117,8 @@ def test_floating_ip_exists_as_long_as_its_node(
         "nodepool_provider_name=cloud-1",
     }
     assert tag == "nodepool:" and own <= set(marks)
-    assert [mark.partition("=")[0] for mark in marks if mark not in own] == ["nodepool_cluster_id"]
+    others = {mark.partition("=")[0] for mark in marks if mark not in own}
+    assert others == {"nodepool_cluster_id", "nodepool_node_created"}
     use_up(bench, request_id)
     assert openstack_cloud.floating_ips() == []
 

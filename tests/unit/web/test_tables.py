@@ -59,8 +59,8 @@ def test_columns_have_the_type_of_their_numbers(name: str) -> None:
     assert {each["key"]: each["type"] for each in table.shown()} == {
         key: TYPES.get(key) for key in table.columns
     }
-    more = table.more([{**dict.fromkeys(table.columns), "bytes_sent": 1, "build_id": 2}])
-    expected = [("bytes_sent", "Bytes sent"), ("build_id", "Build id")]
+    more = table.more([{**dict.fromkeys(table.columns), "origin": 1, "build_id": 2}])
+    expected = [("origin", "Origin"), ("build_id", "Build id")]
     assert [(each["key"], each["title"]) for each in more] == [
         pair for pair in expected if pair[0] not in table.columns
     ]
