@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -19,19 +20,18 @@ HERE = pathlib.Path(__file__).parent
 ATTACKER, VICTIM = "mallory", "victim"
 
 
+#: Imports of modules that are parts of the program, on one line or several.
+OWN_IMPORT = re.compile(r"^from (?:__future__|tests\.)\S* import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+
+
 def program(*modules: str, tail: str = "run_all()") -> str:
     """The text of a program that makes all attempts of these modules."""
     parts = [
         (HERE / "library.py").read_text(),
         *((HERE / "attempts" / f"{module}.py").read_text() for module in modules),
     ]
-    lines = [
-        line
-        for part in parts
-        for line in part.splitlines()
-        if not line.startswith(("from __future__", "from tests."))
-    ]
-    return "\n".join(["from __future__ import annotations", *lines, tail, ""])
+    texts = [OWN_IMPORT.sub("", part) for part in parts]
+    return "\n".join(["from __future__ import annotations", *texts, tail, ""])
 
 
 def attempts_of(module: str, privileged: bool = False) -> dict[str, tuple[str, frozenset[str]]]:
