@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
 
     :ivar address: of the client.
     :ivar uid: of a Unix socket's other end.
-    :ivar busy: a request is being answered.
+    :ivar busy: the head of a request has arrived, its answer is not complete.
     """
 
     def __init__(self, others: Connections, protocol: web.RequestHandler) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple, cast
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpProcessingError, RawRequestMessage
 
 from nodepool import metrics
 from nodepool.base import threads, unix_socket
@@ -133,9 +134,7 @@ class WebApp(threading.Thread):
         most = connections.MOST_HEAD + connections.MOST_BODY
         server = web.Server(
             self._handle,
-            request_factory=lambda head, body, protocol, writer, task: web.BaseRequest(
-                head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY
-            ),
+            request_factory=_begin,
             handler_cancellation=True,
             keepalive_timeout=connections.IDLE_TIMEOUT,
             max_line_size=most,
@@ -166,9 +165,13 @@ class WebApp(threading.Thread):
         if given.transport is None:
             raise ConnectionResetError("The client has disconnected")
         connection = cast(Connection, given.transport.get_protocol())
-        connection.busy = True
         try:
             request = await _read(given, connection)
+        except web.HTTPException as error:
+            # The library discards the rest of the request, and then disconnects.
+            error.force_close()
+            raise
+        try:
             answer = await self._application.answer(request)
             if isinstance(answer, Response):
                 headers = [("Server", "nodepool"), *answer.headers]
@@ -194,6 +197,22 @@ class WebApp(threading.Thread):
         if self._unix is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix)
+
+
+def _begin(
+    head: RawRequestMessage,
+    body: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> web.BaseRequest:
+    """Return the request whose head has arrived, before anything of its body is counted."""
+    if protocol.transport is not None:
+        cast(Connection, protocol.transport.get_protocol()).busy = True
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(
+        head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY
+    )
 
 
 async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:

@@ -186,6 +186,16 @@ def test_request_that_is_too_long_or_malformed_is_refused(
     assert caplog.records == []
 
 
+def test_client_that_still_sends_a_long_body_can_read_the_refusal(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 20) as end:
+        head = b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+        end.sendall(head + b"x" * 200_000)
+        answer = end.makefile("rb")
+        assert answer.readline().split()[1] == b"413"
+        end.sendall(b"x" * 800_000)
+        assert b"Connection: close" in answer.read(), "and no reset"
+
+
 def test_head_without_an_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 1000)
     assert say(port, b"GET / HTTP/1.1\r\n" + (b"X: " + b"x" * 60_000 + b"\r\n") * 20) == b""
