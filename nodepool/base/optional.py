@@ -1,13 +1,22 @@
-"""Optional Python packages (the extras of setup.cfg), and how to install missing ones."""
+"""Optional packages (the extras of setup.cfg) and wheels, and how to install missing ones."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shlex
 import sys
 from collections.abc import Iterable
 
+from nodepool.exceptions import ConfigurationError
+
+#: Wheel of this release beside ``nodepool`` -> a module of it, below ``nodepool``.
+WHEELS = {
+    "nodepool-adapters": "adapters",
+    "nodepool-lab": "lab",
+    "nodepool-nodemanager": "nodemanager.config",
+}
 #: Module -> distribution that provides it.
 DISTRIBUTIONS = {
     "azure.core": "azure-core",
@@ -61,10 +70,10 @@ def _requirements() -> dict[str, str]:
     """Return distribution (lower case) -> requirement for pip; empty if not installed."""
     import importlib.metadata  # not at each start
 
-    try:
-        lines = importlib.metadata.requires("nodepool") or ()
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+    lines: list[str] = []
+    for name in ("nodepool", *WHEELS):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            lines += importlib.metadata.requires(name) or ()
     found = [line.partition(";")[0].strip() for line in lines]
     return {re.split(r"[^\w.-]", line)[0].lower(): line for line in found}
 
@@ -82,3 +91,16 @@ def missing(modules: Iterable[str]) -> str | None:
     wanted = {known.get(DISTRIBUTIONS[name].lower(), DISTRIBUTIONS[name]) for name in absent}
     command = " ".join(shlex.quote(part) for part in sorted(wanted))
     return f"{', '.join(absent)}, not installed here: {sys.executable} -m pip install {command}"
+
+
+def require(user: str, wheel: str) -> None:
+    """Check that another wheel of this release is installed here.
+
+    :param user: the option or command that needs it, for the text of the error.
+    :raises ConfigurationError: it is not installed.
+    """
+    if not _is_there(f"nodepool.{WHEELS[wheel]}"):
+        raise ConfigurationError(
+            f"{user} needs the wheel {wheel} of this release, which is not installed here; "
+            "tools/package wheel makes it"
+        )

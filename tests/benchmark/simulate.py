@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from nodepool.whatif.demand import Demand, write_csv
+from nodepool.lab.whatif.demand import Demand, write_csv
 
 DAY = 86400.0
 LABELS = {"small": (300.0, 0.7), "large": (1500.0, 0.3)}

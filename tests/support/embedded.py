@@ -28,7 +28,7 @@ class Server:
         command = [
             sys.executable,
             "-m",
-            "nodepool.zkserver",
+            "nodepool.lab.zkserver",
             f"--tls-port={self.port}",
             f"--directory={self.directory / 'data'}",
         ]

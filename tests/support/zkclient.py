@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kazoo.protocol.serialization import Connect
 
-from nodepool.zkserver.core import Server
+from nodepool.lab.zkserver.core import Server
 
 _LENGTH, _REPLY, _EVENT = struct.Struct("!i"), struct.Struct("!iqi"), struct.Struct("!ii")
 PING = 11

@@ -15,7 +15,7 @@ def main() -> int:
         os.environ.update(_ENVIRONMENT)
         os.execv(sys.executable, [sys.executable, "-m", "tests.world", *sys.argv[1:]])
     # Before anything that makes a lock.
-    from nodepool.simulation import install, kernel
+    from nodepool.lab.simulation import install, kernel
 
     kernel.use(kernel.Kernel(0))
     install.replace_standard_library()

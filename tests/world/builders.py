@@ -24,7 +24,7 @@ import yaml
 from nodepool.builder.building.process import ProcessResult
 from nodepool.builder.machine.processes import MARKER_VARIABLE, Origin
 from nodepool.builder.machine.processes import Process as Found
-from nodepool.simulation.kernel import EPOCH, Process, Task, current
+from nodepool.lab.simulation.kernel import EPOCH, Process, Task, current
 from tests.world import faults
 
 if TYPE_CHECKING:
@@ -614,7 +614,7 @@ class Operator:
     def _run(self) -> None:
         from kazoo.client import KazooClient
 
-        from nodepool.simulation.zookeeper import ADDRESS
+        from nodepool.lab.simulation.zookeeper import ADDRESS
         from tests.world.zuul import LOST
 
         kernel = self._world.kernel

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.simulation.kernel import Kernel
+from nodepool.lab.simulation.kernel import Kernel
 
 #: By name; the driver finds its cloud here.
 clouds: dict[str, Cloud] = {}

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from nodepool.simulation import install
+from nodepool.lab.simulation import install
 from tests.world import lines, order
 
 if TYPE_CHECKING:

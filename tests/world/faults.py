@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodepool.simulation.zookeeper import ADDRESS
+from nodepool.lab.simulation.zookeeper import ADDRESS
 from tests.world.hosts import hosts
 
 if TYPE_CHECKING:

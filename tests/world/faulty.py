@@ -7,8 +7,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from nodepool.simulation.kernel import Kernel, Process
-from nodepool.simulation.network import Address, Connection, Network, Socket
+from nodepool.lab.simulation.kernel import Kernel, Process
+from nodepool.lab.simulation.network import Address, Connection, Network, Socket
 
 #: Seconds until the other side of a cut connection learns about it, if it does not send anything.
 RESET_DELAY = 0.001

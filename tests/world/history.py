@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from nodepool.simulation.kernel import Kernel
+from nodepool.lab.simulation.kernel import Kernel
 
 #: Node, whether it is taken (or released), request, and the times of invocation and response in
 #: virtual µs.

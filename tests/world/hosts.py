@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodepool import exceptions
-from nodepool.simulation.kernel import current
+from nodepool.lab.simulation.kernel import current
 
 #: The port that the static driver connects to; it collects host keys only of connections by SSH.
 PORT, CONNECTION = 5986, "winrm"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from nodepool.simulation import kernel as kernels
+from nodepool.lab.simulation import kernel as kernels
 
 _CALL = "__simulated_step__"
 _left = 0
@@ -106,7 +106,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, name: str, path: Any, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
         if not name.startswith("nodepool.") or name.startswith(
-            ("nodepool.simulation", "nodepool.zkserver")
+            ("nodepool.lab.simulation", "nodepool.lab.zkserver")
         ):
             return None
         if self._only not in (None, name):

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nodepool.lab.simulation.kernel import EPOCH, Kernel
 from nodepool.nodemanager.client import xml_rpc
-from nodepool.simulation.kernel import EPOCH, Kernel
 from tests.world import faults
 from tests.world.faulty import FaultyConnection, FaultyNetwork
 

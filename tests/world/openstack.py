@@ -14,7 +14,7 @@ from nodepool.driver.fake.adapter import FakeAdapter
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
 from nodepool.driver.fake.objects import Dummy
 from nodepool.driver.openstack.adapter import OpenStackAdapter
-from nodepool.simulation.kernel import Kernel
+from nodepool.lab.simulation.kernel import Kernel
 
 CLOUDS_FILE = "clouds.yaml"
 #: Seconds after which the SDK gives up waiting for an answer.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from nodepool.lab.simulation.kernel import EPOCH, Process
 from nodepool.process.service import STOP_LIMIT
-from nodepool.simulation.kernel import EPOCH, Process
 from tests.world.faults import Fault
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.simulation import install
-from nodepool.simulation.kernel import Process, SimulationError
-from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
+from nodepool.lab.simulation import install
+from nodepool.lab.simulation.kernel import Process, SimulationError
+from nodepool.lab.simulation.zookeeper import ADDRESS, ZooKeeper
 from tests.world import builders, capacity, faults, history, hosts, lines, nodemanagers, operators
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer

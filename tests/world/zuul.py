@@ -16,8 +16,8 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
-from nodepool.simulation.kernel import Kernel, Process
-from nodepool.simulation.zookeeper import ADDRESS
+from nodepool.lab.simulation.kernel import Kernel, Process
+from nodepool.lab.simulation.zookeeper import ADDRESS
 from tests.world.history import History
 
 #: Seconds after which a build is given up if its request does not end.

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from nodepool.client import NodepoolError, Pool
-from nodepool.dev import certificates
+from nodepool.lab.dev import certificates
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
 
@@ -159,7 +159,7 @@ class Demo:
         command = [
             sys.executable,
             "-m",
-            "nodepool.zkserver",
+            "nodepool.lab.zkserver",
             "--tls-port",
             str(self.server["port"]),
             *options,

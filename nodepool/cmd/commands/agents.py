@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nodepool.base import optional
-from nodepool.client import Pool
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 
 
@@ -17,10 +16,12 @@ def register(subparsers: Subparsers) -> None:
 
 
 def serve(context: Context) -> None:
+    optional.require("nodepool mcp", "nodepool-adapters")
     absent = optional.missing(("mcp",))
     if absent is not None:
         raise CommandError(f"mcp needs {absent}")
-    from nodepool import mcp
+    from nodepool.adapters import mcp
+    from nodepool.client import Pool
 
     try:
         mcp.serve(Pool(context.args.url))

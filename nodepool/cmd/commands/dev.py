@@ -6,8 +6,8 @@ import logging
 import os
 from pathlib import Path
 
+from nodepool.base import optional
 from nodepool.cmd.commands.context import Context, Subparsers, add_command
-from nodepool.nodemanager.client.daemon import require
 from nodepool.process.program import absolute_path
 
 
@@ -41,9 +41,10 @@ def _directory() -> str:
 
 
 def dev(context: Context) -> int:
-    require("nodepool dev")
-    from nodepool.dev.files import Directory
-    from nodepool.dev.installation import Installation
+    for wheel in ("nodepool-lab", "nodepool-nodemanager"):
+        optional.require("nodepool dev", wheel)
+    from nodepool.lab.dev.files import Directory
+    from nodepool.lab.dev.installation import Installation
 
     args = context.args
     if not args.debug:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nodepool import status
+from nodepool.base import optional
 from nodepool.cmd.commands.context import (
     CommandError,
     Context,
@@ -28,8 +29,8 @@ from nodepool.process.program import absolute_path, load_config
 from nodepool.zk.history import HistoryReader
 
 if TYPE_CHECKING:
-    from nodepool.whatif.assumptions import Assumptions
-    from nodepool.whatif.demand import Trace
+    from nodepool.lab.whatif.assumptions import Assumptions
+    from nodepool.lab.whatif.demand import Trace
 
 #: Names of the runs in tables and charts.
 NOW, WHAT_IF = "now", "what-if"
@@ -88,12 +89,13 @@ def register(subparsers: Subparsers) -> None:
 
 
 def simulate(context: Context) -> int:
+    optional.require("nodepool simulate", "nodepool-lab")
     if importlib.util.find_spec("greenlet") is None:
         raise CommandError(
             "the Python module greenlet is missing; install the extra simulate: pip install "
             "'.[simulate]'"
         )
-    from nodepool.whatif.report import chart, tables
+    from nodepool.lab.whatif.report import chart, tables
 
     args = context.args
     trace, assumptions = _prepare(context)
@@ -121,8 +123,8 @@ def _prepare(context: Context) -> tuple[Trace, Assumptions]:
 
     :raises CommandError: a file cannot be read or written.
     """
-    from nodepool.whatif.assumptions import Assumptions, AssumptionsError
-    from nodepool.whatif.demand import TraceError, write_csv
+    from nodepool.lab.whatif.assumptions import Assumptions, AssumptionsError
+    from nodepool.lab.whatif.demand import TraceError, write_csv
 
     args = context.args
     try:
@@ -139,7 +141,7 @@ def _prepare(context: Context) -> tuple[Trace, Assumptions]:
 
 
 def _trace(context: Context) -> Trace:
-    from nodepool.whatif.demand import from_history, read_csv
+    from nodepool.lab.whatif.demand import from_history, read_csv
 
     if context.args.trace:
         return read_csv(context.args.trace)
@@ -162,7 +164,7 @@ def _run(
 
     :raises CommandError: a run failed.
     """
-    from nodepool.whatif.replay import make_job
+    from nodepool.lab.whatif.replay import make_job
 
     processes = {}
     with contextlib.ExitStack() as stack:
@@ -171,7 +173,7 @@ def _run(
         for name, file in files.items():
             # The order of sets of strings must not differ between runs.
             process = subprocess.Popen(
-                [sys.executable, "-m", "nodepool.whatif"],
+                [sys.executable, "-m", "nodepool.lab.whatif"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import yaml
 
-from nodepool.dev.files import Directory
+from nodepool.lab.dev.files import Directory
 from tests.conftest import wait_for
 
 
@@ -138,7 +138,7 @@ def test_killed_one_leaves_no_daemon_and_the_next_goes_on_with_its_node(dev: Sta
     node = run.wait_ready()
     run.end(signal.SIGKILL)
     wait_for(
-        lambda: not [line for line in run.remains() if "nodepool.dev.child" in line],
+        lambda: not [line for line in run.remains() if "nodepool.lab.dev.child" in line],
         what="daemons ended",
         timeout=30,
     )
@@ -197,7 +197,7 @@ def test_one_directory_serves_one_run_and_others_are_not_touched(
 def test_daemon_that_ends_is_named_and_its_log_is_kept(dev: Start, name: str) -> None:
     run = dev()
     run.wait_ready()
-    module = {"zookeeper": "nodepool.zkserver"}.get(name, f"nodepool.cmd.{name}")
+    module = {"zookeeper": "nodepool.lab.zkserver"}.get(name, f"nodepool.cmd.{name}")
     (victim,) = (pid for pid, command in run.daemons() if module in command)
     os.kill(victim, signal.SIGKILL)
     assert run.process.wait(60) == 1

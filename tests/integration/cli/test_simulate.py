@@ -22,7 +22,7 @@ from tests.support import manual
 from tests.support.launcher import LauncherBench, config, provider
 
 EXAMPLE = REPOSITORY / "doc" / "examples" / "simulate"
-#: What :mod:`nodepool.whatif.assumptions` has for virtual machines.
+#: What :mod:`nodepool.lab.whatif.assumptions` has for virtual machines.
 LAUNCH, DELETE = 60.0, 10.0
 
 

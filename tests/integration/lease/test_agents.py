@@ -80,6 +80,6 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
 
 
 def test_agents_need_nothing_of_nodepool_but_the_client() -> None:
-    tree = ast.parse((REPOSITORY / "nodepool" / "mcp.py").read_text())
+    tree = ast.parse((REPOSITORY / "nodepool" / "adapters" / "mcp.py").read_text())
     modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name for name in modules if name.startswith("nodepool")} == {"nodepool.client"}

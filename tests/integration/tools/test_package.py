@@ -32,11 +32,12 @@ from tests.support.ports import reserve
 ETC = REPOSITORY / "etc"
 MINUTES = 60
 PROGRAMS = load_tool("package").PROGRAMS
+WHEELS = load_tool("package").WHEELS
 PAGE_OF = load_tool("manual_pages.py").file_of
 #: Programs of the wheel ``nodepool-nodemanager`` that have options.
 MANAGER_PROGRAMS = {"nodepool-nm", "nodepool-nodemanager"}
-#: They need an extra for whatever they do.
-FORGE_PROGRAMS = {"nodepool-github", "nodepool-gitea"}
+#: Those of the wheel ``nodepool-adapters``.
+ADAPTERS = {"nodepool-github", "nodepool-gitea", "nodepool-gitlab"}
 
 
 def run(*command: str | pathlib.Path, **options: Any) -> str:
@@ -241,9 +242,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.timeout(10 * MINUTES)
 @pytest.mark.spec("issue: wheel and sdist")
 def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
-    (wheel,) = archives.glob("nodepool-*.whl")
     (source,) = archives.glob("*.tar.gz")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    names = set(zipfile.ZipFile(wheel(archives, "nodepool")).namelist())
     assert {
         "nodepool/py.typed",
         "nodepool/web/static/app.js",
@@ -279,51 +279,65 @@ def test_wheel_and_sdist_are_complete(archives: pathlib.Path) -> None:
     } <= inside
 
 
+def wheel(archives: pathlib.Path, name: str) -> pathlib.Path:
+    (found,) = archives.glob(f"{name.replace('-', '_')}-12*.whl")
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
-def test_node_manager_has_its_own_wheel(archives: pathlib.Path) -> None:
+def test_each_file_belongs_to_one_wheel(archives: pathlib.Path) -> None:
     names = {
-        name: set(zipfile.ZipFile(next(archives.glob(f"{name}-*.whl"))).namelist())
-        for name in ("nodepool", "nodepool_nodemanager")
+        name: set(zipfile.ZipFile(wheel(archives, name)).namelist())
+        for name in ("nodepool", *WHEELS)
     }
-    assert not names["nodepool"] & names["nodepool_nodemanager"], "each file belongs to one wheel"
-    code = {name for each in names.values() for name in each if name.endswith(".py")}
-    assert code == {
+    files = [name for each in names.values() for name in each if ".dist-info/" not in name]
+    assert len(files) == len(set(files))
+    assert {name for name in files if name.endswith(".py")} == {
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "nodepool").rglob("*.py")
     }
-    daemon = re.compile(r"nodepool/nodemanager/(?!client/|__init__\.py)")
+    daemon = re.compile(r"nodepool/(nodemanager/(?!client/|__init__\.py)|adapters/|lab/)")
     assert not [name for name in names["nodepool"] if daemon.match(name)]
-    assert not [
-        name
-        for name in names["nodepool_nodemanager"]
-        if name.startswith(("nodepool/launcher", "nodepool/driver"))
-    ]
-    shared = {name.partition(".data/data/")[2] for name in names["nodepool_nodemanager"]} - {""}
-    for program in ("nodepool-nm", "nodepool-nodemanager"):
+    shared = {
+        name: {file.partition(".data/data/")[2] for file in found} - {""}
+        for name, found in names.items()
+    }
+    for program in PROGRAMS:
+        owner = next(
+            (w for w, part in WHEELS.items() if re.match(part.programs, program)), "nodepool"
+        )
+        page = PAGE_OF(program)
         assert {
-            f"share/man/man{PAGE_OF(program)[-1]}/{PAGE_OF(program)}",
+            f"share/man/man{page[-1]}/{page}",
             f"share/bash-completion/completions/{program}",
-        } <= shared
+        } <= shared[owner]
     assert {
         "share/nodepool/nodemanager.yaml",
         "share/nodepool/systemd/nodepool-nodemanager.service",
-    } <= shared
+    } <= shared["nodepool-nodemanager"]
+    assert "share/nodepool/systemd/nodepool-github.service" in shared["nodepool-adapters"]
+
+
+def environment(folder: pathlib.Path, *archives: pathlib.Path | str) -> pathlib.Path:
+    """Return the Python of a new environment with these installed."""
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "venv", folder)
+    run(python, "-m", "pip", "install", "-q", *archives)
+    return python
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(10 * MINUTES)
-def test_launcher_works_without_the_node_manager(
+def test_launcher_works_without_the_other_wheels(
     archives: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise Python would find the modules of the clone.
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    (wheel,) = archives.glob("nodepool-*.whl")
-    (manager,) = archives.glob("nodepool_nodemanager-*.whl")
-    run(python, "-m", "pip", "install", "-q", wheel)
-    assert not [program for program in MANAGER_PROGRAMS if python.with_name(program).exists()]
+    core, manager = wheel(archives, "nodepool"), wheel(archives, "nodepool-nodemanager")
+    python = environment(tmp_path / "venv", core)
+    for program in PROGRAMS:
+        assert python.with_name(program).exists() == (program not in MANAGER_PROGRAMS | ADAPTERS)
     for module in ("hosts", "adapter", "machines", "pushed.adapter", "pushed.ssh_link"):
         run(python, "-c", f"import nodepool.driver.nodemanager.{module}")
     config = tmp_path / "nodepool.yaml"
@@ -337,11 +351,11 @@ def test_launcher_works_without_the_node_manager(
     def validate(**options: object) -> tuple[int, str]:
         provider = {"name": "hosts", "driver": "nodemanager", "pools": [pool], **options}
         config.write_text(yaml.safe_dump({**servers, "providers": [provider]}))
-        return called("-c", str(config), "config-validate")
+        return called("config-validate")
 
     def called(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(
-            [python.with_name("nodepool"), *arguments],
+            [python.with_name("nodepool"), "-c", config, *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -360,13 +374,56 @@ def test_launcher_works_without_the_node_manager(
         "cloud-images": cloud_images,
     }
     assert validate(**hosts)[0] == 0, validate(**hosts)
-    missing = "needs the node manager, which is not installed"
-    for status, text in (validate(**backing), called("dev", "--directory", str(tmp_path / "dev"))):
-        assert status != 0 and missing in text and "Traceback" not in text, text
-    run(python, "-m", "pip", "install", "-q", wheel, manager)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("")
+    for needed, (status, text) in {
+        "nodepool-nodemanager": validate(**backing),
+        "nodepool-lab": called("dev", "--directory", str(tmp_path / "dev")),
+        "the wheel nodepool-lab": called("simulate", "--trace", str(trace)),
+        "nodepool-adapters": called("mcp"),
+    }.items():
+        assert status != 0 and needed in text and "Traceback" not in text, text
+    run(python, "-m", "pip", "install", "-q", core, manager)
     for program in MANAGER_PROGRAMS:
         run(python.with_name(program), "--help")
     assert validate(**backing)[0] == 0, validate(**backing)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * MINUTES)
+def test_adapters_and_laboratory_work_without_the_other_wheels(
+    archives: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    core = wheel(archives, "nodepool")
+    extras = f"{wheel(archives, 'nodepool-adapters')}[github,gitea,mcp]"
+    python = environment(tmp_path / "adapters", core, extras)
+    for program in ADAPTERS:
+        run(python.with_name(program), "--help")
+    for module in ("client", "adapters.mcp", "adapters.gitlab"):
+        run(python, "-c", f"import nodepool.{module}")
+    python = environment(tmp_path / "lab", core, f"{wheel(archives, 'nodepool-lab')}[simulate]")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,labels,duration,tenant\n0,small,1,\n")
+    config = tmp_path / "nodepool.yaml"
+    node = {"name": "host.example.org", "labels": "small", "host-key": "ssh-ed25519 x"}
+    static = {"name": "own", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "zookeeper-servers": [{"host": "zk.example.org", "port": 2281}],
+                "labels": [{"name": "small"}],
+                "providers": [static],
+            }
+        )
+    )
+    run(python.with_name("nodepool"), "-c", config, "simulate", "--trace", trace, "--json")
+    with subprocess.Popen(
+        [python, "-m", "nodepool.lab.zkserver", "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and "port" in server.stdout.readline()
+        server.terminate()
 
 
 @pytest.mark.slow
@@ -378,10 +435,8 @@ def test_launcher_works_without_the_node_manager(
 def test_plain_installation_names_missing_packages_with_the_command(
     archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot
 ) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    (wheel,) = archives.glob("nodepool-*.whl")
-    run(python, "-m", "pip", "install", "-q", wheel)
+    core, adapters = wheel(archives, "nodepool"), wheel(archives, "nodepool-adapters")
+    python = environment(tmp_path / "venv", core, adapters)
     there = {
         each["name"].lower()
         for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))
@@ -395,10 +450,11 @@ def test_plain_installation_names_missing_packages_with_the_command(
         "lxml",
         "opentelemetry-sdk",
     }
-    assert len(there) <= 34  # 9 of them are the web server
-    for program in PROGRAMS.keys() - MANAGER_PROGRAMS - FORGE_PROGRAMS:
+    assert len(there) <= 35  # 9 of them are the web server
+    forges = {"nodepool-github", "nodepool-gitea"}
+    for program in PROGRAMS.keys() - MANAGER_PROGRAMS - forges:
         assert "12.0.0" in run(python.with_name(program), "--version")
-    for program in FORGE_PROGRAMS:
+    for program in forges:
         done = subprocess.run(
             [python.with_name(program), "--version"],
             capture_output=True,

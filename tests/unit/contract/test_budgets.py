@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_110,
     "tools": 2_760,
     "recovery": 345,
-    "package": 52_900,
+    "package": 52_960,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03
@@ -62,20 +62,13 @@ AREAS = {
         "cmd/commands/token.py",
         "config/access.py",
         "lease",
-        "mcp.py",
+        "adapters/mcp.py",
         "web/actions",
     ),
     "adapters": ("adapters",),
     # Of machines that a restored or emptied ZooKeeper does not know.
     "recovery": ("cmd/commands/recover.py", "zk/cluster.py"),
-    "tools": (
-        "cmd/commands/dev.py",
-        "cmd/commands/simulate.py",
-        "dev",
-        "simulation",
-        "whatif",
-        "zkserver",
-    ),
+    "tools": ("cmd/commands/dev.py", "cmd/commands/simulate.py", "lab"),
 }
 
 

@@ -16,16 +16,16 @@ from tests import REPOSITORY
 LAYERS = (
     ("answers", "exceptions", "ssh", "texts", "version"),
     ("client",),
-    ("adapters", "mcp"),
+    ("adapters",),
     ("base", "logconfig", "reasons"),
     ("metrics",),
-    ("zk", "config", "zkserver"),
-    ("cloud", "lease", "nodescan", "nodeutils", "process", "simulation"),
+    ("zk", "config"),
+    ("cloud", "lease", "nodescan", "nodeutils", "process"),
     ("access", "status"),
     ("nodemanager",),
     ("driver",),
     ("launcher", "builder", "web"),
-    ("stats", "webapp", "provider_manager", "dev", "whatif"),
+    ("stats", "webapp", "provider_manager", "lab"),
     ("cmd",),
 )
 #: Folder -> what it imports of its own layer.
@@ -36,12 +36,12 @@ MAY: dict[str, set[str]] = {"nodeutils": {"nodescan"}, "zk": {"config"}}
 INTERFACES = {"nodepool.config": {"nodepool.driver.registry"}}
 #: Modules that are named because another process runs them, or because import hooks skip them.
 NAMED = {
-    "nodepool.dev.installation": {
+    "nodepool.lab.dev.installation": {
         "nodepool.cmd.launcher",
         "nodepool.cmd.nodemanager",
-        "nodepool.zkserver",
+        "nodepool.lab.zkserver",
     },
-    "nodepool.simulation.install": {"nodepool.simulation"},
+    "nodepool.lab.simulation.install": {"nodepool.lab.simulation"},
 }
 #: Folder -> imports between its subfolders that are part of a circle, as ``one -> other``. May only
 #: become shorter.

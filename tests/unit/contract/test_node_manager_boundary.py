@@ -18,7 +18,7 @@ COMMON = ("base", "process", "logconfig", "exceptions", "texts", "version")
 #: become shorter.
 INWARD = {
     # ``nodepool dev`` runs a node manager on this machine, and therefore has it installed.
-    "nodepool.dev.files": {"nodepool.nodemanager.rootfs.ssh_files"}
+    "nodepool.lab.dev.files": {"nodepool.nodemanager.rootfs.ssh_files"}
 }
 #: Module of the node manager -> modules of other parts that it imports, besides the common ones.
 #: May only become shorter.

@@ -62,8 +62,8 @@ PRINTERS = {
     "process/background.py",
     "process/program.py",
     "process/stack_dump.py",
-    "whatif/__main__.py",
-    "zkserver/__main__.py",
+    "lab/whatif/__main__.py",
+    "lab/zkserver/__main__.py",
 }
 #: In commands that print texts of others, only these arguments are printed without `say`.
 SAYING = (

@@ -87,8 +87,8 @@ def simulated(item: pytest.Item) -> list[Any]:
     """Run a test as a task of a new simulation; return its reports."""
     from _pytest.runner import runtestprotocol
 
-    from nodepool.simulation import install
-    from nodepool.simulation.zookeeper import ZooKeeper
+    from nodepool.lab.simulation import install
+    from nodepool.lab.simulation.zookeeper import ZooKeeper
     from tests.world.directed import world
     from tests.world.faulty import FaultyKernel, FaultyNetwork
 
@@ -115,7 +115,7 @@ def main() -> None:
             sys.executable, [sys.executable, "-m", "tests.world.directed.server", *sys.argv[1:]]
         )
     # Before anything that makes a lock.
-    from nodepool.simulation import install, kernel
+    from nodepool.lab.simulation import install, kernel
 
     kernel.use(kernel.Kernel(0))
     install.replace_standard_library()

@@ -6,8 +6,8 @@ import pathlib
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.simulation.kernel import Kernel
-from nodepool.simulation.zookeeper import ADDRESS, ZooKeeper
+from nodepool.lab.simulation.kernel import Kernel
+from nodepool.lab.simulation.zookeeper import ADDRESS, ZooKeeper
 from tests.conftest import Chroot
 from tests.support.launcher import LauncherBench
 from tests.world.faulty import FaultyNetwork

@@ -1,0 +1,1 @@
+"""Nodepool without machines: ZooKeeper, simulated world, what-if, ``nodepool dev``."""
