@@ -4,20 +4,19 @@
 every test that takes at most `SHORT` seconds, each unknown one, each that notices a planted defect
 (``tests/world/guards``), and those marked ``core``, without those marked ``full`` or whose servers
 take long to build. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the
-tests of each file (`PART`), which the seed of the run chooses, so that a few runs have run all of
+tests (`PART`, by their time), which the seed of the run chooses, so that many runs have run all of
 them; with ``--all`` each.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import pathlib
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import hypothesis
@@ -28,14 +27,14 @@ from tests.world.mutations import MUTATIONS
 
 DURATIONS = REPOSITORY / "tests" / "durations.json"
 #: Seconds that a test of the short set may take.
-SHORT = 0.4
+SHORT = 0.3
 #: Shorter tests are not recorded: they are many, and make no difference.
-RECORDED = 0.3
+RECORDED = 0.2
 #: Marks of tests whose servers or images take longer to build than the short set may take, and of
 #: long ones.
 NEVER_SHORT = ("full", "real", "kubernetes", "gitea", "github")
-#: Which part of the tests of each file runs in the rest.
-PART = 1 / 7
+#: Which part of the time of all tests of a stage the rest takes.
+PART = 1 / 10
 #: Seconds; longer tests, such as builds of packages, run only with all variants, except for those
 #: marked ``core``.
 LONGEST = 60.0
@@ -84,18 +83,23 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def choose_part(names: Iterable[str], seed: object) -> set[str]:
-    """Return the node ids of one variant each of a part of each file's tests; the same for the
-    same seed.
+def choose_part(seconds: Mapping[str, float], seed: object) -> set[str]:
+    """Return the node ids of one variant each of some tests, which take a part of the time of all,
+    and are one at least; the same for the same seed.
+
+    :param seconds: of each test, by node id.
     """
-    files: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(names):
-        files[name.partition("::")[0]][name.partition("[")[0]].append(name)
+    tests: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted(seconds):
+        tests[name.partition("[")[0]].append(name)
+    chance = random.Random(f"{seed}")
     chosen: set[str] = set()
-    for file, tests in files.items():
-        chance = random.Random(f"{seed} {file}")
-        part = chance.sample(sorted(tests), math.ceil(PART * len(tests)))
-        chosen.update(chance.choice(tests[test]) for test in part)
+    left = PART * sum(seconds.values())
+    for test in chance.sample(sorted(tests), len(tests)):
+        variant = chance.choice(tests[test])
+        if not chosen or seconds[variant] <= left:
+            chosen.add(variant)
+            left -= seconds[variant]
     return chosen
 
 
@@ -130,14 +134,12 @@ class Selection:
         if self._short or self._rest:
             chosen = [item for item in items if self._is_chosen(item)]
             if self._sampled:
-                names = choose_part(
-                    (
-                        item.nodeid
-                        for item in chosen
-                        if self._lasts(item) <= LONGEST or _is_core(item)
-                    ),
-                    config.getoption("randomly_seed", 0),
-                )
+                seconds = {
+                    item.nodeid: max(self._lasts(item), RECORDED)
+                    for item in chosen
+                    if self._lasts(item) <= LONGEST or _is_core(item)
+                }
+                names = choose_part(seconds, config.getoption("randomly_seed", 0))
                 chosen = [item for item in chosen if item.nodeid in names]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
             items[:] = chosen

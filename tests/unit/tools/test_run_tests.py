@@ -133,19 +133,14 @@ def test_each_test_is_in_one_of_the_sets(
     assert not selection.is_short(request.node)
 
 
-def test_rest_runs_one_variant_each_of_a_part_of_the_tests_of_a_file_which_the_seed_chooses() -> (
-    None
-):
-    names = [f"a.py::test_{test}[{n}]" for test in range(9) for n in range(3)] + ["b.py::test_one"]
-    chosen = choose_part(names, 7)
-    assert chosen == choose_part(reversed(names), 7), "each worker has to choose the same"
-    assert (
-        "b.py::test_one" in chosen
-        and len({name.partition("[")[0] for name in chosen}) == len(chosen) == 3
-    )
-    assert set().union(*(choose_part(names, seed) for seed in range(100))) == set(names), (
-        "a few runs have run all"
-    )
+def test_rest_runs_one_variant_each_of_tests_that_take_a_part_of_the_time() -> None:
+    seconds = {f"a.py::test_{test}[{n}]": 1.0 + n for test in range(30) for n in range(3)}
+    chosen = choose_part(seconds, 7)
+    assert chosen == choose_part(dict(reversed(seconds.items())), 7), "each worker chooses the same"
+    assert 15 <= sum(map(seconds.__getitem__, chosen)) <= 18, "a tenth of 180"
+    assert len({name.partition("[")[0] for name in chosen}) == len(chosen)
+    assert set().union(*(choose_part(seconds, seed) for seed in range(300))) == set(seconds)
+    assert len(choose_part({"b.py::test_one": 9.0}, 7)) == 1
 
 
 @pytest.mark.parametrize(
