@@ -20,6 +20,8 @@ from system_services import left_as_they_are
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
+#: The versions that passed all tests.
+CONSTRAINTS = REPOSITORY / "tools" / "constraints.txt"
 #: MiB that it takes.
 VENV_MIB = 400
 #: program -> Debian package that brings it.
@@ -302,7 +304,8 @@ def virtual_environment(extras: str = "", log: pathlib.Path | None = None) -> pa
     if problem is not None:
         sys.exit(problem)
     python = VENV / "bin" / "python"
-    wanted = hashlib.sha256((REPOSITORY / "setup.cfg").read_bytes() + extras.encode()).hexdigest()
+    content = b"".join(file.read_bytes() for file in (REPOSITORY / "setup.cfg", CONSTRAINTS))
+    wanted = hashlib.sha256(content + extras.encode()).hexdigest()
     stamp = VENV / f"installed-{extras or 'plain'}"
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
@@ -324,6 +327,8 @@ def virtual_environment(extras: str = "", log: pathlib.Path | None = None) -> pa
             "--disable-pip-version-check",
             "--retries",
             "2",
+            "-c",
+            str(CONSTRAINTS),
             "-e",
             target,
         ]
