@@ -56,20 +56,23 @@ class Callers:
             )
         return identity
 
-    def check_reader(self, request: Request) -> None:
-        """Check whether a client may see pages, tables and events.
+    def check_reader(self, request: Request) -> str:
+        """Return the owner, or the address, of a client that may see pages, tables and events.
 
         :raises Denied: its token is not valid.
         :raises HttpError: it may not.
         """
         if self._access is None or (request.uid is None and "authorization" not in request.headers):
-            check(self._pages, dataclasses.replace(request, address=self.address(request)))
-            return
-        if self.identify(request).lease is not None:
+            address = self.address(request)
+            check(self._pages, dataclasses.replace(request, address=address))
+            return address
+        identity = self.identify(request)
+        if identity.lease is not None:
             raise HttpError(
                 http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only"
             )
         check(EVERYWHERE, request)
+        return identity.owner
 
 
 def check(pages: str, request: Request) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import http
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +28,7 @@ from nodepool.web.http import (
     negotiate,
     parse_date,
 )
+from nodepool.web.shares import Shares
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
@@ -87,16 +87,16 @@ class Application:
         cache: ResponseCache[bytes],
         exposition: Exposition,
         max_age: float,
-        check: Callable[[Request], None],
+        check: Callable[[Request], object],
         streams: Streams,
         api: Api,
         actions: Actions | None,
-        threads: Executor,
+        shares: Shares,
     ) -> None:
         """Create the application.
 
         :param check: raises an error if a client may not see pages, tables and events.
-        :param threads: run everything that may block.
+        :param shares: of the threads that run everything that may block.
         """
         self._nodepool = nodepool
         self._cache = cache
@@ -106,18 +106,17 @@ class Application:
         self._api = api
         self._streams = streams
         self._actions = actions
-        self._threads = threads
+        self._shares = shares
 
     async def answer(self, request: Request) -> Response | Stream:
         """Return the answer to any request; never raises."""
-        loop, actions = asyncio.get_running_loop(), self._actions
+        actions = self._actions
         is_call = actions is not None and actions.serves(request.path)
         try:
             if actions is not None and is_call:
-                return await actions.answer(request, self._threads)
-            if request.path == EVENTS:
-                return await loop.run_in_executor(self._threads, self._streams.read, request)
-            return await loop.run_in_executor(self._threads, self._read, request)
+                return await actions.answer(request, self._shares)
+            read = self._streams.read if request.path == EVENTS else self._read
+            return await self._shares.of(request.address).run(functools.partial(read, request))
         except Exception as error:
             return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
 

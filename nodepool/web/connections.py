@@ -32,21 +32,24 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Add a connection.
 
-        If there are too many, the client with most of them loses its oldest idle one.
+        If there are too many, the client with most of them loses its oldest idle one; if there are
+        twice as many, it loses one that is answered.
         """
         self._open[connection] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CHECK, self._check)
         if len(self._open) > CONNECTION_LIMIT:
             counts = Counter(each.address for each in self._open)
-            idle = [each for each in self._open if not each.busy]
-            # An answer that is being sent is cut off only if its client has the most connections.
+            most = max(counts.values())
+
+            def is_kept(each: Connection) -> bool:
+                return each.answered or each is connection
+
             victim = min(
-                idle, key=lambda each: (-counts[each.address], each.unsent > 0), default=None
+                (each for each in self._open if counts[each.address] == most),
+                key=lambda each: (is_kept(each), each.answered, each.unsent > 0),
             )
-            if victim is None and len(self._open) > 2 * CONNECTION_LIMIT:
-                victim = connection
-            if victim is not None:
+            if not is_kept(victim) or len(self._open) > 2 * CONNECTION_LIMIT:
                 victim.abort()
 
     def remove(self, connection: Connection) -> None:
@@ -92,6 +95,11 @@ class Connection(asyncio.Protocol):
     def unsent(self) -> int:
         """Return the bytes that the client has not read."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def answered(self) -> bool:
+        """Return whether a request has arrived completely, and its answer is not complete."""
+        return self.busy and self._begun is None
 
     def abort(self) -> None:
         self._others.remove(self)

@@ -27,6 +27,7 @@ from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.connections import Connection, Connections
 from nodepool.web.http import Request, Response, Stream, Write
+from nodepool.web.shares import Shares
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import Api
@@ -122,7 +123,7 @@ class WebApp(threading.Thread):
             self.streams,
             api,
             actions,
-            self._threads,
+            Shares(self._threads),
         )
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from nodepool.web import access
-from nodepool.web.http import HttpError, Request, Stream, Write
+from nodepool.web.http import RETRY, HttpError, Request, Stream, Write
 from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
 
 MOST_STREAMS = 300
@@ -46,12 +46,12 @@ class Follower(Stream):
     def __init__(
         self,
         streams: Streams,
-        address: str,
+        owner: str,
         digest: bool,
         filters: Mapping[str, list[str]],
         last: int | None,
     ) -> None:
-        self.address = address
+        self.owner = owner
         self.digest = digest
         self.filters = filters
         self.last = last
@@ -97,11 +97,12 @@ class Streams:
     """All clients that follow events; used on the loop of the server unless stated otherwise."""
 
     def __init__(
-        self, feed: Feed | None, check: Callable[[Request], None], renew: Callable[[], float]
+        self, feed: Feed | None, check: Callable[[Request], str], renew: Callable[[], float]
     ) -> None:
         """Create the streams.
 
-        :param check: raises an error if a client may not follow events.
+        :param check: returns the name or address of a client; raises an error if it may not follow
+            events.
         :param renew: called before pages are notified to fetch again: no answer may be from before
             the change; returns the seconds that answers took since the last call.
         """
@@ -137,7 +138,7 @@ class Streams:
 
         :raises HttpError: the request is invalid, or too many clients follow events (503).
         """
-        self._check(request)
+        owner = self._check(request)
         if self._feed is None:
             raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; only launchers provide events")
         filters = {
@@ -156,13 +157,11 @@ class Streams:
                 http.HTTPStatus.BAD_REQUEST,
                 "since and Last-Event-ID must be the number of an event",
             )
-        if len(self) >= MOST_STREAMS and self._in_the_way(request.address) is None:
+        if len(self) >= MOST_STREAMS and self._in_the_way(owner) is None:
             text = f"{MOST_STREAMS} clients already follow events; try again later"
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text, "busy", (RETRY,))
         digest = "digest" in request.parameters
-        return Follower(
-            self, request.address, digest, filters, None if last is None or digest else int(last)
-        )
+        return Follower(self, owner, digest, filters, None if last is None or digest else int(last))
 
     def add(self, follower: Follower) -> None:
         """Send the missed events, and from now on the new ones."""
@@ -178,7 +177,7 @@ class Streams:
         follower.add(
             "".join([*parts, *(_message(event) for event in missed if follower.wants(event))])
         )
-        victim = self._in_the_way(follower.address) if len(self) >= MOST_STREAMS else None
+        victim = self._in_the_way(follower.owner) if len(self) >= MOST_STREAMS else None
         if victim is not None:
             victim.close()
         # Changes from now on are sent to it: an older answer must not be shared with it.
@@ -189,17 +188,17 @@ class Streams:
         if follower in self._followers:
             self._followers.remove(follower)
 
-    def _in_the_way(self, address: str) -> Follower | None:
-        """Return the oldest stream of the address with the most streams.
+    def _in_the_way(self, owner: str) -> Follower | None:
+        """Return the oldest stream of the owner with the most streams.
 
-        None if no other address has more than this one.
+        None if no other one has more than this one.
         """
-        counts = Counter(follower.address for follower in list(self._followers))
+        counts = Counter(follower.owner for follower in list(self._followers))
         most, count = max(counts.items(), key=lambda item: item[1])
         return (
             None
-            if counts[address] >= count
-            else next(each for each in self._followers if each.address == most)
+            if counts[owner] >= count
+            else next(each for each in self._followers if each.owner == most)
         )
 
     # -- events

@@ -8,7 +8,6 @@ import http
 import json
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 import msgspec
@@ -27,6 +26,7 @@ from nodepool.web.actions.operators import OperatorCalls
 from nodepool.web.actions.routes import JSON, Call, Later, Refused, Reply, Route, Table, parse
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import CHALLENGE, Request, Response, Stream, as_answer
+from nodepool.web.shares import Shares
 from nodepool.web.tables import Leasing
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
@@ -107,31 +107,29 @@ class Actions:
     def _document(self) -> bytes:
         return json.dumps(document(self.table.routes)).encode()
 
-    async def answer(self, request: Request, threads: Executor) -> Response | Stream:
+    async def answer(self, request: Request, shares: Shares) -> Response | Stream:
         """Return the answer to a call.
 
-        :param threads: run everything that may block.
+        :param shares: of the threads that run everything that may block.
         """
         if request.path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
-        reply, note = await asyncio.get_running_loop().run_in_executor(
-            threads, self._begin, request
+        owner, job, note = await asyncio.get_running_loop().run_in_executor(
+            shares.threads, self._begin, request
         )
+        share = shares.of(owner)
+        reply = await share.run(job)
         if isinstance(reply, Reply):
             return _response(reply)
         with _noted(note, request):
-            outcome = await reply.outcome(threads)
+            outcome = await reply.outcome(share)
         note(outcome.target if isinstance(outcome, Reply) else None, "ok")
         return _response(outcome) if isinstance(outcome, Reply) else outcome
 
-    def _begin(self, request: Request) -> tuple[Reply | Later, Note]:
-        """Return the answer to a call, or what waits for it, and what records the call.
-
-        A call that is answered has been recorded.
-        """
+    def _begin(self, request: Request) -> tuple[str, Callable[[], Reply | Later], Note]:
+        """Return the owner of a call, the job that answers it, and what records the call."""
         method = "GET" if request.method == "HEAD" else request.method
         route, names = self.table.find(method, request.path.removeprefix(API))
-        reply: Reply | Later
         try:
             identity = self.callers.identify(request)
         except Denied as error:
@@ -144,18 +142,21 @@ class Actions:
             if not is_return or not sent.startswith(f"{LEASE_PREFIX}{names['id']}_"):
                 raise
             # It has ended already, and with it what identifies the caller.
-            identity, reply = (
-                Identity("unknown", f"lease:{names['id']}", Role.READ),
-                Reply(None, http.HTTPStatus.NO_CONTENT),
-            )
-            note = self._auditor(request, identity, route, names)
+            identity = Identity("unknown", f"lease:{names['id']}", Role.READ)
+            ended: Reply | None = Reply(None, http.HTTPStatus.NO_CONTENT)
         else:
-            note = self._auditor(request, identity, route, names)
+            ended = None
+        note = self._auditor(request, identity, route, names)
+
+        def job() -> Reply | Later:
+            """Return the answer to the call, which has been recorded, or what waits for it."""
             with _noted(note, request):
-                reply = self._call(request, identity, route, names)
-        if isinstance(reply, Reply):
-            note(reply.target, "ok")
-        return reply, note
+                reply = ended or self._call(request, identity, route, names)
+            if isinstance(reply, Reply):
+                note(reply.target, "ok")
+            return reply
+
+        return identity.owner, job, note
 
     @staticmethod
     def _call(

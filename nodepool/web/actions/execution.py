@@ -10,7 +10,6 @@ import http
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from contextlib import suppress
 
 from nodepool.access.identity import Role
@@ -25,6 +24,7 @@ from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.places import Places
 from nodepool.web.actions.routes import Call, Later, Refused, Route, busy
 from nodepool.web.http import Stream, Write
+from nodepool.web.shares import Share
 from nodepool.web.tables import Leasing
 from nodepool.zk.records import Node
 
@@ -67,7 +67,7 @@ class Relay(Later, Stream):
         # One job at a time, in order: the end waits for the start, or for a read.
         self._lane = threads.shared().lane(f"Thread-WebApp-exec-{lease_id}", 1)
 
-    async def outcome(self, _threads: Executor) -> Relay:
+    async def outcome(self, _share: Share) -> Relay:
         try:
             async with asyncio.timeout(2 * START):
                 await asyncio.get_running_loop().run_in_executor(self._lane, self._begin)

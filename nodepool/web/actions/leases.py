@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import datetime
 import http
@@ -11,7 +10,6 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,6 +40,7 @@ from nodepool.web.actions.bodies import (
 from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route, busy
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import RETRY
+from nodepool.web.shares import Share
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -233,8 +232,8 @@ class LeaseCalls:
         identity = call.identity
         self._check(identity, body)
         self._check_end(identity, body.seconds)
-        if self.waiting.full:
-            raise busy("Too many leases wait here; try again later")
+        if self.waiting.full(identity.owner):
+            raise busy(f"Too many leases wait here, or for {identity.owner}; try again later")
         secret = secrets.token_urlsafe(32)
         terms = Terms(
             identity.owner,
@@ -269,7 +268,7 @@ class LeaseCalls:
             else f"{LEASE_PREFIX}{lease.id}_{secret}"
         )
         if lease.state is not LeaseState.HELD and not known:
-            self.waiting.expect(lease.id, body.seconds)
+            self.waiting.expect(lease.id, body.seconds, identity.owner)
         status = http.HTTPStatus.OK if known else http.HTTPStatus.CREATED
         return self._answer(lease.id, body.wait, identity, OPEN, token, status)
 
@@ -502,12 +501,12 @@ class _Poll(Later):
         self._seen = False
         self._gone = 0.0
 
-    async def outcome(self, threads: Executor) -> Reply:
-        loop, waiting, owner = asyncio.get_running_loop(), self._calls.waiting, self._identity.owner
+    async def outcome(self, share: Share) -> Reply:
+        waiting, owner = self._calls.waiting, self._identity.owner
         places = waiting.places
         if places is None or not places.take(owner):
             self._deadline = 0.0
-            found = await loop.run_in_executor(threads, self.read)
+            found = await share.run(self.read)
             assert found is not None, "its deadline has passed"
             return dataclasses.replace(found, headers=(*found.headers, RETRY))
         try:
@@ -518,7 +517,7 @@ class _Poll(Later):
                     await waiting.changed(
                         self._lease_id, self._since, self._deadline - self._calls.monotonic()
                     )
-                found = await loop.run_in_executor(threads, self.read)
+                found = await share.run(self.read)
             return found
         finally:
             places.free(owner)

@@ -6,7 +6,6 @@ import abc
 import http
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import msgspec
 from nodepool.access.identity import Identity, Role
 from nodepool.web.actions.bodies import Body
 from nodepool.web.http import RETRY, HttpError, Stream
+from nodepool.web.shares import Share
 from nodepool.zk import paths
 
 JSON = "application/json"
@@ -77,10 +77,10 @@ class Later(abc.ABC):
     """An answer that waits for a change of a lease, or for work of another thread."""
 
     @abc.abstractmethod
-    async def outcome(self, threads: Executor) -> Reply | Stream:
+    async def outcome(self, share: Share) -> Reply | Stream:
         """Return the answer; on the loop of the server.
 
-        :param threads: run everything that may block.
+        :param share: of the caller; runs everything that may block.
         :raises Refused: the answer is an error.
         """
 

@@ -31,8 +31,9 @@ RETRY = 5.0
 MOST_ENDED = 1000
 #: Clients that wait: in all, and for one owner.
 MOST_POLLS = (300, 150)
-#: Leases: a server records the end of a session, with all requests of it, in one message.
-MOST_EXPECTED = 2000
+#: Leases, in all and of one owner: a server records the end of a session, with all requests of it,
+#: in one message.
+MOST_EXPECTED = (2000, 1000)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,6 +64,7 @@ class Waiting:
         #: Lease id -> seconds for which it is held; 0: its request is to be withdrawn. Calls add to
         #: it.
         self._expected: dict[str, float] = {}
+        self._owners: dict[str, str] = {}
         #: Lease id -> whether something has changed since its hand-over was started.
         self._running: dict[str, bool] = {}
         #: Secrets of requests that may have been created, and that nobody follows. Calls add to it.
@@ -90,8 +92,9 @@ class Waiting:
 
     # -- for the calls
 
-    def expect(self, lease_id: str, seconds: float) -> None:
+    def expect(self, lease_id: str, seconds: float, owner: str = "") -> None:
         """Hand the lease over when its nodes are ready."""
+        self._owners[lease_id] = owner
         self._expected[lease_id] = seconds
         self._wake(lease_id)
 
@@ -102,10 +105,10 @@ class Waiting:
             for request in self._zk().readRequests():
                 self._wake(request.id)
 
-    @property
-    def full(self) -> bool:
-        """Return whether as many leases wait here as one session should own."""
-        return len(self._expected) >= MOST_EXPECTED
+    def full(self, owner: str) -> bool:
+        """Return whether as many leases wait here as one session, or this owner in it, may have."""
+        most, part = MOST_EXPECTED
+        return len(self._expected) >= most or list(self._owners.values()).count(owner) >= part
 
     def expects(self, lease_id: str) -> bool:
         """Return whether this server hands the lease over, or is about to note why it cannot."""
@@ -193,6 +196,7 @@ class Waiting:
         changed = self._running.pop(lease_id)
         if finished:
             del self._expected[lease_id]
+            self._owners.pop(lease_id, None)
         elif retry:
             self._loop.call_later(RETRY, self._changed, lease_id)
         if finished or (changed and not retry):

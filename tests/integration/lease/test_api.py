@@ -205,7 +205,7 @@ def test_repeated_call_gives_its_lease_although_the_owner_has_as_many_as_allowed
 def test_no_more_leases_wait_than_one_session_should_own(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodepool.web.actions.waiting.MOST_EXPECTED", 1)
+    monkeypatch.setattr("nodepool.web.actions.waiting.MOST_EXPECTED", (1, 1))
     held = [
         api.call("POST", "/leases", NEW, api.token(f"user{number}")).content["id"]
         for number in range(4)
@@ -214,7 +214,7 @@ def test_no_more_leases_wait_than_one_session_should_own(
     status, content, headers = api.call("POST", "/leases", NEW, api.token("carol"))
     assert (status, content["code"], headers["Retry-After"]) == (503, "busy", "1")
     assert api.call("DELETE", f"/leases/{held[0]}", token=api.token("user0")).status == 204
-    wait_for(lambda: not api.actions.waiting.full, what="the hand-over to bob")
+    wait_for(lambda: not api.actions.waiting.full("bob"), what="the hand-over to bob")
     assert api.call("POST", "/leases", {**NEW, "wait": 0}, api.token("carol")).status == 202
 
 

@@ -13,6 +13,7 @@ from nodepool.access.identity import Identity, Role
 from nodepool.web.actions.leases import LeaseCalls
 from nodepool.web.actions.places import Places
 from nodepool.web.actions.routes import Call, Later, Refused
+from nodepool.web.shares import Share
 
 
 class Waiting:
@@ -43,5 +44,5 @@ def test_poll_does_not_wait_when_the_hand_over_has_just_ended() -> None:
     )
     assert isinstance(later, Later)
     with ThreadPoolExecutor(1) as threads, pytest.raises(Refused, match="read again"):
-        asyncio.run(later.outcome(threads))
+        asyncio.run(later.outcome(Share(threads)))
     assert len(waiting.places) == 0, "its place is free again"
