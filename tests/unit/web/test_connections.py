@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from nodepool import metrics
-from nodepool.web import connections, server
+from nodepool.web import connections, server, shares
 from nodepool.web.server import WebApp
 from tests.conftest import wait_for
+from tests.support.fairness import assert_fair
 
 #: Bytes of an answer that no buffer of the kernel holds.
 LARGE = 20_000_000
@@ -68,6 +70,115 @@ def test_client_with_most_connections_loses_its_oldest(port: int, sent: bytes) -
         with contextlib.suppress(ConnectionResetError):
             assert flood[0].recv(1) == b""
     kept.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        HALF,
+        b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+        b"GET /ready?verbose HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+    ids=["idle", "half a head", "half a body", "answer that is not read"],
+)
+def test_connections_of_one_client_leave_places_for_others(port: int, sent: bytes) -> None:
+    kept = connect(port, "127.0.0.3")
+    assert ready(kept) == 200
+
+    @contextlib.contextmanager
+    def greedy() -> Iterator[Callable[[], bool]]:
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                end = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                with contextlib.suppress(OSError):  # it is closed already
+                    end.sendall(sent)
+            yield lambda: len(opened()) >= 15
+
+    def opened() -> list[object]:
+        return [
+            each
+            for each in psutil.Process().net_connections("tcp4")
+            if each.status == "ESTABLISHED" and each.laddr[1] == port
+        ]
+
+    def honest() -> None:
+        client = connect(port, "127.0.0.2")
+        assert ready(client) == 200
+        client.close()
+        assert ready(kept) == 200
+
+    assert_fair(honest, greedy)
+    kept.close()
+
+
+def test_slow_reads_of_one_client_leave_threads_for_others() -> None:
+    reading, free = threading.Semaphore(0), threading.Event()
+
+    def readiness() -> tuple[bool, list[str]]:
+        reading.release()
+        free.wait(60)
+        return True, []
+
+    nodepool = SimpleNamespace(getReadiness=readiness, getZK=lambda: None, feed=None)
+    app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
+    app.start()
+    port = app.server.socket.getsockname()[1]
+
+    @contextlib.contextmanager
+    def greedy() -> Iterator[Callable[[], bool]]:
+        free.clear()
+        slow = [connect(port, "127.0.0.1") for _ in range(8)]
+        for client in slow:
+            client.request("GET", "/ready")
+        for _ in range(shares.AT_A_TIME):
+            assert reading.acquire(timeout=20)
+        yield lambda: not free.is_set()
+        free.set()
+        for client in slow:
+            assert client.getresponse().read() == b"OK"
+            client.close()
+        while reading.acquire(blocking=False):
+            pass
+
+    def honest() -> None:
+        client = connect(port, "127.0.0.2")
+        assert ready(client) == 200
+        client.close()
+
+    try:
+        assert_fair(honest, greedy)
+    finally:
+        free.set()
+        app.stop()
+
+
+def test_more_requests_of_one_client_than_may_wait_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shares, "MOST", 3)
+    free = threading.Event()
+    nodepool = SimpleNamespace(
+        getReadiness=lambda: (free.wait(60), []), getZK=lambda: None, feed=None
+    )
+    app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
+    app.start()
+    clients = [connect(app.server.socket.getsockname()[1], "127.0.0.1") for _ in range(5)]
+    try:
+        for client in clients:
+            client.request("GET", "/ready")
+        for client in clients[3:]:
+            answer = client.getresponse()
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            answer.read()
+        free.set()
+        for client in clients[:3]:
+            assert client.getresponse().read() == b"OK"
+    finally:
+        free.set()
+        for client in clients:
+            client.close()
+        app.stop()
 
 
 def test_request_that_does_not_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
