@@ -5,15 +5,19 @@ Not imported by parts that work without requests.
 
 from __future__ import annotations
 
+import io
 import time
+from typing import Any
 
 import requests
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, MaxRetryError
 
 #: Headers of a call: a small compressed answer may be a large one.
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
-#: Bytes and seconds of the body of an answer.
+#: Bytes and seconds of the body of an answer, and of one of a cloud, which may list much.
 MOST, LONGEST = 16 << 20, 60.0
+MOST_OF_CLOUD, LONGEST_OF_CLOUD = 64 << 20, 120.0
 
 
 class DirectSession(requests.Session):
@@ -26,6 +30,27 @@ class DirectSession(requests.Session):
         return None
 
 
+class CloudSession(DirectSession):
+    """A session of which every answer is bounded, also for libraries that use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers.update(UNCOMPRESSED)
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Return the answer, whose body has arrived.
+
+        :raises requests.RequestException: it cannot be had.
+        """
+        answer = super().send(request, **{**options, "stream": True})
+        try:
+            answer.raw = io.BytesIO(body_of(answer.raw))
+        except OSError as error:
+            answer.close()
+            raise requests.ConnectionError(str(error), request=request) from error
+        return answer
+
+
 def content_of(
     answer: requests.Response, most: int | None = None, longest: float | None = None
 ) -> bytes:
@@ -35,12 +60,21 @@ def content_of(
     :param longest: seconds; `LONGEST` if not given.
     :raises OSError: it is compressed, too long, arrives too slowly, or the connection is lost.
     """
-    most, longest = most or MOST, longest or LONGEST
+    found = body_of(answer.raw, most or MOST, longest or LONGEST)
+    # An error may repeat what was sent.
+    token = answer.request.headers.get("Authorization", "").rpartition(" ")[2].encode()
+    return found.replace(token, b"[token]") if token else found
+
+
+def body_of(
+    answer: BaseHTTPResponse, most: int = MOST_OF_CLOUD, longest: float = LONGEST_OF_CLOUD
+) -> bytes:
+    """Return the body of an answer; the parameters and errors are those of `content_of`."""
     if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise OSError(f"its answer is compressed ({encoding}) although that was not requested")
     found, deadline = bytearray(), time.monotonic() + longest
     try:
-        while data := answer.raw.read1(1 << 16):
+        while data := answer.read1(1 << 16):
             found += data
             if len(found) > most or time.monotonic() > deadline:
                 raise OSError(
@@ -48,9 +82,7 @@ def content_of(
                 )
     except HTTPError as error:
         raise OSError(str(error)) from error
-    # An error may repeat what was sent.
-    token = answer.request.headers.get("Authorization", "").rpartition(" ")[2].encode()
-    return bytes(found.replace(token, b"[token]") if token else found)
+    return bytes(found)
 
 
 def is_untrusted(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import requests
 import requests.adapters
 
+from nodepool.answers import CloudSession
 from nodepool.cloud.errors import CallTimeout, ErrorKind, asked_pause, bounded
 from nodepool.version import get_version_string
 
@@ -63,7 +64,7 @@ class Answer:
     """Parsed, or text if it is not to be parsed; None if there is none."""
 
 
-class _Session(requests.Session):
+class _Session(CloudSession):
     """A session that stays closed, even if a call was running when it was closed."""
 
     closed = False
@@ -128,8 +129,8 @@ def send(
         content = response.content
     except (requests.RequestException, OSError) as error:
         # The message of the library contains the whole URL.
-        raise NoAnswer(f"{what}: {_plain(error)}") from None
-    if response.status_code >= 400:
+        raise NoAnswer(f"{what}: {plain(error)}") from None
+    if response.status_code >= 300:  # redirects are not followed
         raise refusal(what, response.status_code, response.headers, content)
     if not parse:
         return Answer(response.status_code, response.headers, content.decode("utf-8", "replace"))
@@ -142,7 +143,7 @@ def send(
     return Answer(response.status_code, response.headers, parsed)
 
 
-def _plain(error: BaseException) -> str:
+def plain(error: BaseException) -> str:
     """Return the root cause, such as "Connection refused"."""
     cause: Any = error
     while True:

@@ -11,6 +11,7 @@ from typing import Any
 
 import requests
 
+from nodepool.answers import CloudSession
 from nodepool.cloud.errors import asked_pause
 from nodepool.cloud.http import (
     CONNECT_TIMEOUT,
@@ -19,6 +20,7 @@ from nodepool.cloud.http import (
     NoAccess,
     NoAnswer,
     new_session,
+    plain,
 )
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -67,8 +69,7 @@ class Transport:
                 if self._credentials is None:
                     self._credentials = google.auth.default(scopes=SCOPES)[0]
                 if self._ask is None:
-                    # It has its own session, which it closes when it is collected.
-                    self._ask = google.auth.transport.requests.Request()
+                    self._ask = google.auth.transport.requests.Request(CloudSession())
                 if renew:
                     self._credentials.refresh(self._ask)
                 self._credentials.before_request(self._ask, method, url, found)
@@ -103,16 +104,10 @@ class Transport:
             authorized = self._authorized(method, url, headers or {}, renew)
             try:
                 response = self.session.request(
-                    method,
-                    url,
-                    headers=authorized,
-                    data=data,
-                    timeout=(CONNECT_TIMEOUT, TIMEOUT),
-                    allow_redirects=False,
+                    method, url, headers=authorized, data=data, timeout=(CONNECT_TIMEOUT, TIMEOUT)
                 )
-                _ = response.content
             except (requests.RequestException, OSError) as error:
-                raise NoAnswer(f"{what}: {type(error).__name__}") from None
+                raise NoAnswer(f"{what}: {plain(error)}") from None
             if response.status_code != 401:
                 break
         return response

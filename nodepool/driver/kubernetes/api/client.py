@@ -12,6 +12,7 @@ from typing import Any
 import urllib3
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 
+from nodepool.answers import UNCOMPRESSED, body_of
 from nodepool.cloud.http import NoAccess, NoAnswer
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.errors import from_answer
@@ -146,7 +147,7 @@ class Client:
         }
         what = f"watch {kind.plural}"
         response = self._send(
-            "GET", kind.path(namespace), what, None, query, read_timeout=seconds + 30.0, stream=True
+            "GET", kind.path(namespace), what, None, query, read_timeout=seconds + 30.0
         )
         return Stream(response, what)
 
@@ -165,12 +166,13 @@ class Client:
         query: dict[str, str] | None = None,
     ) -> Object:
         response = self._send(method, path, what, body, query)
+        data = self._read(response, what)
         try:
-            answer = json.loads(response.data)
+            answer = json.loads(data)
         except ValueError:
-            raise NoAnswer(f"{what}: the answer is not JSON ({len(response.data)} bytes)") from None
+            raise NoAnswer(f"{what}: the answer is not JSON ({len(data)} bytes)") from None
         if not isinstance(answer, dict):
-            raise NoAnswer(f"{what}: the answer is not a {kind.name} ({len(response.data)} bytes)")
+            raise NoAnswer(f"{what}: the answer is not a {kind.name} ({len(data)} bytes)")
         return answer
 
     def _send(
@@ -181,22 +183,24 @@ class Client:
         body: Object | None,
         query: dict[str, str] | None,
         read_timeout: float = TIMEOUT,
-        stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         """Return a successful response; refused credentials are reloaded once."""
         renewed = self._renewed
-        response = self._send_once(method, path, what, body, query, read_timeout, stream)
+        response = self._send_once(method, path, what, body, query, read_timeout)
         if response.status == 401:
-            response.drain_conn()
+            response.close()
             self._renew(renewed)
-            response = self._send_once(method, path, what, body, query, read_timeout, stream)
+            response = self._send_once(method, path, what, body, query, read_timeout)
         if response.status < 300:
             return response
+        raise from_answer(what, response.status, response.headers, self._read(response, what))
+
+    def _read(self, response: urllib3.BaseHTTPResponse, what: str) -> bytes:
         try:
-            data = response.data
-        except (HTTPError, OSError) as error:
-            raise NoAnswer(f"{what}: {error}") from error
-        raise from_answer(what, response.status, response.headers, data)
+            return body_of(response)
+        except OSError as error:
+            response.close()
+            raise NoAnswer(f"{what} at {self.host}: {error}") from error
 
     def _renew(self, seen: int) -> None:
         """Reload the credentials once for all calls that were refused together."""
@@ -216,9 +220,8 @@ class Client:
         body: Object | None,
         query: dict[str, str] | None,
         read_timeout: float,
-        stream: bool,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {**self._pool.headers, "Accept": "application/json"}
+        headers = {**self._pool.headers, **UNCOMPRESSED, "Accept": "application/json"}
         authorization = self.access.authorization()
         if authorization:
             headers["Authorization"] = authorization
@@ -233,7 +236,7 @@ class Client:
                 url,
                 body=data,
                 headers=headers,
-                preload_content=not stream,
+                preload_content=False,
                 redirect=False,
                 timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
             )

@@ -47,10 +47,13 @@ T = TypeVar("T")
 
 
 def prepare(client: Connection) -> Any:
-    """Set time limits for calls of an SDK connection, and allow a connection per thread."""
+    """Set limits for calls of an SDK connection, and allow a connection per thread."""
     from keystoneauth1 import session as keystone
 
+    from nodepool.answers import CloudSession
+
     session = client.session
+    session.session = CloudSession()
     if session.timeout is None:
         session.timeout = API_TIMEOUT
     for scheme in ("http://", "https://"):
