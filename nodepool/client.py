@@ -844,10 +844,9 @@ class Lease:
             return {}
         (folder / "id-cert.pub").write_text(answer["certificate"] + "\n")
         self._certified = datetime.datetime.fromisoformat(answer["valid_before"]).timestamp()
-        certificate = ssh.quoted(f"{folder}/id-cert.pub")
         return {
             "IdentityFile": ssh.quoted(str(key)),
-            "CertificateFile": certificate,
+            "CertificateFile": ssh.quoted(f"{folder}/id-cert.pub"),
             "IdentitiesOnly": "yes",
         }
 
@@ -861,10 +860,12 @@ class Lease:
     def _ssh(self) -> str:
         self._check()
         with self._lock:
-            if self._directory is None:
-                self._directory = self._pool.ssh_directory or tempfile.mkdtemp(prefix="nplease-")
-                self.write_ssh(self._directory)
-            elif self._certified is not None and 0 < self._certified < time.time() + SOON:
+            if self._directory is None or 0 < (self._certified or 0) < time.time() + SOON:
+                self._directory = (
+                    self._directory
+                    or self._pool.ssh_directory
+                    or tempfile.mkdtemp(prefix="nplease-")
+                )
                 self.write_ssh(self._directory)
             return os.path.join(self._directory, "ssh_config")
 

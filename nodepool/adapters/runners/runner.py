@@ -197,7 +197,10 @@ class Runner:
         except LeaseEnded:
             raise
         except (NodepoolError, OSError, subprocess.SubprocessError) as error:
-            self._unsure(str(error))
+            # The next check shows.
+            text = f"it is not known whether it has started {self.why}: {error}"
+            self._say(text, logging.WARNING)
+            self.fleet.stopping.wait(RETRY)
             return
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
@@ -205,11 +208,6 @@ class Runner:
         self.begun = True
         self._say(f"started {self.why}")
         self._renew(lease)
-
-    def _unsure(self, text: str) -> None:
-        """Continue although the start is uncertain: the next check shows."""
-        self._say(f"it is not known whether it has started {self.why}: {text}", logging.WARNING)
-        self.fleet.stopping.wait(RETRY)
 
     def _renew(self, lease: Lease) -> None:
         try:
