@@ -42,7 +42,8 @@ class Node:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.connections = Connections(desk, lambda _stream: None, lambda *_: None)  # type: ignore[arg-type]
+        given: Any = desk
+        self.connections = Connections(given, lambda _stream: None, lambda *_: None)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.connections.start()
