@@ -16,11 +16,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nodepool.base.files import replace_file
 from nodepool.nodemanager.api.forward import SOCKET
 from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.records.records import RecordError, clean_keys
 from nodepool.nodemanager.records.rspec import check_name
 
@@ -74,8 +76,7 @@ def update(config: NodeManagerConfig, found: Mapping[str, Mapping[str, Any]]) ->
     if config.api.unix and config.api.unix != SOCKET:
         program += f" --socket {config.api.unix}"
     text = "".join(f"{line}\n" for line in authorized_keys(found, program))
-    path = os.path.join(config.run_dir, "delegates.keys")
-    replace_file(path, text, 0o644, sync=False)
+    replace_file(os.path.join(config.run_dir, "delegates.keys"), text, 0o644, sync=False)
 
 
 class UnixAccounts:
@@ -155,8 +156,7 @@ class UnixAccounts:
 
     def _list_shell(self) -> None:
         try:
-            with open(self._shells, encoding="utf-8") as stream:
-                text = stream.read()
+            text = Path(self._shells).read_text(encoding="utf-8")
         except FileNotFoundError:
             text = ""
         if self.shell in text.splitlines():
@@ -193,8 +193,7 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
     :raises OSError: it cannot be written.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    home = os.open(account.pw_dir, flags)
-    try:
+    with held(os.open(account.pw_dir, flags)) as home:
         _own(home, account, account.pw_dir)
         with contextlib.suppress(FileExistsError):
             os.mkdir(".ssh", 0o700, dir_fd=home)
@@ -205,9 +204,7 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
             raise AccountError(
                 f"{account.pw_dir}/.ssh is not a directory owned by the account: {error.strerror}"
             ) from error
-    finally:
-        os.close(home)
-    try:
+    with held(directory):
         _own(directory, account, f"{account.pw_dir}/.ssh")
         os.fchmod(directory, 0o700)
         temporary = ".authorized_keys.new"
@@ -223,8 +220,6 @@ def write_keys(account: pwd.struct_passwd, keys: str) -> None:
             stream.write(keys + "\n" if keys else "")
             os.fchown(stream.fileno(), account.pw_uid, account.pw_gid)
         os.replace(temporary, "authorized_keys", src_dir_fd=directory, dst_dir_fd=directory)
-    finally:
-        os.close(directory)
 
 
 def _own(descriptor: int, account: pwd.struct_passwd, path: str) -> None:

@@ -61,8 +61,8 @@ class _UnixConnection(http.client.HTTPConnection):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # A non-blocking connect would be refused while others wait to be accepted; this one waits
         # its turn.
-        seconds = int(CONNECT_TIMEOUT)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
+        limit = struct.pack("@ll", int(CONNECT_TIMEOUT), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             sock.connect(self._path)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
@@ -152,8 +152,9 @@ class Client:
         :raises RpcFault: refused.
         :raises RpcError: no usable answer within ``timeout`` seconds.
         """
-        body = xml_rpc.call(method, arguments)
-        return self._result(method, *self._request("POST", "/", body, _XML, timeout))
+        return self._result(
+            method, *self._request("POST", "/", xml_rpc.call(method, arguments), _XML, timeout)
+        )
 
     def begin(
         self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT

@@ -22,6 +22,7 @@ from typing import Any
 from nodepool.nodemanager.client import privileges
 from nodepool.nodemanager.confinement import seccomp
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.descriptors import held
 
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 MAX_TABLE = 4 * 1024 * 1024
@@ -59,14 +60,12 @@ def read_file(path: str, limit: int = MAX_TABLE) -> str:
         raise
     finally:
         os.close(root)
-    try:
+    with held(descriptor):
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return ""
         # Python allocates as much memory as requested.
         return os.read(descriptor, min(limit, found.st_size)).decode(errors="replace")
-    finally:
-        os.close(descriptor)
 
 
 def accounts() -> dict[str, Account]:
@@ -136,17 +135,19 @@ def write_file(
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=directory)
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory
-        )
-        try:
+        with held(
+            os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
+                0o600,
+                dir_fd=directory,
+            )
+        ) as descriptor:
             view = memoryview(content)
             while view:
                 view = view[os.write(descriptor, view) :]
             os.fchown(descriptor, uid, gid)
             os.fchmod(descriptor, mode)
-        finally:
-            os.close(descriptor)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -205,12 +206,9 @@ def write_keys(username: str, keys: str, owner: int = 0) -> None:
         if account is None:
             continue
         directory = posixpath.join(account.home, ".ssh")
-        descriptor = open_directory(directory, account.uid, account.gid, 0o700)
-        try:
+        with held(open_directory(directory, account.uid, account.gid, 0o700)) as descriptor:
             os.fchown(descriptor, account.uid, account.gid)
             os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
         write_file(
             posixpath.join(directory, "authorized_keys"),
             text.encode(),
@@ -228,12 +226,11 @@ def furnish(request: Mapping[str, Any]) -> None:
     if request.get("ssh_keys") is not None:
         write_keys(request.get("username") or "root", request["ssh_keys"], owner)
     for path in request.get("remove", []):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            directory = open_directory(posixpath.dirname(path), make=False)
-            try:
-                os.unlink(posixpath.basename(path), dir_fd=directory)
-            finally:
-                os.close(directory)
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            held(open_directory(posixpath.dirname(path), make=False)) as directory,
+        ):
+            os.unlink(posixpath.basename(path), dir_fd=directory)
     for entry in request.get("files", []):
         write_file(entry["path"], base64.b64decode(entry["content"]), entry["mode"], owner, owner)
     for path in request.get("directories", []):

@@ -37,8 +37,7 @@ def start(work: Callable[[], None], keep: Sequence[int], uid: int, join: Callabl
     :param uid: host user without any rights; -1: the current one.
     :param join: moves it into the sliver's cgroups.
     """
-    pid = os.fork()
-    if pid:
+    if pid := os.fork():
         return pid
     code = 1
     try:

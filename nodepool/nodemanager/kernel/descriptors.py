@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import resource
 import select
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 log = logging.getLogger("nodepool.nodemanager")
 
@@ -50,3 +52,12 @@ def readable(descriptors: Iterable[int], timeout: float) -> set[int]:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout) * 1000)}
+
+
+@contextlib.contextmanager
+def held(descriptor: int) -> Iterator[int]:
+    """Close the descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

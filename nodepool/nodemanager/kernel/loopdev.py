@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.descriptors import held
+
 BLOCK = 4096
 MAJOR = 7
 _LOOP_GET_STATUS64 = 0x4C05
@@ -103,24 +105,19 @@ def over(path: Path) -> list[str]:
 
 def attach(path: Path) -> Loop:
     """Return a loop device over the image, freed by its last user. Raises OSError."""
-    backing = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            deadline = time.monotonic() + 10.0
-            while True:
-                # Another process may take the free number between these two calls.
-                with _lock:
-                    number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-                    device = Loop.open(number)
-                    try:
-                        device.configure(backing)
-                        return device
-                    except OSError as error:
-                        device.close()
-                        if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                            raise
-        finally:
-            os.close(control)
-    finally:
-        os.close(backing)
+    with (
+        held(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as backing,
+        held(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)) as control,
+    ):
+        deadline = time.monotonic() + 10.0
+        while True:
+            # Another process may take the free number between these two calls.
+            with _lock:
+                device = Loop.open(fcntl.ioctl(control, _LOOP_CTL_GET_FREE))
+                try:
+                    device.configure(backing)
+                    return device
+                except OSError as error:
+                    device.close()
+                    if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                        raise

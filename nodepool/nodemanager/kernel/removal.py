@@ -6,6 +6,8 @@ import os
 import secrets
 import stat
 
+from nodepool.nodemanager.kernel.descriptors import held
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -22,11 +24,8 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
     """
     if os.geteuid() != 0:
         _open_up(os.fspath(path), None)
-    top = os.open(path, _DIRECTORY)
-    try:
+    with held(os.open(path, _DIRECTORY)) as top:
         failure = _Removal(top).run()
-    finally:
-        os.close(top)
     if failure is not None:
         raise failure
     os.rmdir(path)
@@ -34,11 +33,8 @@ def remove_tree(path: str | os.PathLike[str]) -> None:
 
 def _open_up(name: str, directory: int | None) -> None:
     """Give the owner all rights to a directory, not to what a link leads to."""
-    descriptor = os.open(name, _DIRECTORY | os.O_PATH, dir_fd=directory)
-    try:
+    with held(os.open(name, _DIRECTORY | os.O_PATH, dir_fd=directory)) as descriptor:
         os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IRWXU)
-    finally:
-        os.close(descriptor)
 
 
 class _Removal:
@@ -55,11 +51,8 @@ class _Removal:
         while self._directories:
             name = self._directories.pop()
             try:
-                directory = os.open(name, _DIRECTORY, dir_fd=self._top)
-                try:
+                with held(os.open(name, _DIRECTORY, dir_fd=self._top)) as directory:
                     self._empty(directory)
-                finally:
-                    os.close(directory)
                 os.rmdir(name, dir_fd=self._top)
             except OSError as error:
                 self._failed(error)

@@ -16,6 +16,9 @@ import platform
 import socket
 import struct
 from collections.abc import Callable, Collection
+from pathlib import Path
+
+from nodepool.nodemanager.kernel.descriptors import held
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # The interpreter lock is kept: after a raw clone the child continues in the middle of this call.
@@ -114,11 +117,8 @@ def _checked(name: str, result: int) -> int:
 
 def write(path: str | os.PathLike[str], value: object, directory: int | None = None) -> None:
     """Write a file of the kernel in one system call, as it requires. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with held(os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)) as descriptor:
         os.write(descriptor, str(value).encode())
-    finally:
-        os.close(descriptor)
 
 
 # --- mounts
@@ -146,10 +146,8 @@ def umount(target: str, flags: int = MNT_DETACH) -> None:
 
 def open_tree(path: str, directory: int = AT_FDCWD, flags: int = OPEN_TREE_CLONE) -> int:
     """Return a detached copy of the mount at `path`; empty path: the descriptor itself."""
-    extra = 0 if path else AT_EMPTY_PATH
-    return _call(
-        f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags | extra | os.O_CLOEXEC
-    )
+    flags |= os.O_CLOEXEC | (0 if path else AT_EMPTY_PATH)
+    return _call(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags)
 
 
 def mount_setattr(
@@ -202,8 +200,7 @@ def new_mount(
     kind: str, options: dict[str, str | None], attributes: int = 0, source: str = ""
 ) -> int:
     """Return a detached mount of a new file system; options with the value None are flags."""
-    context = _call(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
-    try:
+    with held(_call(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)) as context:
         try:
             _call(
                 f"fsconfig {kind} source",
@@ -230,12 +227,9 @@ def new_mount(
             _call(f"fsconfig {kind} create", _FSCONFIG, context, 6, None, None, 0)
             return _call(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
         except OSError as error:
-            text = _context_messages(context)
-            if text:
+            if text := _context_messages(context):
                 raise OSError(error.errno, f"{error.strerror} ({text})") from error
             raise
-    finally:
-        os.close(context)
 
 
 def _context_messages(context: int) -> str:
@@ -428,8 +422,7 @@ def loopback_up() -> None:
 def start_time(pid: int) -> int | None:
     """Return the start time in ticks since boot; None if it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rsplit(b")", 1)[1].split()
@@ -439,8 +432,7 @@ def start_time(pid: int) -> int | None:
 def children(pid: int) -> list[int]:
     """Return the children of its main thread; empty if this kernel does not list them."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
 
@@ -448,8 +440,7 @@ def children(pid: int) -> list[int]:
 def uid_range(pid: int) -> tuple[int, int] | None:
     """Return first host id and number of ids of the process's user namespace."""
     try:
-        with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
-            lines = file.read().splitlines()
+        lines = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
     if not lines:

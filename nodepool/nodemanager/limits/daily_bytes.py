@@ -140,8 +140,7 @@ class Accounting:
 
     def forget_device(self, name: str) -> None:
         """Forget the sliver's deleted device: the counters of the next one start at 0."""
-        account = self._accounts.get(name)
-        if account is not None:
+        if (account := self._accounts.get(name)) is not None:
             account.seen = {kind: 0 for kind, *_ in _KINDS}
 
     def used(self, name: str) -> tuple[int, int]:

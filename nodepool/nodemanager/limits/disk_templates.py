@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from nodepool.nodemanager.kernel import commands
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.outcomes import BackendError
 
 log = logging.getLogger("nodepool.nodemanager.disks")
@@ -103,13 +104,12 @@ class Templates:
         tool = commands.find("mke2fs")
         if tool is None:
             raise DiskError("mke2fs is missing: install e2fsprogs")
-        descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
+        with held(
+            os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        ) as descriptor:
             os.ftruncate(descriptor, kib * KIB)
-        finally:
-            os.close(descriptor)
         large = kib >= JOURNAL_KIB
         command = [
             tool,
@@ -137,25 +137,26 @@ class Templates:
 
 def _copy_sparse(source: Path, target: Path, size: int, synced: bool = False) -> None:
     """Copy only what is not a hole; the copy is `size` bytes long."""
-    with open(source, "rb", buffering=0) as old:
-        descriptor = os.open(
-            target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
-            os.ftruncate(descriptor, size)
-            position = 0
-            while True:
-                try:
-                    start = os.lseek(old.fileno(), position, os.SEEK_DATA)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:
-                        break
-                    raise
-                position = os.lseek(old.fileno(), start, os.SEEK_HOLE)
-                while start < position:
-                    piece = os.pread(old.fileno(), min(_SEEK_STEP, position - start), start)
-                    start += os.pwrite(descriptor, piece, start)
-            if synced:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with (
+        open(source, "rb", buffering=0) as old,
+        held(
+            os.open(
+                target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        ) as descriptor,
+    ):
+        os.ftruncate(descriptor, size)
+        position = 0
+        while True:
+            try:
+                start = os.lseek(old.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break
+                raise
+            position = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            while start < position:
+                piece = os.pread(old.fileno(), min(_SEEK_STEP, position - start), start)
+                start += os.pwrite(descriptor, piece, start)
+        if synced:
+            os.fsync(descriptor)

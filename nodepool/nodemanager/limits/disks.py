@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodepool.nodemanager.kernel import commands, loopdev, syscalls
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits.disk_templates import BLOCK, KIB, DiskError, Templates
 from nodepool.nodemanager.outcomes import Problem
@@ -167,8 +168,7 @@ class Disks:
         self._later(self._templates.stock)
 
     def _tame(self, name: str) -> None:
-        device = self._device(name)
-        if device is not None:
+        if (device := _device(self.image(name))) is not None:
             with contextlib.suppress(OSError), _loop(device) as loop:  # it may no longer exist
                 loop.small_requests()
 
@@ -203,7 +203,7 @@ class Disks:
         """Create the image of a sliver unless it exists. Size in KiB. Raises DiskError."""
         path = self.image(name)
         if path.exists():
-            return Disk(str(path), self._quota(name), self._device(name) or "")
+            return Disk(str(path), _quota(path), _device(path) or "")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name("disk.img.new")
         try:
@@ -227,7 +227,7 @@ class Disks:
             ) from error
         finally:
             new.unlink(missing_ok=True)
-        self._quota_file(name).unlink(missing_ok=True)
+        _quota_file(path).unlink(missing_ok=True)
         return Disk(str(path), kib)
 
     def mount(self, name: str, target: str) -> None:
@@ -237,10 +237,10 @@ class Disks:
             return
         path = self.image(name)
         try:
-            self._await_release(name, path)
+            _await_release(name, path)
             grow = _formatted_size(path) < path.stat().st_size
             if grow and not _may_grow_mounted():
-                self._grow_unmounted(path)
+                _grow_unmounted(path)
                 grow = False
             device = loopdev.attach(path)
             try:
@@ -253,7 +253,7 @@ class Disks:
                 )
                 if grow:
                     _grow(target, path.stat().st_size)
-                self._apply_quota(name, target)
+                _apply_quota(path, target)
             except BaseException:
                 if os.path.ismount(target):
                     syscalls.umount(target)
@@ -266,24 +266,6 @@ class Disks:
                 f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True
             ) from error
 
-    @staticmethod
-    def _await_release(name: str, path: Path) -> None:
-        """Wait until no namespace uses an unmounted disk. Raises DiskError.
-
-        A sliver that is being created has all mounts of the host for a moment. The kernel reports
-        no event for the release, and two file systems over one image would destroy it.
-        """
-        deadline = time.monotonic() + RELEASE_TIMEOUT
-        while users := loopdev.over(path):
-            if time.monotonic() > deadline:
-                raise DiskError(
-                    f"disk of sliver {name}: {path} is still in use as {', '.join(users)}, by a "
-                    "mount namespace that ends later "
-                    "(see lsns -t mnt)",
-                    retry=True,
-                )
-            time.sleep(0.01)
-
     def resize(self, name: str, kib: int) -> None:
         """Set a new quota in KiB immediately; data in use is never cut off.
 
@@ -292,9 +274,9 @@ class Disks:
         path = self.image(name)
         if not path.exists():
             raise DiskError(f"sliver {name} has no disk")
-        if kib == self._quota(name):
+        if kib == _quota(path):
             return
-        target = self._target(name)
+        target = _target(path)
         used = self.usage(name)
         if used > kib * KIB:
             raise DiskError(
@@ -310,27 +292,26 @@ class Disks:
                         "missing); stop the sliver first"
                     )
                 self._enlarge(path, kib * KIB // BLOCK * BLOCK)
-                device = self._device(name)
+                device = _device(path)
                 if device is not None and target is not None:
                     with _loop(device) as loop:
                         loop.refresh()
                     _grow(target, path.stat().st_size)
             # ext4 cannot shrink while it is mounted: the space between quota and size is reserved
             # instead.
-            quota = self._quota_file(name)
+            quota = _quota_file(path)
             new = quota.with_suffix(".new")
             new.write_text(f"{kib}\n")
             new.replace(quota)
             if target is not None:
-                self._apply_quota(name, target)
+                _apply_quota(path, target)
         except OSError as error:
             raise DiskError(
                 f"disk of sliver {name}: cannot resize to {kib} KiB: {error.strerror}", retry=True
             ) from error
 
     def _enlarge(self, path: Path, size: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with held(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
             before = os.fstat(descriptor).st_size
             if not self._sparse:
                 try:
@@ -340,44 +321,10 @@ class Disks:
                         os.ftruncate(descriptor, before)  # what was taken of it
                         raise
             os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
-
-    @staticmethod
-    def _grow_unmounted(path: Path) -> None:
-        tool = commands.find("resize2fs")
-        if tool is None:
-            raise DiskError("resize2fs is missing: install e2fsprogs")
-        commands.run(
-            [tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError
-        )
-
-    def _quota_file(self, name: str) -> Path:
-        return self.image(name).with_name("disk.kib")
-
-    def _quota(self, name: str) -> int:
-        """Return the quota in KiB."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return int(self._quota_file(name).read_text())
-        return self.image(name).stat().st_size // KIB
-
-    def _apply_quota(self, name: str, target: str) -> None:
-        """Reserve what the image has beyond the quota; it cannot be used inside, not even by
-        root.
-        """
-        size = self.image(name).stat().st_size
-        surplus = max(0, size - self._quota(name) * KIB) // BLOCK
-        control = f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters"
-        if surplus == 0 and not self._quota_file(name).exists():
-            return
-        # The kernel's reserve for delayed writes, with its default: 2 % or 4096 clusters.
-        reserve = min(4096, os.statvfs(target).f_blocks // 50)
-        with open(control, "w") as file:
-            file.write(str(surplus + reserve))
 
     def usage(self, name: str) -> int:
         """Return the bytes in use inside."""
-        target = self._target(name)
+        target = _target(self.image(name))
         if target is None:
             with contextlib.suppress(FileNotFoundError):
                 return _used_size(self.image(name))
@@ -389,10 +336,10 @@ class Disks:
         """Unmount and unlink the disk if it exists. Raises DiskError."""
         path = self.image(name)
         try:
-            for target in self._targets(name):
+            for target in _below(path.parent):
                 with contextlib.suppress(FileNotFoundError):
                     syscalls.umount(target)
-            quota = self._quota_file(name)
+            quota = _quota_file(path)
             for leftover in (
                 path,
                 path.with_name("disk.img.new"),
@@ -453,22 +400,71 @@ class Disks:
 
     def devices(self, name: str) -> list[str]:
         """Return the device number (major:minor) of the mounted disk, for I/O limits."""
-        device = self._device(name)
+        device = _device(self.image(name))
         return [f"{loopdev.MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
 
-    def _targets(self, name: str) -> list[str]:
-        """Return the mount points of loop devices below the sliver's directory, deepest first."""
-        return _below(self.image(name).parent)
 
-    def _target(self, name: str) -> str | None:
-        targets = self._targets(name)
-        return targets[-1] if targets else None
+def _await_release(name: str, path: Path) -> None:
+    """Wait until no namespace uses an unmounted disk. Raises DiskError.
 
-    def _device(self, name: str) -> str | None:
-        target = self._target(name)
-        if target is None:
-            return None
-        return next((device for place, device, _ in _mounts() if place == target), None)
+    A sliver that is being created has all mounts of the host for a moment. The kernel reports
+    no event for the release, and two file systems over one image would destroy it.
+    """
+    deadline = time.monotonic() + RELEASE_TIMEOUT
+    while users := loopdev.over(path):
+        if time.monotonic() > deadline:
+            raise DiskError(
+                f"disk of sliver {name}: {path} is still in use as {', '.join(users)}, by a "
+                "mount namespace that ends later "
+                "(see lsns -t mnt)",
+                retry=True,
+            )
+        time.sleep(0.01)
+
+
+def _grow_unmounted(path: Path) -> None:
+    tool = commands.find("resize2fs")
+    if tool is None:
+        raise DiskError("resize2fs is missing: install e2fsprogs")
+    commands.run([tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError)
+
+
+def _quota_file(image: Path) -> Path:
+    return image.with_name("disk.kib")
+
+
+def _quota(image: Path) -> int:
+    """Return the quota in KiB."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(_quota_file(image).read_text())
+    return image.stat().st_size // KIB
+
+
+def _apply_quota(image: Path, target: str) -> None:
+    """Reserve what the image has beyond the quota; it cannot be used inside, not even by
+    root.
+    """
+    size = image.stat().st_size
+    surplus = max(0, size - _quota(image) * KIB) // BLOCK
+    control = Path(f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters")
+    if surplus == 0 and not _quota_file(image).exists():
+        return
+    # The kernel's reserve for delayed writes, with its default: 2 % or 4096 clusters.
+    reserve = min(4096, os.statvfs(target).f_blocks // 50)
+    control.write_text(str(surplus + reserve))
+
+
+def _target(image: Path) -> str | None:
+    """Return the mount point of a loop device below the sliver's directory."""
+    targets = _below(image.parent)
+    return targets[-1] if targets else None
+
+
+def _device(image: Path) -> str | None:
+    target = _target(image)
+    if target is None:
+        return None
+    return next((device for place, device, _ in _mounts() if place == target), None)
 
 
 def _may_grow_mounted() -> bool:

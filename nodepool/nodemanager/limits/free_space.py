@@ -17,6 +17,8 @@ import os
 import threading
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.descriptors import held
+
 log = logging.getLogger("nodepool.nodemanager.free_space")
 
 MIB = 1 << 20
@@ -50,13 +52,10 @@ def keep_on_disk(directory: Path) -> None:
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, exist_ok=True)
         for number in range(DISK_FILES):
-            descriptor = os.open(
-                directory / f"{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
-            try:
+            with held(
+                os.open(directory / f"{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            ) as descriptor:
                 os.posix_fallocate(descriptor, 0, DISK_PIECE)
-            finally:
-                os.close(descriptor)
 
 
 class FreeSpace:
@@ -133,17 +132,14 @@ class FreeSpace:
                 self._said = False
                 log.warning("The file system of %s has free space again", self._directory)
             self._ballast.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(
-                self._ballast / "room", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
-            try:
+            with held(
+                os.open(self._ballast / "room", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            ) as descriptor:
                 state = self._state()
                 has = os.fstat(descriptor).st_blocks * 512
                 size = min(BALLAST, has + state.f_bavail * state.f_frsize - 2 * LEAST)
                 if size > has:
                     os.posix_fallocate(descriptor, 0, size)
-            finally:
-                os.close(descriptor)
             for number in range(SPARE):
                 if state.f_files > 0 and state.f_favail - number < 2 * LEAST_INODES:
                     return

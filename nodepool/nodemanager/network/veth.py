@@ -172,8 +172,7 @@ class Network:
             ),
         )
         for what, modules, lines in checks:
-            said = supports(lines)
-            if said is not None:
+            if (said := supports(lines)) is not None:
                 found.append(
                     Problem(
                         what,
@@ -399,8 +398,7 @@ class Network:
 
     def apply(self, name: str, rspec: Mapping[str, Any]) -> None:
         """Apply other rates immediately, if the sliver has a network. Raises NetworkError."""
-        place = self._place(name)
-        if place is not None:
+        if (place := self._place(name)) is not None:
             self._share("shaping")
             self.shaper.apply(place[1], place[0], rspec)
 

@@ -24,7 +24,7 @@ import yaml
 
 from nodepool.base.files import lock_file, replace_file
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
-from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.kernel.descriptors import held, readable
 from nodepool.nodemanager.pushed import service
 from nodepool.process import background
 
@@ -136,8 +136,7 @@ class Place:
         self.write("since", str(since))
         self.write("owner", job["owner"])
         self.touch()
-        options = self._options(job)
-        text = yaml.safe_dump(options)
+        text = yaml.safe_dump(self._options(job))
         running = self.pid() is not None
         if (
             running
@@ -202,16 +201,13 @@ class Place:
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(pid)
-            try:
+            with held(os.pidfd_open(pid)) as process:
                 if self.pid() != pid:
                     return
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     signal.pidfd_send_signal(process, number)
                     if readable([process], STOP_TIMEOUT):
                         return
-            finally:
-                os.close(process)
             raise PushError(f"process {pid} of the node manager does not end")
 
     def slivers(self) -> list[str]:

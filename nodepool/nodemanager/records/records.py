@@ -62,8 +62,7 @@ def clean_keys(text: object) -> str:
         raise RecordError("ssh_keys: must be a text with one public key per line")
     if len(text) > MAX_KEYS:
         raise RecordError(f"ssh_keys: more than {MAX_KEYS} characters")
-    lines = [line.strip() for line in text.splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
+    keys = [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
     for number, line in enumerate(keys, 1):
         if not _KEY_LINE.fullmatch(line):
             raise RecordError(f"ssh_keys: line {number} is not a public key ({line[:30]!r}...)")
@@ -118,8 +117,7 @@ def parse_record(given: object) -> dict[str, Any]:
     _plain(record)
     number(record, "timestamp")
     number(record, "expiry")
-    account_type = record.get("account_type")
-    if account_type is not None:
+    if (account_type := record.get("account_type")) is not None:
         try:
             return _account(record, account_type)
         except (RecordError, rspec.RSpecError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.descriptors import held
 
 _IN_TREE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.RESOLVE_NO_XDEV
 _MAX_PATH = 4000
@@ -55,12 +56,12 @@ def extract(source: Path, target: Path, limits: Limits | None = None) -> None:
     """
     limits = limits or Limits()
     try:
-        with source.open("rb") as file, _decompressed(file) as stream:
-            root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                _Extraction(root, limits).run(_Budget(stream))
-            finally:
-                os.close(root)
+        with (
+            source.open("rb") as file,
+            _decompressed(file) as stream,
+            held(os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
+        ):
+            _Extraction(root, limits).run(_Budget(stream))
     except (tarfile.TarError, EOFError, RecursionError) as error:
         raise TarError(f"{source} is not a valid tar file: {error}") from error
     except TarError as error:
@@ -177,11 +178,8 @@ class _Extraction:
             raise TarError(f"member {member.name!r}: size {member.size}")
         self._count(_BLOCK)
         try:
-            parent = self._directory(parts[:-1])
-            try:
+            with held(self._directory(parts[:-1])) as parent:
                 self._make(archive, member, parent, parts[-1])
-            finally:
-                os.close(parent)
         except TarError:
             raise
         except OSError as error:
@@ -195,13 +193,9 @@ class _Extraction:
         path = "/".join(parts)
         with contextlib.suppress(FileNotFoundError):
             return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
-        above = self._directory(parts[:-1])
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(parts[-1], 0o755, dir_fd=above)
-                self._count(_BLOCK)
-        finally:
-            os.close(above)
+        with held(self._directory(parts[:-1])) as above, contextlib.suppress(FileExistsError):
+            os.mkdir(parts[-1], 0o755, dir_fd=above)
+            self._count(_BLOCK)
         return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
 
     def _make(
@@ -242,16 +236,13 @@ class _Extraction:
         target = parts_of(member.linkname)
         if not target:
             raise TarError(f"member {member.name!r}: hard link to a missing file")
-        source = self._directory(target[:-1])
-        try:
+        with held(self._directory(target[:-1])) as source:
             if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
                 raise TarError(
                     f"member {member.name!r}: hard link to {member.linkname!r}, which is not a "
                     "regular file"
                 )
             os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(source)
 
     def _regular(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str
@@ -260,13 +251,14 @@ class _Extraction:
         content = archive.extractfile(member)
         if content is None:
             raise TarError(f"member {member.name!r}: no content")
-        descriptor = os.open(
-            name,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o600,
-            dir_fd=parent,
-        )
-        try:
+        with held(
+            os.open(
+                name,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+                dir_fd=parent,
+            )
+        ) as descriptor:
             for offset, size in _content(member):
                 content.seek(offset)
                 os.lseek(descriptor, offset, os.SEEK_SET)
@@ -277,8 +269,6 @@ class _Extraction:
             if self.keep_owner:
                 os.fchown(descriptor, member.uid, member.gid)
             os.fchmod(descriptor, stat.S_IMODE(member.mode))  # after the owner: chown clears setuid
-        finally:
-            os.close(descriptor)
 
     @staticmethod
     def _copy(member: tarfile.TarInfo, content: IO[bytes], descriptor: int, left: int) -> None:

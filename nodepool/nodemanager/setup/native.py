@@ -19,6 +19,7 @@ from typing import Any
 from nodepool.nodemanager.helper.operation import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.helper.operations import child, open_cgroups
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.kernel.syscalls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
@@ -363,11 +364,8 @@ def mount_process_views(
     syscalls.setns(one.pidfd, syscalls.CLONE_NEWNET)
     attach(process_view(one), root, "proc")
     if "ping" in given:
-        proc = place(root, "proc")
-        try:
+        with held(place(root, "proc")) as proc:
             syscalls.write("sys/net/ipv4/ping_group_range", f"{base} {base + 65535}", proc)
-        finally:
-            os.close(proc)
     attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
     for path in READ_ONLY:
         if path != "proc/sys" or "docker" not in given:
@@ -392,7 +390,7 @@ def cover(root: int, path: str, mask: str | None) -> None:
         target = syscalls.openat2(root, path, os.O_PATH, _SAFE)
     except OSError:
         return
-    try:
+    with held(target):
         attributes = MOUNT_ATTR_RDONLY | PRIVATE
         if mask is None:
             source = syscalls.open_tree("", target)
@@ -401,13 +399,9 @@ def cover(root: int, path: str, mask: str | None) -> None:
         else:
             source = syscalls.open_tree(mask, root)
             attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
-        try:
+        with held(source):
             syscalls.mount_setattr(source, attributes)
             syscalls.move_mount(source, target)
-        finally:
-            os.close(source)
-    finally:
-        os.close(target)
 
 
 def write_maps(pid: int, base: int, count: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import Backend, Handle
-from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.kernel.descriptors import held, readable
 from nodepool.nodemanager.kernel.syscalls import start_time
 from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.rootfs.ssh_files import CONFIG_PATH
@@ -176,21 +176,14 @@ class SshServers:
 
     def _spawn(self, handle: Handle) -> int:
         reading, writing = os.pipe2(os.O_CLOEXEC)
-        try:
-            try:
+        # The server may keep writing after we have closed our end: it ignores SIGPIPE.
+        with held(reading):
+            with held(writing):
                 process = self._backend.spawn(handle, ARGV, None, None, writing).process()
-            finally:
-                os.close(writing)
-            try:
-                said = self._listening(reading)
-                if said is not None:
+            with contextlib.closing(process):
+                if (said := self._listening(reading)) is not None:
                     raise BackendError(f"sshd does not listen: {said}", retry=True)
                 return process.pid
-            finally:
-                process.close()
-        finally:
-            # It may keep writing: nobody reads that, and it ignores SIGPIPE.
-            os.close(reading)
 
     @staticmethod
     def _listening(reading: int) -> str | None:
@@ -216,8 +209,7 @@ class SshServers:
         return None
 
     def _processes(self, name: str, first: int) -> Iterator[int]:
-        cgroups = self._backend.services.cgroups
-        if cgroups is not None:
+        if (cgroups := self._backend.services.cgroups) is not None:
             for path in cgroups.procs_files(name)[:1]:
                 with contextlib.suppress(OSError):
                     yield from (int(line) for line in Path(path).read_text().split() if line != "0")

@@ -215,7 +215,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "images-in-use-are-mounted": Mutation(
         _IN_DISKS,
-        "            self._await_release(name, path)\n",
+        "            _await_release(name, path)\n",
         "",
         f"{_DISKS}test_held_by_another_namespace[65536]",
     ),
@@ -224,14 +224,14 @@ GUARDS: dict[str, Mutation] = {
     ),
     "quotas-do-not-bind-root": Mutation(
         _IN_DISKS,
-        "            file.write(str(surplus + reserve))",
-        "            file.write(str(reserve))",
+        "    control.write_text(str(surplus + reserve))",
+        "    control.write_text(str(reserve))",
         f"{_DISKS}test_less_at_once",
     ),
     "links-in-place-of-images-are-followed": Mutation(
         _IN_DISKS,
-        "descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)",
-        "descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)",
+        "held(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor",
+        "held(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as descriptor",
         f"{_DISKS}test_a_link_in_place_of_the_image_is_not_followed",
     ),
     "reserves-are-promised": Mutation(
@@ -266,9 +266,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "links-in-place-of-new-images-are-followed": Mutation(
         "nodepool.nodemanager.limits.disk_templates",
-        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | "
-        "os.O_CLOEXEC, 0o600)",
-        "descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)",
+        "target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600",
+        "target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600",
         f"{_DISKS}test_link_in_place_of_a_new_image_is_not_followed",
     ),
 }

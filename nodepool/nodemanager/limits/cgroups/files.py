@@ -30,8 +30,7 @@ class Place:
 
 
 def read(path: Path) -> str:
-    with open(path) as file:
-        return file.read().strip()
+    return path.read_text().strip()
 
 
 def number(path: Path) -> int | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, processes
@@ -52,10 +53,6 @@ def kill(
 def _signal(pids: Iterable[int], groups: Sequence[tuple[Place, Path]]) -> None:
     """Send SIGKILL; each process is rechecked once a descriptor holds it (reused ids)."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, OSError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                if any(pid in processes(group) for _, group in groups):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            finally:
-                os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError, OSError), held(os.pidfd_open(pid)) as pidfd:
+            if any(pid in processes(group) for _, group in groups):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)

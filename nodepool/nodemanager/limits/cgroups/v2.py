@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups.files import (
     MIB,
@@ -104,8 +105,7 @@ def io(group: Path, devices: Iterable[str], read_bps: int, write_bps: int) -> No
 def _wait_event(group: Path, key: str, value: int, timeout: float) -> bool:
     """Wait until cgroup.events says so; the kernel wakes us when it changes."""
     deadline = time.monotonic() + timeout
-    descriptor = os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with held(os.open(group / "cgroup.events", os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         poll = select.poll()
         poll.register(descriptor, select.POLLPRI)
         while True:
@@ -116,8 +116,6 @@ def _wait_event(group: Path, key: str, value: int, timeout: float) -> bool:
             if left <= 0:
                 return False
             poll.poll(left * 1000)
-    finally:
-        os.close(descriptor)
 
 
 def freeze(group: Path, frozen: bool) -> None:
