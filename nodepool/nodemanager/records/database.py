@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 log = logging.getLogger("nodepool.nodemanager.database")
@@ -46,33 +47,23 @@ class DatabaseError(Exception):
     """The file cannot be used; the text has its name and the remedy."""
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """A stored record and the state of its delivery."""
 
-    __slots__ = ("content", "expiry", "key", "serial", "source", "timestamp")
-
-    def __init__(
-        self,
-        key: str,
-        source: str,
-        serial: float,
-        timestamp: float,
-        expiry: float | None,
-        content: dict[str, Any],
-    ) -> None:
-        self.key = key
-        self.source = source
-        #: Serial of the last update of its source that contained it.
-        self.serial = serial
-        #: Its version from the authority (seconds).
-        self.timestamp = timestamp
-        #: Unix seconds, or None.
-        self.expiry = expiry
-        self.content = content
+    key: str
+    source: str
+    #: Serial of the last update of its source that contained it.
+    serial: float
+    #: Its version from the authority (seconds).
+    timestamp: float
+    #: Unix seconds, or None.
+    expiry: float | None
+    content: dict[str, Any]
 
 
-class Database:
-    """Database of records and of what this host adds. Thread-safe; one connection, one lock.
+class DatabaseFile:
+    """The file: opened, checked, and written in transactions. One connection, one lock.
 
     :param now: returns Unix seconds.
     :param free_ballast: called before each write: on a full file system it releases the ballast.
@@ -127,8 +118,7 @@ class Database:
                 ) from again
 
     def _open(self) -> None:
-        new = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
-        if new:
+        if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:
             os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
             self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
@@ -233,6 +223,15 @@ class Database:
                 raise DatabaseError(f"database {self.path} is closed")
             return self._connection.execute(query, values).fetchall()
 
+    def _write(self, statement: str, *values: object, lasting: bool = True) -> bool:
+        """Run one statement; return whether it changed one row."""
+        with self._transaction(lasting) as cursor:
+            return cursor.execute(statement, values).rowcount == 1
+
+
+class Database(DatabaseFile):
+    """Records, and what this host adds to them. Thread-safe."""
+
     # -- records
 
     def get(self, key: str) -> Record | None:
@@ -252,28 +251,25 @@ class Database:
         return Record(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]))
 
     def put(self, record: Record) -> None:
-        with self._transaction() as cursor:
-            cursor.execute(
-                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    record.key,
-                    record.source,
-                    record.serial,
-                    record.timestamp,
-                    record.expiry,
-                    json.dumps(record.content),
-                ),
-            )
+        self._write(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
+            record.key,
+            record.source,
+            record.serial,
+            record.timestamp,
+            record.expiry,
+            json.dumps(record.content),
+        )
 
     def set_expiry(self, key: str, expiry: float) -> bool:
         """Let a record live until then (Unix seconds); False when there is none (any more)."""
-        with self._transaction() as cursor:
-            cursor.execute(
-                "UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE "
-                "record_key = ?",
-                (expiry, expiry, key),
-            )
-            return cursor.rowcount == 1
+        return self._write(
+            "UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE "
+            "record_key = ?",
+            expiry,
+            expiry,
+            key,
+        )
 
     def delete(self, key: str) -> None:
         """Delete a record and its loans, but not what its removal needs (:meth:`delete_local`)."""
@@ -324,8 +320,7 @@ class Database:
         return float(rows[0][0]) if rows else 0.0
 
     def set_serial(self, source: str, serial: float) -> None:
-        with self._transaction() as cursor:
-            cursor.execute("INSERT OR REPLACE INTO serials VALUES (?, ?)", (source, serial))
+        self._write("INSERT OR REPLACE INTO serials VALUES (?, ?)", source, serial)
 
     # -- values of this host
 
@@ -365,8 +360,7 @@ class Database:
             return content
 
     def delete_local(self, key: str) -> None:
-        with self._transaction() as cursor:
-            cursor.execute("DELETE FROM local WHERE record_key = ?", (key,))
+        self._write("DELETE FROM local WHERE record_key = ?", key)
 
     def allocate_index(
         self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True
@@ -390,8 +384,7 @@ class Database:
     def take_index(self, name: str, number: int) -> bool:
         """Claim a certain number, of a sliver found living; False when it is another's."""
         with self._transaction() as cursor:
-            rows = self._rows("SELECT name FROM indexes WHERE number = ?", number)
-            if rows:
+            if rows := self._rows("SELECT name FROM indexes WHERE number = ?", number):
                 return bool(rows[0][0] == name)
             cursor.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?)", (number, name))
             return True
@@ -401,8 +394,7 @@ class Database:
         return str(rows[0][0]) if rows else None
 
     def free_index(self, name: str) -> None:
-        with self._transaction(lasting=False) as cursor:
-            cursor.execute("DELETE FROM indexes WHERE name = ?", (name,))
+        self._write("DELETE FROM indexes WHERE name = ?", name, lasting=False)
 
     def counters(self, name: str) -> dict[str, Any]:
         """Return the counters of the accounting period; they outlive the sliver."""
@@ -410,10 +402,12 @@ class Database:
         return dict(json.loads(rows[0][0])) if rows else {}
 
     def set_counters(self, name: str, content: dict[str, Any]) -> None:
-        with self._transaction(lasting=False) as cursor:
-            cursor.execute(
-                "INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content))
-            )
+        self._write(
+            "INSERT OR REPLACE INTO counters VALUES (?, ?)",
+            name,
+            json.dumps(content),
+            lasting=False,
+        )
 
     def use_ticket(self, jti: str, expiry: float) -> bool:
         """Store the id of a ticket until it expires; return False when it was used before."""
