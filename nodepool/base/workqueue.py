@@ -138,9 +138,10 @@ class Reconciler(Generic[K]):
         reconcile: Callable[[K], float | None],
         log: logging.Logger,
         threads: int = 1,
+        queue: WorkQueue[K] | None = None,
     ) -> None:
         self.name = name
-        self.queue: WorkQueue[K] = WorkQueue()
+        self.queue: WorkQueue[K] = WorkQueue() if queue is None else queue
         self._reconcile = reconcile
         self._log = log
         self._failures: dict[K, int] = {}

@@ -227,23 +227,21 @@ class Acceptor(Waiter):
     #: What is accepted, for the log.
     what = "Connections"
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, loop: EventLoop) -> None:
         super().__init__()
         stream.setblocking(False)
         self.socket = stream
         self.number = stream.fileno()
-        self._loop: EventLoop | None = None
-
-    def accept_in(self, loop: EventLoop) -> None:
-        """Start accepting."""
         self._loop = loop
-        loop.watch(self, IN)
+
+    def start(self) -> None:
+        """Start accepting; called by the loop's thread."""
+        self._loop.watch(self, IN)
 
     def end(self) -> None:
         """Accept no more, and close the socket."""
-        if self._loop is not None:
-            self._loop.watch(self, None)
-            self._loop.at(self, None)
+        self._loop.watch(self, None)
+        self._loop.at(self, None)
         self.socket.close()
 
     def accepted(self, stream: socket.socket, address: tuple[str, int], begun: float) -> float:
@@ -290,12 +288,10 @@ class Acceptor(Waiter):
             self._pause(SHUT_WAIT)
 
     def _pause(self, seconds: float) -> None:
-        assert self._loop is not None
         self._loop.watch(self, None)
         self._loop.at(self, time.monotonic() + seconds)
 
     def late(self) -> None:
-        assert self._loop is not None
         if self._shut:
             try:
                 self.socket.listen(self.backlog)  # it is still bound

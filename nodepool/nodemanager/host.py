@@ -90,7 +90,7 @@ class Host:
     def rebalance(self, effective: Mapping[str, Mapping[str, int]]) -> None:
         """Set the weights of existing slivers, which cannot be derived from the cgroups alone."""
         if self._services.cgroups is not None:
-            there = set(self._services.cgroups.names())
+            there = set(self._services.cgroups.found())
             self._services.cgroups.rebalance(
                 {name: spec for name, spec in effective.items() if name in there}
             )
@@ -104,9 +104,11 @@ class Host:
 
     def problems(self) -> list[Problem]:
         """Return what this machine lacks for limits, disks and networks."""
-        services = (self._services.cgroups, self._services.disks, self._services.net)
         return [
-            problem for service in services if service is not None for problem in service.problems()
+            problem
+            for service in (self._services.cgroups, self._services.disks, self._services.net)
+            if service is not None
+            for problem in service.problems()
         ]
 
     def stop(self) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nodepool.process.program import arguments
 from nodepool.process.service import make_daemon_parser, run_daemon
+
+if TYPE_CHECKING:
+    from nodepool.nodemanager.life import Life, Step
 
 PROG = "nodepool-nodemanager"
 PID_FILE = "/var/run/nodepool/nodepool-nodemanager.pid"
@@ -35,29 +39,22 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class NodeManagerService:
-    """The node manager as a service."""
+def create(args: argparse.Namespace, *more: Step) -> Life:
+    """Create the node manager while there is only one thread: this forks.
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        from nodepool.nodemanager import config, log_format
-        from nodepool.nodemanager.manager import NodeManager
+    :param more: what else starts with it.
+    """
+    from nodepool.nodemanager import config, log_format
+    from nodepool.nodemanager.manager import NodeManager
 
-        path = args.config or (config.DEFAULT_PATH if os.path.exists(config.DEFAULT_PATH) else None)
-        loaded = config.load(path)
-        if loaded.log_file:
-            log_format.install(loaded.log_file)
-        # Created while there is only one thread: this forks.
-        self._manager = NodeManager(loaded, args.startup)
-
-    def start(self) -> None:
-        self._manager.start()
-
-    def stop(self) -> None:
-        """Stop the daemon; slivers keep running."""
-        self._manager.stop()
+    path = args.config or (config.DEFAULT_PATH if os.path.exists(config.DEFAULT_PATH) else None)
+    loaded = config.load(path)
+    if loaded.log_file:
+        log_format.install(loaded.log_file)
+    return NodeManager(loaded, args.startup, *more).life
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the node manager; the return value is the exit status."""
     args = create_parser().parse_args(arguments(argv))
-    return run_daemon(PROG, "nodepool-nodemanager", args, lambda: NodeManagerService(args))
+    return run_daemon(PROG, "nodepool-nodemanager", args, lambda: create(args))

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -30,15 +29,7 @@ from nodepool.nodemanager.api.forward import FORWARD_HEADER
 from nodepool.nodemanager.api.handshakes import Handshakes
 from nodepool.nodemanager.api.listener import Listener, Peer
 from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked, Program
-from nodepool.nodemanager.api.shares import (
-    ALL_SAVED,
-    ALL_TIME,
-    CONCURRENCY,
-    MAX_PER_CALLER,
-    PLACES,
-    Share,
-)
-from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.api.shares import CONCURRENCY, MAX_PER_CALLER, PLACES, Share, Shares
 from nodepool.nodemanager.eventloop import IN, OUT, SILENCE, EventLoop, Waiter, Workers
 
 log = logging.getLogger("nodepool.nodemanager.server")
@@ -85,6 +76,25 @@ class Connection(Waiter):
         #: Its peer does not exist any more.
         self.dead = False
 
+    def result(self, desk: Desk) -> bytes | Parked | Program | None:
+        """Return the answer, in a thread; None: there is none, or it has been sent."""
+        if self.parked is not None:
+            found = self.parked.check()
+            return self.parked if found is None else desk.told(self.caller, found)
+        self.caller = self.peer.resolve()
+        if self.dead:  # its ids may belong to another caller now
+            return None
+        try:
+            if self.request.is_image:
+                self.stream.settimeout(PIECE_TIMEOUT)  # for each piece: a large image may take long
+                try:
+                    return desk.image(self.stream, self.request, self.caller)
+                finally:
+                    self.stream.setblocking(False)
+            return desk.call(self.request, self.caller)
+        except Refused as refused:
+            return refusal(refused)
+
     def ready(self) -> None:
         self.owner.event(self)
 
@@ -107,34 +117,26 @@ class Connections:
     ) -> None:
         self._desk = desk
         self._run = run
-        self._loop = EventLoop("Thread-nm-connections", self._dispatch)
-        self.handshakes: Handshakes[Peer] = Handshakes(self._loop, who, self.enter)
+        self.loop = EventLoop("Thread-nm-connections", self._dispatch)
+        self.handshakes: Handshakes[Peer] = Handshakes(self.loop, who, self.enter)
         self._workers = Workers("Thread-nm-api", sum(CONCURRENCY.values()))
-        #: Guards data that other threads use, too: shares and their connections.
-        self._lock = threading.Lock()
-        self._shares: dict[Hashable, Share] = {}
-        self._prune_at = 256
-        self._open: Counter[str] = Counter()
+        self.shares = Shares(self._time_again)
         self._busy: Counter[str] = Counter()
         self._parked: dict[str, set[Connection]] = {}
         self._ready: dict[str, deque[Share]] = {kind: deque() for kind in CONCURRENCY}
-        self._everybody = Bucket(ALL_TIME, ALL_SAVED)
 
     # -- from any thread
 
     def start(self) -> None:
         self._workers.start()
         self.handshakes.start()
-        self._loop.start()
+        self.loop.start()
 
     def stop(self, timeout: float) -> None:
         """Close all; calls that wait are cut off."""
         deadline = time.monotonic() + timeout
-        ended = self._loop.stop(timeout)
-        with self._lock:
-            found = [
-                connection for share in self._shares.values() for connection in share.connections
-            ]
+        ended = self.loop.stop(timeout)
+        found = self.shares.connections()
         for connection in found:
             _shut(connection)
         answered = self._workers.stop(deadline - time.monotonic())
@@ -143,22 +145,20 @@ class Connections:
             for connection in found:
                 if answered or connection.state != ANSWERING:
                     self._close(connection)
-            self._loop.close()
+            self.loop.close()
 
     def add(self, listener: Listener) -> None:
         """Accept connections of the listener."""
-        self._loop.post(
-            lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge)
-        )
+        self.loop.post(lambda: listener.begin(self.handshakes, self.enter, self.shares.charge))
 
     def remove(self, listener: Listener) -> None:
         """Remove the listener and close it."""
-        self._loop.post(listener.end)
+        self.loop.post(listener.end)
 
     def cut_off(self, key: Hashable) -> None:
         """Cancel everything that this caller has started to request."""
-        with self._lock:
-            share = self._shares.get(key)
+        with self.shares.lock:
+            share = self.shares.known.get(key)
             for connection in share.connections if share is not None else ():
                 connection.dead = True
                 _shut(connection)
@@ -166,35 +166,22 @@ class Connections:
     def look_again(self, sliver: str) -> None:
         """Recheck calls that wait for a change of the sliver: they may have their answer."""
         if sliver in self._parked:
-            self._loop.post(lambda: self._look_again(sliver))
-
-    def counts(self) -> Counter[str]:
-        """Return the number of connections by state."""
-        with self._lock:
-            return Counter(c.state for share in self._shares.values() for c in share.connections)
+            self.loop.post(lambda: self._look_again(sliver))
 
     # -- admission
-
-    def _charge(self, key: Hashable, seconds: float) -> tuple[float, float]:
-        """Charge a caller; return the waiting times of it and of all untrusted callers."""
-        share = self._shares.get(key)
-        if share is None or share.time is None:
-            return 0.0, 0.0
-        share.use(seconds, self._everybody)
-        return share.time.wait(), self._everybody.wait()
 
     def enter(self, stream: socket.socket, peer: Peer) -> None:
         """Admit the connection and start reading, or close it."""
         oldest = None
         connection = Connection(stream, peer, self)
-        with self._lock:
-            share = self._share(peer)
+        with self.shares.lock:
+            share = self.shares.of(peer.key, peer.kind)
             have = len(share.connections)
-            full = self._open[share.kind] >= PLACES[share.kind]
+            full = self.shares.open[share.kind] >= PLACES[share.kind]
             if full and share.kind == OTHER:
                 # The peer with most connections loses one to a peer with fewer.
                 most = max(
-                    self._shares.values(),
+                    self.shares.known.values(),
                     key=lambda other: len(other.connections) if other.kind == OTHER else 0,
                 )
                 if len(most.connections) > have + 1:
@@ -203,7 +190,7 @@ class Connections:
             refused = full or (share.kind == OTHER and have >= MAX_PER_CALLER)
             if not refused:
                 share.connections[connection] = None
-                self._open[share.kind] += 1
+                self.shares.open[share.kind] += 1
                 connection.share = share
         if refused:
             stream.close()
@@ -213,9 +200,9 @@ class Connections:
             return
         if oldest is not None:
             self._close(oldest)
-        self._loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
+        self.loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
         try:
-            self._loop.watch(connection, IN)
+            self.loop.watch(connection, IN)
         except OSError:
             self._close(connection)
             raise
@@ -224,27 +211,17 @@ class Connections:
             # causes no event.
             self.event(connection)
 
-    def _share(self, peer: Peer) -> Share:
-        """Return the share of a peer; the caller holds the lock."""
-        share = self._shares.get(peer.key)
-        if share is None:
-            if len(self._shares) >= self._prune_at:
-                self._shares = {key: share for key, share in self._shares.items() if not share.idle}
-                self._prune_at = max(256, 2 * len(self._shares))
-            share = self._shares[peer.key] = Share(peer.key, peer.kind, self._time_again)
-        return share
-
     def _close(self, connection: Connection, stream: bool = True) -> None:
         """Forget the connection and close its stream. Idempotent; not while a thread answers it."""
-        with self._lock:
+        with self.shares.lock:
             share, connection.share = connection.share, None
             if share is None:
                 return
             del share.connections[connection]
-            self._open[share.kind] -= 1
+            self.shares.open[share.kind] -= 1
         with contextlib.suppress(OSError, ValueError):
-            self._loop.watch(connection, None)
-        self._loop.at(connection, None)
+            self.loop.watch(connection, None)
+        self.loop.at(connection, None)
         if stream:
             with contextlib.suppress(OSError):
                 connection.stream.close()
@@ -264,9 +241,9 @@ class Connections:
         if share is None or connection.dead:
             self._close(connection)
             return
-        if share.wait(self._everybody) and connection.state != SENDING:
+        if share.wait(self.shares.everybody) and connection.state != SENDING:
             # Read nothing more until its caller has processor time again.
-            self._loop.watch(connection, None)
+            self.loop.watch(connection, None)
             share.held.append(connection)
             self._wait_for_time(share)
             return
@@ -285,7 +262,7 @@ class Connections:
             self._close(connection)
             raise
         finally:
-            share.use(time.thread_time() - begun, self._everybody)
+            share.use(time.thread_time() - begun, self.shares.everybody)
 
     def late(self, connection: Connection) -> None:
         if connection.state == PARKED and connection.parked is not None:
@@ -297,16 +274,16 @@ class Connections:
 
     def _wait_for_time(self, share: Share) -> None:
         if share.due is None:
-            self._loop.at(share, time.monotonic() + share.wait(self._everybody))
+            self.loop.at(share, time.monotonic() + share.wait(self.shares.everybody))
 
     def _time_again(self, share: Share) -> None:
-        if share.wait(self._everybody):
+        if share.wait(self.shares.everybody):
             self._wait_for_time(share)
             return
         held, share.held = share.held, []
         for connection in held:
             if connection.share is share and connection.state in _WANTED:
-                self._loop.watch(connection, _WANTED[connection.state])
+                self.loop.watch(connection, _WANTED[connection.state])
         self._queue(share)
 
     # -- reading
@@ -352,8 +329,8 @@ class Connections:
 
     def _ask(self, connection: Connection, share: Share) -> None:
         connection.state = WAITING
-        self._loop.at(connection, None)
-        self._loop.watch(connection, 0)
+        self.loop.at(connection, None)
+        self.loop.watch(connection, 0)
         share.requests.append(connection)
         self._queue(share)
 
@@ -367,14 +344,13 @@ class Connections:
             while ready and self._busy[kind] < CONCURRENCY[kind]:
                 share = ready.popleft()
                 share.queued = False
-                if share.wait(self._everybody):
+                if share.wait(self.shares.everybody):
                     self._wait_for_time(share)
                     continue
-                connection = share.next()
-                if connection is not None:
+                if (connection := share.next()) is not None:
                     self._busy[kind] += 1
                     connection.state = ANSWERING
-                    self._loop.watch(connection, None)
+                    self.loop.watch(connection, None)
                     self._workers.do(lambda connection=connection: self._job(connection))  # type: ignore[misc]
                     self._queue(share)
 
@@ -383,37 +359,14 @@ class Connections:
         begun = time.thread_time()
         answer: bytes | Parked | Program | None = None
         try:
-            answer = self._result(connection)
+            answer = connection.result(self._desk)
         except OSError as error:
             log.debug("Connection of %s: %s", connection.caller, error)
         except Exception:
             log.exception("Error in a connection of %s:", connection.caller)
         finally:
             used = time.thread_time() - begun
-            self._loop.post(lambda: self._done(connection, answer, used))
-
-    def _result(self, connection: Connection) -> bytes | Parked | Program | None:
-        """Return the answer; None: there is none, or it has been sent."""
-        if connection.parked is not None:
-            found = connection.parked.check()
-            return connection.parked if found is None else self._desk.told(connection.caller, found)
-        connection.caller = connection.peer.resolve()
-        if connection.dead:  # its ids may belong to another caller now
-            return None
-        try:
-            if connection.request.is_image:
-                connection.stream.settimeout(
-                    PIECE_TIMEOUT
-                )  # for each piece: a large image may take long
-                try:
-                    return self._desk.image(
-                        connection.stream, connection.request, connection.caller
-                    )
-                finally:
-                    connection.stream.setblocking(False)
-            return self._desk.call(connection.request, connection.caller)
-        except Refused as refused:
-            return refusal(refused)
+            self.loop.post(lambda: self._done(connection, answer, used))
 
     def _done(
         self, connection: Connection, answer: bytes | Parked | Program | None, used: float
@@ -421,7 +374,7 @@ class Connections:
         share = connection.share
         assert share is not None, "closed while a thread answered it"
         self._busy[share.kind] -= 1
-        share.use(used, self._everybody)
+        share.use(used, self.shares.everybody)
         if answer is None or connection.dead:
             self._close(connection)
         elif isinstance(answer, Parked):
@@ -453,8 +406,8 @@ class Connections:
             connection.again = False
             self._ask(connection, share)
         else:
-            self._loop.watch(connection, 0)
-            self._loop.at(connection, connection.last)
+            self.loop.watch(connection, 0)
+            self.loop.at(connection, connection.last)
 
     def _look_again(self, sliver: str) -> None:
         for connection in list(self._parked.get(sliver, ())):
@@ -468,7 +421,7 @@ class Connections:
         connection.state = SENDING
         connection.linger = linger
         connection.output = memoryview(answer)
-        self._loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
+        self.loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
         try:
             self._send(connection)
         except OSError as error:
@@ -480,7 +433,7 @@ class Connections:
             try:
                 sent = connection.stream.send(connection.output)
             except _LATER:
-                self._loop.watch(connection, OUT)
+                self.loop.watch(connection, OUT)
                 return
             connection.output = connection.output[sent:]
         if not connection.linger:
@@ -488,8 +441,8 @@ class Connections:
             return
         connection.stream.shutdown(socket.SHUT_WR)
         connection.state = LINGERING
-        self._loop.at(connection, time.monotonic() + LINGER_TIME)
-        self._loop.watch(connection, IN)
+        self.loop.at(connection, time.monotonic() + LINGER_TIME)
+        self.loop.watch(connection, IN)
 
 
 def _shut(connection: Any) -> None:

@@ -93,10 +93,11 @@ class Identity:
             return Caller(OTHER, f"uid {uid}", advice=advice)
         # By the shell: another account may have a delegate's name, and that delegate then gets no
         # account.
-        if self._delegate_shell is not None and account.pw_shell == self._delegate_shell:
-            delegate = self.forwarded(account.pw_name)
-            if delegate is not None:
-                return delegate
+        if (
+            account.pw_shell == self._delegate_shell
+            and (delegate := self.forwarded(account.pw_name)) is not None
+        ):
+            return delegate
         return Caller(OTHER, clean(account.pw_name), advice=advice)
 
     @staticmethod
@@ -198,8 +199,7 @@ def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int
 
 
 def _hexadecimal(address: tuple[str, int]) -> str:
-    host = socket.inet_aton(address[0])
-    return f"{int.from_bytes(host, 'little'):08X}:{address[1]:04X}"
+    return f"{int.from_bytes(socket.inet_aton(address[0]), 'little'):08X}:{address[1]:04X}"
 
 
 def _from_table(local: tuple[str, int], remote: tuple[str, int]) -> int | None:

@@ -42,12 +42,13 @@ class Listener(Acceptor):
     def __init__(
         self,
         stream: socket.socket,
+        loop: EventLoop,
         identify: Callable[[socket.socket], Peer | None],
         context: ssl.SSLContext | None = None,
         slivers: bool = False,
         whose: Hashable = None,
     ) -> None:
-        super().__init__(stream)
+        super().__init__(stream, loop)
         self.rank = 3 if slivers else 0
         self._slivers = slivers
         self._identify = identify
@@ -56,14 +57,13 @@ class Listener(Acceptor):
 
     def begin(
         self,
-        loop: EventLoop,
         handshakes: Handshakes[Peer],
         enter: Callable[[socket.socket, Peer], None],
         charge: Callable[[Hashable, float], tuple[float, float]],
     ) -> None:
         """Start accepting; ``charge`` bills a caller and returns the waiting times."""
         self._handshakes, self._enter, self._charge = handshakes, enter, charge
-        self.accept_in(loop)
+        self.start()
 
     def accepted(self, stream: socket.socket, address: tuple[str, int], begun: float) -> float:
         if self._context is not None:

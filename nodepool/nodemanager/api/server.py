@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from nodepool.base import unix_socket
@@ -39,6 +40,7 @@ class Servers:
     """Listening sockets, and the owners of their connections.
 
     :param sliver_of_uid: returns the sliver that a user id of the host belongs to.
+    :param programs: runs the programs of calls; started and stopped here.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Servers:
         database: Database,
         images: Images,
         sliver_of_uid: Callable[[int], str | None],
+        programs: Programs,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -61,9 +64,10 @@ class Servers:
             if config.delegate_accounts == "unix"
             else None,
         )
-        self.programs = Programs(config.ssh.connections)
-        desk = Desk(api, images, self.identity)
-        self.connections = Connections(desk, self._of_certificate, self.programs.begin)
+        self.programs = programs
+        self.connections = Connections(
+            Desk(api, images, self.identity), self._of_certificate, self.programs.begin
+        )
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         #: Listener inside, and the process 1 that it belongs to.
@@ -86,21 +90,21 @@ class Servers:
 
         :raises ConfigurationError: an address cannot be used; the text names it and the remedy.
         """
-        config = self._config
+        config, loop = self._config, self.connections.loop
         try:
             if config.api.unix:
-                self._add(Listener(self._unix(config.api.unix), self._of_unix))
+                self._add(Listener(self._unix(config.api.unix), loop, self._of_unix))
             if config.api.old_unix and config.api.unix:
                 self._link(config.api.unix, config.api.old_unix)
             if config.api.tcp >= 0:
                 listener = self._tcp("127.0.0.1", config.api.tcp, "api.tcp")
                 self.tcp_port = listener.getsockname()[1]
-                self._add(Listener(listener, self._of_tcp))
+                self._add(Listener(listener, loop, self._of_tcp))
             if config.api.tls is not None:
                 context = self._context()
                 listener = self._tcp(config.api.tls.address, config.api.tls.port, "api.tls.port")
                 self.tls_port = listener.getsockname()[1]
-                self._add(Listener(listener, lambda connection: None, context))
+                self._add(Listener(listener, loop, lambda connection: None, context))
         except BaseException:
             for place in self._listeners:
                 place.socket.close()
@@ -242,8 +246,7 @@ class Servers:
             # Slivers use it through their mount; others do not need it.
             os.makedirs(self._config.sliver_sockets, mode=0o700, exist_ok=True)
             os.makedirs(directory, mode=0o755, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of the last daemon
+            Path(path).unlink(missing_ok=True)  # of the last daemon
             unix_socket.bind(stream, path)
         except OSError as error:
             stream.close()
@@ -253,6 +256,7 @@ class Servers:
             return directory if os.path.isdir(directory) else None
         listener = Listener(
             stream,
+            self.connections.loop,
             functools.partial(self._of_unix, trust=False),
             slivers=True,
             whose=(SLIVER, index),
@@ -273,8 +277,7 @@ class Servers:
     @staticmethod
     def _remove_directory(directory: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(directory, SOCKET_NAME))
-        with contextlib.suppress(FileNotFoundError):
+            Path(directory, SOCKET_NAME).unlink(missing_ok=True)
             os.rmdir(directory)
 
     def tidy(self) -> None:
@@ -293,7 +296,7 @@ class Servers:
             if name not in used:
                 self._remove_directory(os.path.join(root, name))
 
-    def sliver_changed(self, name: str, handle: dict[str, Any]) -> None:
+    def sliver_changed(self, name: str, handle: dict[str, Any] | None) -> None:
         """Start or stop the API in the sliver's own network after it was started or stopped."""
         life = (handle.get("pid"), handle.get("start_time")) if handle is not None else ()
         with self._lock:
@@ -314,12 +317,14 @@ class Servers:
         # The network namespace is the identity: only this sliver is in it.
         caller = Caller(SLIVER, name)
         peer = Peer((SLIVER, handle.get("index", name)), OTHER, lambda: caller)
-        listener = Listener(stream, lambda _connection: peer, slivers=True, whose=peer.key)
+        listener = Listener(
+            stream, self.connections.loop, lambda _connection: peer, slivers=True, whose=peer.key
+        )
         with self._lock:
             self._slivers[name] = listener, life
         self.connections.add(listener)
 
     def cut_off(self, name: str) -> None:
         """Cancel the requests of an ended sliver: its name and ids may be given to another."""
-        index = self._database.local(records.record_key(records.SLIVER, name)).get("index", name)
-        self.connections.cut_off((SLIVER, index))
+        local = self._database.local(records.record_key(records.SLIVER, name))
+        self.connections.cut_off((SLIVER, local.get("index", name)))

@@ -7,7 +7,8 @@ this host.
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -89,3 +90,43 @@ class Share(Waiter):
     def idle(self) -> bool:
         """Whether nothing is lost if it is dropped."""
         return not self.connections and self.due is None and (self.time is None or self.time.full)
+
+
+class Shares:
+    """The shares of all callers.
+
+    :param again: called when a caller has processor time again.
+    """
+
+    def __init__(self, again: Callable[[Share], None]) -> None:
+        self._again = again
+        #: Guards data that other threads use, too: shares and their connections.
+        self.lock = threading.Lock()
+        self.known: dict[Hashable, Share] = {}
+        self._prune_at = 256
+        #: Number of connections by type of caller.
+        self.open: Counter[str] = Counter()
+        self.everybody = Bucket(ALL_TIME, ALL_SAVED)
+
+    def of(self, key: Hashable, kind: str) -> Share:
+        """Return the share of a caller; call it with the lock."""
+        share = self.known.get(key)
+        if share is None:
+            if len(self.known) >= self._prune_at:
+                self.known = {key: share for key, share in self.known.items() if not share.idle}
+                self._prune_at = max(256, 2 * len(self.known))
+            share = self.known[key] = Share(key, kind, self._again)
+        return share
+
+    def charge(self, key: Hashable, seconds: float) -> tuple[float, float]:
+        """Charge a caller; return the waiting times of it and of all untrusted callers."""
+        share = self.known.get(key)
+        if share is None or share.time is None:
+            return 0.0, 0.0
+        share.use(seconds, self.everybody)
+        return share.time.wait(), self.everybody.wait()
+
+    def connections(self) -> list[Any]:
+        """Return all connections."""
+        with self.lock:
+            return [connection for share in self.known.values() for connection in share.connections]

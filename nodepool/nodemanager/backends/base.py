@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from logging import Logger, getLogger
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,6 @@ class Services:
     """None: a plain directory, without quota."""
     net: Network | None = None
     """None: only network "none"."""
-    log: Logger = field(default_factory=lambda: getLogger("nodepool.nodemanager.backend"))
     id_base: int = DEFAULT_ID_BASE
 
 
@@ -111,7 +109,6 @@ class Backend(ABC):
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         self.state_dir = Path(state_dir)
         self.services = services
-        self.log = services.log
 
     @abstractmethod
     def check(self) -> list[Problem]:

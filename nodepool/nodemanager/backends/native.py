@@ -26,7 +26,7 @@ from nodepool.nodemanager.backends.base import (
 )
 from nodepool.nodemanager.helper.zygote import Pending
 from nodepool.nodemanager.kernel import syscalls
-from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.kernel.descriptors import held, readable
 from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits import free_space
 from nodepool.nodemanager.rootfs import ssh_files as sshfiles
@@ -512,8 +512,7 @@ class NativeBackend(Backend):
         deadline = time.monotonic() + KILL_TIMEOUT
         if handle and self._alive(handle):
             self._kill_first(handle, deadline)
-        cgroups = self.services.cgroups
-        if cgroups is not None:
+        if (cgroups := self.services.cgroups) is not None:
             if not cgroups.empty(name):
                 cgroups.kill(name, max(0.1, deadline - time.monotonic()))
             return
@@ -527,31 +526,25 @@ class NativeBackend(Backend):
             if time.monotonic() > deadline:
                 raise BackendError(f"sliver {name}: processes {found[:8]} do not end", retry=True)
             for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    pidfd = os.pidfd_open(pid)
-                    try:
-                        if pid in members():
-                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                            readable([pidfd], deadline - time.monotonic())
-                    finally:
-                        os.close(pidfd)
+                with contextlib.suppress(ProcessLookupError), held(os.pidfd_open(pid)) as pidfd:
+                    if pid in members():
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                        readable([pidfd], deadline - time.monotonic())
 
     def _kill_first(self, handle: Handle, deadline: float) -> None:
         """Kill process 1; the kernel kills its whole pid namespace with it."""
-        cgroups = self.services.cgroups
-        if cgroups is not None:
+        if (cgroups := self.services.cgroups) is not None:
             with contextlib.suppress(BackendError, OSError):
                 cgroups.freeze(
                     handle["name"], False
                 )  # frozen by the old freezer it could not even die
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(int(handle["pid"]))
-            try:
-                if syscalls.start_time(int(handle["pid"])) == handle["start_time"]:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    readable([pidfd], deadline - time.monotonic())
-            finally:
-                os.close(pidfd)
+        with (
+            contextlib.suppress(ProcessLookupError),
+            held(os.pidfd_open(int(handle["pid"]))) as pidfd,
+        ):
+            if syscalls.start_time(int(handle["pid"])) == handle["start_time"]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                readable([pidfd], deadline - time.monotonic())
 
     def _drop_network(self, name: str) -> None:
         if self.services.net is not None:
@@ -587,12 +580,9 @@ class NativeBackend(Backend):
         names: set[str] = set()
         with contextlib.suppress(FileNotFoundError):
             names.update(os.listdir(self.state_dir / "slivers"))
-        if self.services.cgroups is not None:
-            names.update(self.services.cgroups.names())
-        if self.services.disks is not None:
-            names.update(self.services.disks.found())
-        if self.services.net is not None:
-            names.update(self.services.net.found())
+        for service in (self.services.cgroups, self.services.disks, self.services.net):
+            if service is not None:
+                names.update(service.found())
         return sorted(names)
 
 

@@ -177,9 +177,15 @@ class NspawnBackend(MountedTreeBackend):
         self._ensure_disk(spec)
         machine = self._machine(spec.name)
         private, public = self._host_key(spec.name)
-        root = self._mount(spec, layers)
         self._run_command(
-            run_argv(machine, spec, str(root), self.base(spec.index), self.ids, self._cores),
+            run_argv(
+                machine,
+                spec,
+                str(self._mount(spec, layers)),
+                self.base(spec.index),
+                self.ids,
+                self._cores,
+            ),
             START_TIMEOUT + 10,
         )
         shown = self._run_command(

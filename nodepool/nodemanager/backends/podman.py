@@ -194,10 +194,8 @@ class PodmanBackend(MountedTreeBackend):
         private, public = self._host_key(spec.name)
         container = self._container(spec.name)
         self._podman("rm", "--force", "--time", "0", "--ignore", container)
-        root = self._mount(spec, layers)
-        self._podman(
-            *run_argv(container, self.label, spec, str(root), self.base(spec.index), self.ids)
-        )
+        root = str(self._mount(spec, layers))
+        self._podman(*run_argv(container, self.label, spec, root, self.base(spec.index), self.ids))
         pid = int(
             self._podman("container", "inspect", "--format", "{{.State.Pid}}", container).strip()
         )
@@ -221,8 +219,7 @@ class PodmanBackend(MountedTreeBackend):
         """Put process 1 into the sliver's cgroups; all others are started there."""
         try:
             for path in self._procs(spec.name):
-                with open(path, "w", encoding="ascii") as file:
-                    file.write(str(handle["pid"]))
+                Path(path).write_text(str(handle["pid"]), encoding="ascii")
         except OSError as error:
             raise BackendError(
                 f"cannot limit container {handle['container']}: {error.strerror}", retry=True

@@ -122,9 +122,6 @@ class RootlessBackend(NativeBackend):
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
         return super().configure(spec, {**handle, "limits": self._limits(spec.rspec)})
 
-    def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
-        raise BackendError("a sliver of an ordinary user cannot be frozen; stop it instead")
-
     def _members(self, index: int) -> list[int]:
         return []
 

@@ -180,16 +180,12 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     )
     lonely = Loneliness(directory, empty)
 
-    class Service(nodemanager.NodeManagerService):
-        def start(self) -> None:
-            super().start()
-            lonely.start()
-
-        def stop(self) -> None:
-            lonely.stop()
-            super().stop()
-
-    status = run_daemon("nodepool-nodemanager", "nodepool-nodemanager", args, lambda: Service(args))
+    status = run_daemon(
+        "nodepool-nodemanager",
+        "nodepool-nodemanager",
+        args,
+        lambda: nodemanager.create(args, (lonely.start, lonely.stop)),
+    )
     return lonely.ended, status
 
 
@@ -261,7 +257,6 @@ def remove_tree(directory: Path) -> None:
 def _remove_tree(directory: Path) -> None:
     for point in mounts_below(directory):
         syscalls.umount(point)
-    left = mounts_below(directory)
-    if left:
+    if left := mounts_below(directory):
         raise OSError(f"{left[0]} is still mounted")
     removal.remove_tree(directory)

@@ -72,7 +72,6 @@ class ProcessWatch:
         self._loop.watch(watched, IN)
 
     def _remove(self, what: str, name: str) -> None:
-        known = self._watched.pop((what, name), None)
-        if known is not None:
+        if (known := self._watched.pop((what, name), None)) is not None:
             self._loop.watch(known[1], None)
             os.close(known[1].number)

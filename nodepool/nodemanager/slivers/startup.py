@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from nodepool.nodemanager.api.methods import NodeError
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.records.database import Database
-from nodepool.nodemanager.slivers.reconciler import RUNNING, Slivers
+from nodepool.nodemanager.slivers.slivers import RUNNING, Slivers
 
 log = logging.getLogger("nodepool.nodemanager.startup")
 
@@ -20,10 +20,9 @@ class Startup:
     A running sliver is not touched: its start script ran when it started.
     """
 
-    def __init__(self, database: Database, slivers: Slivers, start: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, slivers: Slivers) -> None:
         self._database = database
         self._slivers = slivers
-        self._start = start
         self._lock = threading.Lock()
         #: Sources that have not delivered yet.
         self._waiting: set[str] = set()
@@ -54,6 +53,6 @@ class Startup:
             ).get(RUNNING, True):
                 log.info("Starting stopped sliver %s (--startup)", name)
                 try:
-                    self._start(name)
+                    self._slivers.start(name)
                 except NodeError as error:  # it went, or was disabled, this moment
                     log.info("Not starting sliver %s: %s", name, error)

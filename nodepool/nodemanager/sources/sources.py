@@ -46,12 +46,12 @@ def make(
     database: Database,
     deliver: Deliver,
     capacity: Callable[[], dict[str, Any]],
-) -> list[SlicesXmlSource | ZooKeeperSource]:
+) -> list[Source]:
     """Create the configured sources, not started, and store the configured delegates."""
-    found: list[SlicesXmlSource | ZooKeeperSource] = []
+    found: list[Source] = []
     names = {CONFIGURATION, *OTHER_SOURCES}
     for number, options in enumerate(config.sources):
-        source: SlicesXmlSource | ZooKeeperSource
+        source: Source
         if "slices-xml" in options:
             name = f"slices-xml-{number}"
             source = SlicesXmlSource(
@@ -61,8 +61,7 @@ def make(
             source = ZooKeeperSource(options["zookeeper"], config, deliver, capacity)
         names.add(source.name)
         found.append(source)
-    left = database.abandon(names)
-    if left:
+    if left := database.abandon(names):
         log.warning(
             "No source of the configuration has these records any more, they stay until one "
             "delivers them or they expire: %s",
@@ -161,6 +160,9 @@ class SlicesXmlSource:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(5)
+
+    def changed(self) -> None:
+        """Nothing of this host is published here."""
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -279,6 +281,10 @@ class SlicesXmlSource:
             pass
         except Exception as error:
             log.error("The copy %s cannot be used: %s", self._copy, error)
+
+
+#: Sources are started, stopped, and notified of changes of this host's capacity.
+Source = SlicesXmlSource | ZooKeeperSource
 
 
 def node_id(config: NodeManagerConfig) -> str:

@@ -43,9 +43,15 @@ class _Door(Acceptor):
     what = "Connections to slivers"
 
     def __init__(
-        self, name: str, stream: socket.socket, handle: Handle, serve: Serve, limit: int
+        self,
+        name: str,
+        stream: socket.socket,
+        loop: EventLoop,
+        handle: Handle,
+        serve: Serve,
+        limit: int,
     ) -> None:
-        super().__init__(stream)
+        super().__init__(stream, loop)
         self._name = name
         self.handle = handle
         self._serve = serve
@@ -78,7 +84,6 @@ class _Door(Acceptor):
 
     def _begin(self) -> None:
         """Start servers for waiting connections."""
-        assert self._loop is not None
         while self._waiting and len(self._starting) < MAX_STARTING:
             with self._waiting.popleft() as connection:
                 try:
@@ -93,7 +98,6 @@ class _Door(Acceptor):
             self._loop.at(watched, pending.deadline)
 
     def _started(self, number: int) -> None:
-        assert self._loop is not None
         watched, pending = self._starting.pop(number)
         self._forget(watched)
         try:
@@ -113,7 +117,6 @@ class _Door(Acceptor):
         session.close()
 
     def _forget(self, watched: Watched) -> None:
-        assert self._loop is not None
         self._loop.watch(watched, None)
         self._loop.at(watched, None)
 
@@ -187,8 +190,10 @@ class Gate:
                 f"cannot listen on {self._address} port {port} for {name}: {error.strerror}",
                 retry=True,
             ) from error
-        door = self._doors[name] = _Door(name, listener, handle, self._serve, self._limit)
-        self._loop.post(functools.partial(door.accept_in, self._loop))
+        door = self._doors[name] = _Door(
+            name, listener, self._loop, handle, self._serve, self._limit
+        )
+        self._loop.post(door.start)
 
     def free(self, index: int) -> bool:
         """Return whether the port of this number is available; another program may use it."""

@@ -123,7 +123,7 @@ class SmallCgroups:
                     assert time.monotonic() < end, path
                     time.sleep(0.001)
 
-    def names(self) -> list[str]:
+    def found(self) -> list[str]:
         for mount in self.hierarchies.values():
             with contextlib.suppress(FileNotFoundError):
                 return [entry.name for entry in (mount / self.root).iterdir() if entry.is_dir()]
@@ -254,7 +254,7 @@ def traces(state: pathlib.Path) -> dict[str, list[str]]:
     return {
         "mounts": [line for line in mounts if str(state) in line],
         "processes": [str(pid) for pid in processes_of()],
-        "cgroups": SmallCgroups().names(),
+        "cgroups": SmallCgroups().found(),
         "slivers": sorted(os.listdir(state / "slivers")) if (state / "slivers").exists() else [],
     }
 

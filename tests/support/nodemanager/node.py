@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api.methods import Api, NodeError, Program, wait
+from nodepool.nodemanager.api.programs import Programs
 from nodepool.nodemanager.api.server import Servers
 from nodepool.nodemanager.config import NodeManagerConfig, parse
 from nodepool.nodemanager.records import loans, merge, records, rspec
@@ -191,6 +192,7 @@ class Running:
             self.node.database,
             self.node.images,
             self.node.sliver_of_uid,
+            Programs(self.config.ssh.connections),
         )
         self.node.changed = self.servers.connections.look_again
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
 import subprocess
 import sys
-import types
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nodepool.nodemanager.kernel.removal import remove_tree
-from nodepool.nodemanager.manager import NodeManager
+from nodepool.nodemanager.life import RegularTasks
 from tests import REPOSITORY
 from tests.support.deadline import limit
 
@@ -112,14 +111,6 @@ def test_periodic_task_that_fails_does_not_stop_the_others(
     def fail() -> None:
         raise RecursionError("too deep")
 
-    manager: Any = types.SimpleNamespace(
-        _prune_templates=fail,
-        host=types.SimpleNamespace(
-            tidy=lambda: done.append("tidy"), account=lambda _: done.append("account")
-        ),
-        servers=types.SimpleNamespace(tidy=lambda: done.append("sockets")),
-        slivers=types.SimpleNamespace(effective=dict),
-        log=logging.getLogger("test"),
-    )
-    NodeManager.each_minute(manager)
-    assert done == ["tidy", "sockets", "account"] and "unused root trees" in caplog.text
+    tasks = {"root trees": fail, "sockets": lambda: done.append("sockets")}
+    RegularTasks(Mock(), tasks).each_minute()
+    assert done == ["sockets"] and "retrying in a minute: root trees" in caplog.text

@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from nodepool.nodemanager.records.database import Database
-from nodepool.nodemanager.slivers.reconciler import Slivers
+from nodepool.nodemanager.slivers.reconciler import SliverReconciler
 
 
 def recovered(path: pathlib.Path, numbers: dict[str, int | None]) -> Database:
@@ -17,10 +17,10 @@ def recovered(path: pathlib.Path, numbers: dict[str, int | None]) -> Database:
     host: Any = types.SimpleNamespace(
         _database=database,
         _config=types.SimpleNamespace(max_slivers=9),
-        backend=types.SimpleNamespace(found=lambda: list(numbers), number=numbers.get),
-        effective=dict,
+        _backend=types.SimpleNamespace(found=lambda: list(numbers), number=numbers.get),
+        _slivers=types.SimpleNamespace(effective=dict),
     )
-    Slivers.recover(host)
+    SliverReconciler.recover(host)
     return database
 
 

@@ -173,8 +173,7 @@ class Cgroups:
                     self._shares[name] = DEFAULT_RSPEC["nm_cpu_share"]
                 else:
                     self._shares[name] = max(1, weight // FAVOUR)
-        place = self._where.get("cpuset")
-        if place is not None:
+        if (place := self._where.get("cpuset")) is not None:
             files, root = _FILES[place.kind], self._root(place)
             everything = parse_list(files.get_cpus(root))
             shared = parse_list(files.get_cpus(root / BESTEFFORT)) or everything
@@ -332,8 +331,7 @@ class Cgroups:
 
     def _write_weights(self, names: Iterable[str]) -> None:
         """Write the weights of slivers without a guarantee."""
-        place = self._where.get("cpu")
-        if place is not None:
+        if (place := self._where.get("cpu")) is not None:
             for name in names:
                 for group in self._existing(place, name):
                     with contextlib.suppress(FileNotFoundError):
@@ -364,8 +362,7 @@ class Cgroups:
             names, guaranteed = list(self._shares), set(self._guarantees)
         for name in names:
             for group in self._existing(place, name)[:1]:
-                spent = _FILES[place.kind].cpu_usec(group)
-                if spent is not None:
+                if (spent := _FILES[place.kind].cpu_usec(group)) is not None:
                     found[name] = spent
         found[REST] = sum(spent for name, spent in found.items() if name not in guaranteed)
         return found
@@ -380,8 +377,7 @@ class Cgroups:
                 self._balance()
 
     def _balance(self) -> None:
-        place = self._where.get("cpu")
-        if place is not None:
+        if (place := self._where.get("cpu")) is not None:
             self._weights = cgroup_weights.balance(
                 place,
                 self._root(place),
@@ -519,8 +515,7 @@ class Cgroups:
 
     def shelter(self, pids: Iterable[int]) -> None:
         """Move the daemon's processes to a separate group; see :func:`cgroup_weights.shelter`."""
-        place = self._where.get("cpu")
-        if place is not None:
+        if (place := self._where.get("cpu")) is not None:
             cgroup_weights.shelter(place, self._root(place), pids)
 
     def stop(self) -> None:
@@ -533,10 +528,9 @@ class Cgroups:
         if self._quick >= 0:
             os.close(self._quick)
             self._quick = -1
-        place = self._where.get("cpu")
-        if place is not None:
+        if (place := self._where.get("cpu")) is not None:
             cgroup_weights.unshelter(place, self._root(place))
-        if not self.names():
+        if not self.found():
             with contextlib.suppress(CgroupError):
                 self.destroy_tree()
 
@@ -548,7 +542,7 @@ class Cgroups:
                     self._rmdir(place, self._root(place), time.monotonic() + REMOVE_TIMEOUT)
             self._prepared = False
 
-    def names(self) -> list[str]:
+    def found(self) -> list[str]:
         return sorted({name for place in self._places for name, _ in self._groups(place)})
 
     def usage(self, name: str) -> dict[str, int]:

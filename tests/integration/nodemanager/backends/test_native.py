@@ -652,4 +652,4 @@ def test_sliver_runs_without_cgroups(tmp_path: pathlib.Path, state: pathlib.Path
             backend.freeze(sliver.spec, sliver.handle, True)
     finally:
         plain.close()
-    assert SmallCgroups().names() == []
+    assert SmallCgroups().found() == []

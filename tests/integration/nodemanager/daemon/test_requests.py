@@ -154,26 +154,26 @@ def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
     }
     manager = NodeManager(parse(given, "test"))
     try:
-        manager.database.open()
+        manager.calls.database.open()
         for call in (
-            manager.stop_sliver,
-            manager.create_sliver,
-            lambda name: manager.set_loans(name, []),
-            lambda name: manager.renew(name, 2e9),
-            manager.recreate_sliver,
-            manager.start_sliver,
+            manager.calls.stop,
+            manager.calls.create,
+            lambda name: manager.calls.set_loans(name, []),
+            lambda name: manager.calls.renew(name, 2e9),
+            manager.calls.recreate,
+            manager.calls.slivers.start,
         ):
             with pytest.raises(NodeError, match="there is no sliver gone"):
                 call("gone")
-        assert manager.database.locals() == {}
+        assert manager.calls.database.locals() == {}
         record = {"account_type": "sliver", "name": "gone", "plc_instantiated": True}
-        merge.deliver(manager.database, "driver", None, [record], False)
-        writes = manager.database._connection.total_changes  # type: ignore[union-attr]
+        merge.deliver(manager.calls.database, "driver", None, [record], False)
+        writes = manager.calls.database._connection.total_changes  # type: ignore[union-attr]
         for _ in range(3):
-            manager.set_loans("gone", [("other", "nm_cpu_share", 1)])
-        assert manager.database._connection.total_changes == writes + 1, (
+            manager.calls.set_loans("gone", [("other", "nm_cpu_share", 1)])
+        assert manager.calls.database._connection.total_changes == writes + 1, (
             "the same again costs no write"
         )  # type: ignore[union-attr]
     finally:
-        manager.stop()
-        manager.database.close()
+        manager.life.stop()
+        manager.calls.database.close()

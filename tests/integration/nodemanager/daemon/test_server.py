@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import xmlrpc.client
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +91,11 @@ def raw(running: Running, data: bytes, half_close: bool = False) -> bytes:
         except ConnectionResetError:
             pass
         return answer
+
+
+def states(running: Running) -> Counter[str]:
+    """Number of connections by state."""
+    return Counter(c.state for c in running.servers.connections.shares.connections())
 
 
 def post(body: bytes, length: int | None = None) -> bytes:
@@ -331,7 +337,7 @@ sys.stdin.read()
         started = time.monotonic()
         assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
         assert time.monotonic() - started < limit(2)
-    wait_for(lambda: not running.servers.connections.counts(), what="all places are free again")
+    wait_for(lambda: not states(running), what="all places are free again")
 
 
 @pytest.mark.spec("NM-C.5: WaitSliver holds nobody up")
@@ -346,7 +352,7 @@ def test_waiting_calls_do_not_block_others(running: Running) -> None:
     ]
     for thread in threads:
         thread.start()
-    wait_for(lambda: running.servers.connections.counts() == {"parked": 20}, what="twenty wait")
+    wait_for(lambda: states(running) == {"parked": 20}, what="twenty wait")
     assert not [
         thread.name for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")
     ][20:]
@@ -432,7 +438,7 @@ def test_stop_without_descriptors(
 def test_stop_cuts_off(folder: pathlib.Path) -> None:
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as idle:
         idle.connect(running.socket)
-        wait_for(running.servers.connections.counts, what="it is counted")
+        wait_for(lambda: states(running), what="it is counted")
         started = time.monotonic()
         running.servers.stop()
         assert time.monotonic() - started < limit(3)
@@ -576,10 +582,7 @@ for thread in threads: thread.join()
         target=lambda: answers.append(as_user(SLIVER_UID, f"unix:{running.socket}", code))
     )
     thread.start()
-    wait_for(
-        lambda: busy[0] and running.servers.connections.counts()["waiting"] == 5,
-        what="the others wait",
-    )
+    wait_for(lambda: busy[0] and states(running)["waiting"] == 5, what="the others wait")
     assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
     go.set()
     thread.join(30)
@@ -756,12 +759,11 @@ def test_waiting_calls_take_no_place_that_others_need(
         running.node.uids[running.config.id_base + (number + 1) * 65536] = f"s{number}"
     backend = running.node.backend = running.servers._backend = Backend()
     waiting: list[socket.socket] = []
-    counts = running.servers.connections.counts
 
     def places() -> dict[Any, int]:
         return {
             share.key[1]: len(share.connections)
-            for share in list(running.servers.connections._shares.values())
+            for share in list(running.servers.connections.shares.known.values())
             if isinstance(share.key, tuple)
         }
 
@@ -777,7 +779,7 @@ def test_waiting_calls_take_no_place_that_others_need(
                 waiting.append(connection)
             wanted = ({1: 30}, {1: 30, 2: 30}, {1: 25, 2: 25, 3: 10})[number]
             wait_for(
-                lambda wanted=wanted: places() == wanted and set(counts()) == {"parked"},
+                lambda wanted=wanted: places() == wanted and set(states(running)) == {"parked"},
                 what="they wait",
             )  # type: ignore[misc]
         assert Client(f"unix:{running.socket}").call("GetRSpec", "s1")

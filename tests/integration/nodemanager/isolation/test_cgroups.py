@@ -149,14 +149,14 @@ class Bench:
         return found[0]
 
     def close(self) -> None:
-        for name in self.cgroups.names():
+        for name in self.cgroups.found():
             self.cgroups.kill(name, 10)
         for process in self.processes:
             process.kill()
             process.wait(10)
             if process.stdout is not None:
                 process.stdout.close()
-        for name in self.cgroups.names():
+        for name in self.cgroups.found():
             self.cgroups.remove(name)
         self.cgroups.destroy_tree()
         for base in {
@@ -632,7 +632,7 @@ def test_kill_ends_all_even_frozen_ones(each_bench: Bench, frozen: bool) -> None
     each_bench.cgroups.kill("alice", 10)
     assert each_bench.cgroups.empty("alice")
     each_bench.cgroups.remove("alice")
-    assert each_bench.cgroups.names() == []
+    assert each_bench.cgroups.found() == []
     # Both do no harm where there is nothing.
     each_bench.cgroups.kill("alice", 10)
     each_bench.cgroups.remove("alice")
@@ -646,7 +646,7 @@ def test_another_daemon_finds_everything(bench: Bench) -> None:
     process.stdout.readline()
     other = Cgroups(bench.cgroups._places, bench.cgroups._root_name)
     other.prepare(50)
-    assert other.names() == ["alice"]
+    assert other.found() == ["alice"]
     assert not other.empty("alice")
     if other.controllers["cpu"] is not None:
         assert other._guarantees == {"alice": 250}
@@ -702,7 +702,7 @@ def test_nothing_of_ours_stays_without_slivers() -> None:
     cgroups = Cgroups.detect(f"nodepool-nm-test-{uuid.uuid4().hex[:8]}")
     cgroups.create("alice", {})
     cgroups.stop()
-    assert cgroups.names() == ["alice"]
+    assert cgroups.found() == ["alice"]
     cgroups.remove("alice")
     cgroups.stop()
     assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{cgroups._root_name}"))

@@ -115,8 +115,8 @@ def test_listener_that_was_destroyed_is_watched_again_after_a_pause(
     monkeypatch.setattr(eventloop, "SHUT_WAIT", 0.05)
     loop = EventLoop("test")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = listener.Listener(server, lambda _connection: None)
-        place.begin(loop, None, lambda *_: None, lambda *_: (0.0, 0.0))  # type: ignore[arg-type]
+        place = listener.Listener(server, loop, lambda _connection: None)
+        place.begin(None, lambda *_: None, lambda *_: (0.0, 0.0))  # type: ignore[arg-type]
         server.shutdown(socket.SHUT_RDWR)  # as SOCK_DESTROY does
         place.ready()
         assert place.mask is None and place.due is not None

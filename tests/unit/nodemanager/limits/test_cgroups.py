@@ -107,7 +107,7 @@ def test_cpu_weights_follow_guarantees_and_shares(tree: pathlib.Path) -> None:
     ) == ["3000", "2500"]
     groups.remove("alice")
     assert content(root / "besteffort", "cpu.weight") == ["3500"]
-    assert groups.names() == ["bob"]
+    assert groups.found() == ["bob"]
     groups.rebalance({"bob": {"nm_cpu_guaranteed_share": 100}})
     assert content(root / "besteffort", "cpu.weight") == ["4500"]
 
@@ -408,7 +408,7 @@ def test_names_of_kernel_files_are_fine_as_names(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.create("besteffort", {})
     groups.create("tasks", {})
-    assert groups.names() == ["besteffort", "tasks"]
+    assert groups.found() == ["besteffort", "tasks"]
 
 
 def test_gaps_of_version_1_are_reported() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.records.database import Database, DatabaseError, Record
-from nodepool.nodemanager.slivers.reconciler import Slivers
+from nodepool.nodemanager.slivers.slivers import Slivers
 
 
 def opened(path: pathlib.Path) -> Database:
@@ -244,7 +244,7 @@ def test_effective_is_remembered(tmp_path: pathlib.Path) -> None:
     database = Database(str(tmp_path / "db"))
     database.open()
     try:
-        found = Slivers(config, database, Mock(), Mock(), Mock())
+        found = Slivers(config, database, Mock())
         assert found.effective() == {}
         for name in ("a", "b"):
             database.put(
