@@ -122,6 +122,43 @@ def test_connections_of_one_client_leave_places_for_others(
     kept.close()
 
 
+def test_requests_that_are_worked_on_are_cut_off_beyond_twice_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "CONNECTION_LIMIT", 5)
+    free = threading.Event()
+    nodepool = SimpleNamespace(
+        getReadiness=lambda: (free.wait(60), []), getZK=lambda: None, feed=None
+    )
+    app = WebApp(nodepool, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics())
+    app.start()
+    port = app.server.socket.getsockname()[1]
+    ask = b"GET /ready HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n\r\n"
+    try:
+        with contextlib.ExitStack() as stack:
+            ends = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                for _ in range(5)
+            ]
+            for number in range(10):
+                if number >= 5:
+                    new = socket.create_connection(("127.0.0.1", port), 20)
+                    ends.append(stack.enter_context(new))
+                ends[number].sendall(ask)
+                assert ends[number].recv(1) == b"H", "more than the limit is allowed"
+            honest = connect(port, "127.0.0.2")
+            assert ready(honest) == 200
+            honest.close()
+            with contextlib.suppress(ConnectionResetError):
+                while ends[0].recv(100):
+                    pass
+            free.set()
+            assert ends[9].recv(1), "only the oldest is cut off"
+    finally:
+        free.set()
+        app.stop()
+
+
 def test_slow_reads_of_one_client_leave_threads_for_others() -> None:
     reading, free = threading.Semaphore(0), threading.Event()
 
