@@ -24,8 +24,9 @@ from nodepool.builder.worker import Worker
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config
-from nodepool.driver.lifecycle import SILENT_GRACE
+from nodepool.driver.lifecycle import LAUNCH_GRACE, SILENT_GRACE
 from nodepool.exceptions import BuilderError, ConfigurationError
+from nodepool.process.parts import Group, Part
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Reason
 from nodepool.zk import ZooKeeperClient
@@ -85,9 +86,11 @@ class NodePoolBuilder:
             ["zookeeper-servers", "images-dir"],
         )
         self._janitor: CleanupWorker | None = None
+        self._parts = Group(STOP_TIMEOUT)
         self._start_cancelled = threading.Event()
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
+        self.watchdog.guard(self.state.publisher)
         self._config_lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._running = False
@@ -182,21 +185,19 @@ class NodePoolBuilder:
             for name in ("", build_journal.JOURNAL, upload_journal.DIRECTORY):
                 image_files.remove_unfinished(os.path.join(config.images_dir, name))
             interrupted = build_journal.clean_all(config.images_dir, self.log)
+        self._make_workers()
         self._connect(config)
         self._apply(config)
         fail_interrupted(self.state, interrupted, self.log)
-        self._make_workers()
-        self.watchdog.guard(self.state.publisher)
-        self.state.publisher.start()
-        for worker in self._workers():
-            self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
-            worker.start()
-        self.config_state.watch(self.check_config, config.files)
+        self._parts.start()
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 
     def _make_workers(self) -> None:
-        """Create the workers; each is a thread that shares only the state with others."""
+        """Create the workers, which share only the state, and the table of what runs.
+
+        The connection and the providers run before the other parts start.
+        """
         state = self.state
         state.forget_failures(self.build_interval, self.upload_interval)
         state.cleanup_interval = self.cleanup_interval
@@ -208,6 +209,23 @@ class NodePoolBuilder:
         ]
         if self.cleanup_interval > 0:
             self._janitor = CleanupWorker(0, state, self.cleanup_interval)
+        for worker in self._workers():
+            self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
+        self._parts = Group(
+            STOP_TIMEOUT,
+            Part("connection", join=self._disconnect, least=5.0),
+            Part("publisher", state.publisher.start, join=state.publisher.stop, least=5.0),
+            Part("providers", join=self._stop_providers, least=STOP_TIMEOUT + LAUNCH_GRACE),
+            Part(
+                "builds", None, self.session_waiters_wake, self._join_builds, threading.TIMEOUT_MAX
+            ),
+            *(Part(worker.name, worker.start, worker.shutdown) for worker in self._workers()),
+            Part(
+                "configuration files",
+                lambda: self.config_state.watch(self.check_config, self.config.files),
+                self.config_state.stop,
+            ),
+        )
 
     def _connect(self, config: Config) -> None:
         report = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
@@ -318,37 +336,39 @@ class NodePoolBuilder:
 
     def _stop(self, finish: bool) -> None:
         self.watchdog.release()
-        client = self.state.connection
-        if client is not None:
-            client.stop_connecting.set()
-        self.config_state.stop()
-        for worker in self._workers():
-            worker.shutdown()
+        if self.state.connection is not None:
+            self.state.connection.stop_connecting.set()
         if not finish:
             self.abort_builds()
-        self.session_waiters_wake()
-        for build_worker in self._build_workers:
-            if build_worker.ident is not None:
-                build_worker.join()
+        self._parts.stop()
+        self.session_usable.set()  # do not wait for a session any longer
+        self._release_images_dir()
+        self.statsd.setAddress(None)
+        self._running = False
+
+    def _join_builds(self) -> None:
+        for worker in self._build_workers:
+            if worker.is_alive():
+                worker.join()
+
+    def _stop_providers(self) -> None:
+        """Stop the clean-up, which uses the providers, and the providers."""
         now = time.monotonic()
-        deadline = now + STOP_TIMEOUT
-        if self._janitor is not None and self._janitor.ident is not None:
-            self._janitor.join(SILENT_GRACE)
-            if not (self._janitor.is_alive() and self.state.managers.any_silent(self.config, now)):
-                self._janitor.join(max(0.1, deadline - time.monotonic()))
-        self.state.managers.stop(self.config, now, deadline)
-        self.state.publisher.stop()
+        janitor, managers = self._janitor, self.state.managers
+        if janitor is not None and janitor.is_alive():
+            janitor.join(SILENT_GRACE)
+            if not managers.any_silent(self.config, now):
+                janitor.join(STOP_TIMEOUT - SILENT_GRACE)
+        managers.stop(self.config, now, now + STOP_TIMEOUT)
+
+    def _disconnect(self) -> None:
         if self.component_info is not None:
             self.component_info.unregister()
             self.component_info = None
         if self.zk is not None:
             self.zk.disconnect()
-        elif client is not None and client.client is not None:
-            client.disconnect()
-        self.session_usable.set()  # do not wait for a session any longer
-        self._release_images_dir()
-        self.statsd.setAddress(None)
-        self._running = False
+        elif self.state.connection is not None:
+            self.state.connection.disconnect()
 
     def session_waiters_wake(self) -> None:
         """Wake workers that wait for the session, so that they check whether to end."""

@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from nodepool.process.parts import Group, Part
 from nodepool.process.program import arguments, whole_number
-from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file, stop_all
+from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file
 
 PROG = "nodepool-builder"
 PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
@@ -66,20 +67,23 @@ class BuilderService:
         self._builder.session_file = session_file(PROG, args)
         self.watchdog = self._builder.watchdog
         #: Servers alongside the builder.
-        self._servers: list[Service] = []
+        self._servers = Group(STOP_LIMIT)
 
     def start(self) -> None:
+        servers: list[Service] = []
         if self._args.webapp:
             from nodepool.web.server import WebApp
 
             address, port = self._args.webapp
-            self._servers.append(WebApp(self._builder, port, address, pages="off"))
+            servers.append(WebApp(self._builder, port, address, pages="off"))
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            self._servers.append(ReplServer(self._builder))
-        for server in self._servers:
-            server.start()
+            servers.append(ReplServer(self._builder))
+        self._servers = Group(
+            STOP_LIMIT, *(Part(type(each).__name__, each.start, each.stop) for each in servers)
+        )
+        self._servers.start()
         self._builder.start()
 
     def cancel_start(self) -> None:
@@ -95,7 +99,7 @@ class BuilderService:
         self._builder.abort_builds()
 
     def stop(self, finish: bool = False) -> None:
-        stop_all(*reversed(self._servers))
+        self._servers.stop()
         self._builder.stop(finish)
 
 

@@ -8,8 +8,15 @@ from collections.abc import Sequence
 
 from nodepool.metrics import tracing
 from nodepool.process.log_writer import LogWriter
+from nodepool.process.parts import Group, Part
 from nodepool.process.program import arguments
-from nodepool.process.service import Service, make_daemon_parser, run_daemon, session_file, stop_all
+from nodepool.process.service import (
+    STOP_LIMIT,
+    Service,
+    make_daemon_parser,
+    run_daemon,
+    session_file,
+)
 
 PROG = "nodepool-launcher"
 PID_FILE = "/var/run/nodepool/nodepool.pid"
@@ -29,7 +36,7 @@ class LauncherService:
         self._pool = NodePool(args.secure, args.config)
         self._pool.session_file = session_file(PROG, args)
         self.watchdog = self._pool.watchdog
-        self._parts: list[Service] = [LogWriter(), self._pool]
+        self._parts = Group(STOP_LIMIT)
 
     def start(self) -> None:
         from nodepool.zk.connection.client import ZooKeeperClient
@@ -39,6 +46,7 @@ class LauncherService:
         # Only created to check the TLS files; the pool creates its own in its thread, where errors
         # end nothing.
         ZooKeeperClient.from_config(config)
+        parts: list[Service] = [LogWriter(), self._pool]
         if self._args.webapp:
             from nodepool.web.actions.actions import Actions
             from nodepool.web.server import WebApp
@@ -50,17 +58,20 @@ class LauncherService:
                 actions=Actions.of_launcher(self._pool, config.web_pages),
                 unix=config.access.socket,
             )
-            self._parts.append(webapp)
+            parts.append(webapp)
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            self._parts.append(ReplServer(self._pool))
+            parts.append(ReplServer(self._pool))
         tracing.start()
-        for part in self._parts:
-            part.start()
+        self._parts = Group(
+            STOP_LIMIT,
+            *(Part(type(each).__name__, each.start, each.stop, least=STOP_LIMIT) for each in parts),
+        )
+        self._parts.start()
 
     def stop(self) -> None:
-        stop_all(*reversed(self._parts))
+        self._parts.stop()
         tracing.stop()
 
 

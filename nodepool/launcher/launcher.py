@@ -43,6 +43,7 @@ from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.trends import Trends
+from nodepool.process.parts import Group, Part
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
 from nodepool.status.causes import derived_problems
@@ -168,6 +169,24 @@ class NodePool(threading.Thread):
             self.cleanup,
             self.statistics,
             self.feed,
+        )
+        workers: list[StatsWorker | NodeReconciler | CleanupWorker | MinReady | Assignment] = [
+            self.statistics,
+            self.node_reconciler,
+            self.cleanup,
+            self.min_ready,
+            self.assignment,
+        ]
+        #: What runs. The main loop starts what depends on the configuration, then the workers.
+        self._parts = Group(
+            STOP_TIMEOUT,
+            Part("connection", join=self._disconnect, least=5.0),
+            Part("pools", stop=self._stop_pools, join=self._join_pools, least=1.0),
+            Part("providers", stop=self._stop_providers),
+            *(Part(each.name, each.start, each.stop, each.join) for each in workers),
+            Part("starts of providers", stop=self._starts.stop),
+            Part("configuration files", stop=self.config_state.stop),
+            Part("main loop", stop=self._join_main_loop),
         )
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
@@ -492,11 +511,7 @@ class NodePool(threading.Thread):
             self._wake.clear()
 
     def _start_workers(self) -> None:
-        for worker in (self.assignment, self.min_ready, self.cleanup, self.statistics):
-            if worker.ident is None:
-                worker.start()
-        if not self.node_reconciler.is_alive():
-            self.node_reconciler.start()
+        self._parts.start()
         if self._component is not None:
             self._component.state = LauncherComponent.RUNNING
         self.events.all_synced()
@@ -507,47 +522,48 @@ class NodePool(threading.Thread):
 
     def stop(self) -> None:
         """Stop everything in order, within 10 s; ZooKeeper keeps unfinished requests."""
-        began = time.monotonic()
-        deadline = began + STOP_TIMEOUT
         self.watchdog.release()
         self.stopped.set()
         self.ready = False
         self._wake.set()
-        client = self._client
-        if client is not None:
-            client.stop_connecting.set()
-        if self.is_alive() and threading.current_thread() is not self:
-            self.join(max(0.1, deadline - time.monotonic()))
-        self.config_state.stop()
-        self._starts.stop()
-        workers: list[Any] = [
-            self.assignment,
-            self.min_ready,
-            self.cleanup,
-            self.node_reconciler,
-            self.statistics,
-        ]
-        for worker in workers:
-            worker.stop()
-        pools = [*self._pool_threads.values(), *self._leaving]
-        for pool in pools:
+        if self._client is not None:
+            self._client.stop_connecting.set()
+        self._parts.stop()
+        self.statsd.setAddress(None)
+
+    def _join_main_loop(self) -> None:
+        if self.is_alive():
+            self.join()
+
+    def _stop_providers(self) -> None:
+        """Stop the providers while the pools still process the ends of their launches."""
+        for pool in self._pools():
             pool.running = False
         providers = (
             [] if self.config is None else [*self.config.provider_managers.values(), *self._retired]
         )
-        if ProviderManager.stop_all(providers, began, deadline - 2.0):
+        deadline = self._parts.deadline
+        if ProviderManager.stop_all(providers, deadline - STOP_TIMEOUT, deadline - 2.0):
             # Threads that wait for a cloud lose nothing; the others are quick.
-            deadline = min(deadline, time.monotonic() + SILENT_JOIN)
-        for pool in pools:
+            self._parts.deadline = min(deadline, time.monotonic() + SILENT_JOIN)
+
+    def _stop_pools(self) -> None:
+        for pool in self._pools():
             pool.stop()
-        for worker in [*workers, *pools]:
-            if getattr(worker, "ident", 1) is not None:
-                worker.join(max(0.1, deadline - time.monotonic()))
+
+    def _join_pools(self) -> None:
+        for pool in self._pools():
+            if pool.ident is not None:
+                pool.join()
+
+    def _pools(self) -> list[PoolWorker]:
+        return [*self._pool_threads.values(), *self._leaving]
+
+    def _disconnect(self) -> None:
         self.reporter.withdraw()
         if self._component is not None:
             self._component.unregister()
         if self.zk is not None:
             self.zk.disconnect()
-        elif client is not None and client.client is not None:
-            client.disconnect()
-        self.statsd.setAddress(None)
+        elif self._client is not None:
+            self._client.disconnect()

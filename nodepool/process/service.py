@@ -35,13 +35,6 @@ FAILED_STOP_LIMIT = 5.0
 log = logging.getLogger("nodepool.daemon")
 
 
-class Stoppable(Protocol):
-    """A part of a daemon."""
-
-    def stop(self) -> None:
-        """Stop the part."""
-
-
 class Service(Protocol):
     """All parts of a daemon together."""
 
@@ -50,16 +43,6 @@ class Service(Protocol):
 
     def stop(self) -> None:
         """Stop the parts and return when all have ended; called on a separate thread."""
-
-
-def stop_all(*parts: Stoppable | None) -> None:
-    """Stop the parts that exist; log errors."""
-    for part in parts:
-        if part is not None:
-            try:
-                part.stop()
-            except Exception:
-                log.exception("Error while stopping %s", type(part).__name__)
 
 
 def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.ArgumentParser:

@@ -48,7 +48,11 @@ class BuildWorker(Worker):
         passed: set[str] = set()
         while True:
             config = self._state.check_config()
-            if not self._running or not self._state.session_usable.is_set():
+            if (
+                not self._running
+                or self._state.stopping_at_once.is_set()
+                or not self._state.session_usable.is_set()
+            ):
                 return None
             busy = passed | {image for image, _ in self._state.running_builds()}
             decision = plan(

@@ -1,0 +1,127 @@
+"""Parts start in the order of the table and stop in reverse, whatever one of them does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nodepool.process.parts import Group, Part
+from tests.support.deadline import limit
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a hanging part waits for."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+class Log:
+    """What was called, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def note(self, what: str) -> Callable[[], object]:
+        return lambda: self.calls.append(what)
+
+    def part(self, name: str) -> Part:
+        return Part(
+            name, self.note(f"start {name}"), self.note(f"stop {name}"), self.note(f"join {name}")
+        )
+
+
+def fail() -> None:
+    raise SystemExit("of a driver")
+
+
+def test_parts_start_in_order_and_stop_in_reverse() -> None:
+    log = Log()
+    group = Group(5, log.part("a"), log.part("b"))
+    group.start()
+    group.stop()
+    assert log.calls == ["start a", "start b", "stop b", "stop a", "join b", "join a"]
+
+
+def test_part_that_is_started_elsewhere_is_stopped_in_its_place() -> None:
+    log = Log()
+    group = Group(5, log.part("a"), Part("b", stop=log.note("stop b")), log.part("c"))
+    group.start()
+    log.calls.clear()
+    group.stop()
+    assert log.calls[:3] == ["stop c", "stop b", "stop a"]
+
+
+def test_failed_start_stops_the_parts_before_it_and_raises_its_error() -> None:
+    log = Log()
+    elsewhere = Part("elsewhere", stop=log.note("stop elsewhere"))
+    group = Group(5, elsewhere, log.part("a"), log.part("b"), Part("c", fail), log.part("d"))
+    with pytest.raises(SystemExit, match="of a driver"):
+        group.start()
+    assert log.calls == ["start a", "start b", "stop b", "stop a", "join b", "join a"]
+    group.stop()
+    assert log.calls[6:] == ["stop elsewhere"]
+
+
+def test_stop_does_nothing_for_parts_that_do_not_run() -> None:
+    log = Log()
+    group = Group(5, log.part("a"))
+    group.stop()
+    assert log.calls == []
+    group.start()
+    group.stop()
+    group.stop()
+    assert log.calls == ["start a", "stop a", "join a"]
+
+
+@pytest.mark.parametrize("method", ["stop", "join"])
+def test_failing_part_is_logged_and_the_others_are_stopped(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log()
+    bad = Part("bad", stop=fail) if method == "stop" else Part("bad", join=fail)
+    group = Group(5, log.part("a"), bad, log.part("b"))
+    group.start()
+    group.stop()
+    assert log.calls[2:] == ["stop b", "stop a", "join b", "join a"]
+    assert [record.getMessage() for record in caplog.records] == ["Error while stopping bad:"]
+    assert "of a driver" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["stop", "join"])
+def test_hanging_part_is_logged_and_the_others_are_stopped_in_time(
+    method: str, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log()
+    bad = Part("bad", stop=gate.wait) if method == "stop" else Part("bad", join=gate.wait)
+    group = Group(0.3, log.part("a"), bad, log.part("b"))
+    group.start()
+    began = time.monotonic()
+    group.stop()
+    assert 0.3 <= time.monotonic() - began < limit(5)
+    assert log.calls[2:] == ["stop b", "stop a", "join b", "join a"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Stopping bad takes more than 0.3 s; continuing"
+    ]
+
+
+def test_part_has_its_least_time_when_the_time_is_over(gate: threading.Event) -> None:
+    ended: list[bool] = []
+    slow = Part("slow", join=lambda: ended.append(gate.wait(0.2)), least=10)
+    Group(0, slow, Part("bad", stop=gate.wait)).stop()
+    assert ended == [False]
+
+
+def test_part_may_shorten_the_rest_of_the_stop(gate: threading.Event) -> None:
+    group = Group(60, Part("bad", join=gate.wait), Part("silent", stop=lambda: shorten()))
+
+    def shorten() -> None:
+        group.deadline = time.monotonic()
+
+    began = time.monotonic()
+    group.stop()
+    assert time.monotonic() - began < limit(10)
