@@ -1,4 +1,4 @@
-"""The scan of one node, as a state machine that never blocks."""
+"""The scan of one node, as a generator that never blocks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import logging
 import math
 import socket
-import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from nodepool import exceptions
+from nodepool.base import threads
 from nodepool.logconfig import Log
 from nodepool.nodescan import ssh
 
@@ -26,7 +26,10 @@ KEY_ATTEMPTS = 3
 
 SSH_TYPES = ("ssh", "network_cli")
 
-Sockaddr = tuple[Any, ...]
+T = TypeVar("T")
+Address: TypeAlias = tuple[int, tuple[Any, ...]]
+#: Yields until when (monotonic seconds) it waits if nothing happens; returns ``T`` at the end.
+Steps: TypeAlias = Generator[float, None, T]
 
 
 class Scanning(Protocol):
@@ -40,7 +43,7 @@ class Scanning(Protocol):
 
 
 class NodescanEvent:
-    """An event that a negotiation thread sets when it has ended."""
+    """An event that another thread sets when it has ended."""
 
     def __init__(self, worker: Scanning | None, request: NodescanRequest) -> None:
         self._worker = worker
@@ -65,13 +68,6 @@ class NodescanRequest:
 
     FAKE = False
 
-    START = "start"
-    CONNECTING_INIT = "connecting"
-    NEGOTIATING_INIT = "negotiating"
-    CONNECTING_KEY = "connecting key"
-    NEGOTIATING_KEY = "negotiating key"
-    COMPLETE = "complete"
-
     def __init__(
         self,
         node: Any,
@@ -88,7 +84,7 @@ class NodescanRequest:
         self.log = log or logging.getLogger("nodepool.NodescanRequest")
         self.on_complete = on_complete
         self.clock = clock
-        self.state = self.START
+        self.state = "start"
         self.complete = False
         self.worker: Scanning | None = None
         self.start_time: float | None = None
@@ -100,17 +96,8 @@ class NodescanRequest:
         """Host keys by type."""
         self.exception: BaseException | None = None
         self.last_error: BaseException | None = None
-        self._sockaddr: tuple[int, Sockaddr] | None = None
-        self._resolved: list[tuple[int, Sockaddr]] | OSError | None = None
-        self._resolving = False
-        self._sock: Any = None
-        self._attempt_deadline = math.inf
-        self._negotiation: ssh.Negotiation | None = None
-        self._event: NodescanEvent | None = None
         self._failures = 0
-        self._order: list[str] = []
-        self._wanted: list[list[str]] = []
-        self._key_failures = 0
+        self._steps = self._scan()
 
     # For callers
 
@@ -122,7 +109,7 @@ class NodescanRequest:
         """Return the keys as ``"<type> <base64>"``, or raise the exception that ended the scan."""
         if self.exception is not None:
             raise self.exception
-        return [self.keys[name] for name in self._order if name in self.keys]
+        return list(self.keys.values())
 
     def fail(self, exception: BaseException) -> None:
         """End the scan with this exception."""
@@ -134,7 +121,7 @@ class NodescanRequest:
 
         Called from the thread that advances, or when no thread does any more.
         """
-        self._drop_connection()
+        self._steps.close()
 
     def timeoutError(self) -> exceptions.ConnectionTimeoutException:
         reason = f", last error: {self.last_error}" if self.last_error else ""
@@ -149,203 +136,155 @@ class NodescanRequest:
         """Return the end of the whole scan; infinite while it waits for its turn."""
         return math.inf if self.start_time is None else self.start_time + self.timeout
 
-    # Steps
-
     def advance(self, socket_ready: bool) -> None:
         """Do what can be done without blocking.
 
         ``socket_ready``: the present socket or negotiation has an event.
         """
-        if self.complete:
-            return
-        if self.state == self.START:
-            self._start()
-        elif self.state in (self.CONNECTING_INIT, self.CONNECTING_KEY):
-            self._connect()
-        elif (
-            self.state in (self.NEGOTIATING_INIT, self.NEGOTIATING_KEY)
-            and self._event
-            and self._event.is_set()
-        ):
-            self._negotiated()
+        if not self.complete:
+            try:
+                self.wake_at = min(self.wake_at, next(self._steps))
+            except StopIteration:
+                self._finish()
 
     def _fake(self) -> bool:
         return self.FAKE or "fake" in self.ip
 
-    def _start(self) -> None:
-        if self.needsNetwork():
-            self._resolve()
-        else:
-            if self.host_key_checking and self.gather_keys:
-                self._order = ["ssh-rsa"]
-                self.keys["ssh-rsa"] = "ssh-rsa FAKEKEY"
-            self._finish()
-
-    def _resolve(self) -> None:
-        if isinstance(self._resolved, OSError):
-            error, self._resolved, self._resolving = self._resolved, None, False
-            self._retry(error)
+    def _finish(self) -> None:
+        if self.complete:
             return
-        if self._resolved is None:
-            if self._resolving:
-                return
+        self.cleanup()
+        if self.exception is None and self.gather_keys and self.host_key_checking and not self.keys:
+            # Without keys Zuul would not verify the host at all.
+            self.exception = exceptions.LaunchKeyscanException(f"No host keys from {self.ip}")
+        self.state = "complete"
+        self.wake_at = math.inf
+        self.complete = True
+        if self.on_complete is not None:
             try:
-                # Addresses need no name service: this cannot block.
-                self._resolved = self._addresses(socket.AI_NUMERICHOST)
-            except socket.gaierror:
-                self._resolving = True
-                threading.Thread(
-                    target=self._resolve_name, name=f"keyscan-resolve {self.ip}", daemon=True
-                ).start()
-                return
-        self._sockaddr = self._resolved[0]
-        self.state = self.CONNECTING_INIT
-        self._connect()
+                self.on_complete(self)
+            except Exception:
+                self.log.exception("Error in the callback of a finished scan:")
 
-    def _addresses(self, flags: int = 0) -> list[tuple[int, Sockaddr]]:
+    # Steps: resumed at any time, so check again after each yield
+
+    def _scan(self) -> Steps[None]:
+        """Wait for the port; read a key, then one of each further type that the host offers."""
+        if not self.needsNetwork():
+            if self.host_key_checking and self.gather_keys:
+                self.keys["ssh-rsa"] = "ssh-rsa FAKEKEY"
+            return
+        addresses = yield from self._resolve()
+        while True:
+            try:
+                first = yield from self._attempt(addresses[0])
+                break
+            except Exception as error:
+                if isinstance(error, OSError):
+                    addresses.append(addresses.pop(0))  # use several addresses in turn
+                yield from self._pause(error)
+        if first is None:
+            return
+        groups = ssh.group_by_type(first.supported)
+        offered = first.offered()
+        for kind, algorithms in groups.items():
+            if kind not in self.keys and (
+                offered is None or not set(algorithms).isdisjoint(offered)
+            ):
+                yield from self._read_key(kind, addresses[0], algorithms)
+        order = dict.fromkeys([*groups, *self.keys])
+        self.keys = {kind: self.keys[kind] for kind in order if kind in self.keys}
+
+    def _resolve(self) -> Steps[list[Address]]:
+        with contextlib.suppress(socket.gaierror):
+            # Addresses need no name service: this cannot block.
+            return self._addresses(socket.AI_NUMERICHOST)
+        lane = threads.shared().lane(f"keyscan-resolve {self.ip}", 1)
+        ended = NodescanEvent(self.worker, self)
+        while True:
+            call = lane.submit(self._addresses)
+            call.add_done_callback(lambda _call: ended.set())
+            while not call.done():
+                yield math.inf
+            try:
+                return call.result()
+            except (OSError, ValueError) as error:
+                yield from self._pause(error)
+
+    def _addresses(self, flags: int = 0) -> list[Address]:
         found = socket.getaddrinfo(
             self.ip, int(self.node.connection_port), 0, socket.SOCK_STREAM, 0, flags
         )
         return [(family, sockaddr) for family, _type, _proto, _name, sockaddr in found]
 
-    def _resolve_name(self) -> None:
-        try:
-            self._resolved = self._addresses()
-        except (OSError, ValueError) as error:
-            self._resolved = error if isinstance(error, OSError) else OSError(str(error))
-        if self.worker is not None:
-            self.worker.wakeRequest(self)
-
-    def _connect(self) -> None:
-        assert self._sockaddr is not None
-        family, sockaddr = self._sockaddr
-        try:
-            if self._sock is None:
-                self._attempt_deadline = self.clock() + CONNECT_TIMEOUT
-                self._sock = socket.socket(family, socket.SOCK_STREAM)
-                self._sock.setblocking(False)
-            # The first call starts the connection; later calls return its result.
-            self._sock.connect(sockaddr)
-        except BlockingIOError:
-            if self.clock() >= self._attempt_deadline:
-                self._retry(TimeoutError(f"no answer within {CONNECT_TIMEOUT:g} seconds"))
+    def _read_key(self, kind: str, address: Address, algorithms: list[str]) -> Steps[None]:
+        """Read a key of this type, if the host has one."""
+        for left in reversed(range(KEY_ATTEMPTS)):
+            try:
+                yield from self._attempt(address, algorithms)
                 return
-            self.wake_at = min(self.wake_at, self._attempt_deadline)
+            except Exception as error:
+                if ssh.is_no_common_algorithm(error):
+                    return
+                if left:
+                    yield from self._pause(error)
+                    continue
+                self.last_error = error
+                self.log.warning("No key of type %s from %s: %s", kind, self.ip, error)
+
+    def _attempt(
+        self, address: Address, algorithms: list[str] | None = None
+    ) -> Steps[ssh.Negotiation | None]:
+        """Connect; for SSH, negotiate and store the key.
+
+        :raises Exception: what went wrong.
+        """
+        suffix = "" if algorithms is None else " key"
+        self.state = "connecting" + suffix
+        family, sockaddr = address
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            yield from self._connect(sock, sockaddr)
+            if not self.gather_keys:
+                return None
+            self.state = "negotiating" + suffix
+            ended = NodescanEvent(self.worker, self)
+            with contextlib.closing(
+                ssh.Negotiation(sock, ended, f"keyscan-ssh {self.ip}", algorithms)
+            ) as negotiation:
+                while not ended.is_set():
+                    yield math.inf
+                name, key = negotiation.key()
+                self.keys.setdefault(ssh.key_type(name), key)
+                return negotiation
+
+    def _connect(self, sock: socket.socket, sockaddr: tuple[Any, ...]) -> Steps[None]:
+        until = self.clock() + CONNECT_TIMEOUT
+        try:
+            while True:
+                try:
+                    # The first call starts the connection; later calls return its result.
+                    return sock.connect(sockaddr)
+                except BlockingIOError:
+                    if self.clock() >= until:
+                        raise TimeoutError(
+                            f"no answer within {CONNECT_TIMEOUT:g} seconds"
+                        ) from None
+                if self.worker is not None:
+                    self.worker.registerDescriptor(sock.fileno(), self)
+                yield until
+        finally:
             if self.worker is not None:
-                self.worker.registerDescriptor(self._sock.fileno(), self)
-            return
-        except OSError as error:
-            self._retry(error)
-            return
-        self._unregister()
-        if not self.gather_keys:
-            self._finish()
-            return
-        self.state = (
-            self.NEGOTIATING_INIT if self.state == self.CONNECTING_INIT else self.NEGOTIATING_KEY
-        )
-        self._event = NodescanEvent(self.worker, self)
-        algorithms = self._wanted[0] if self.state == self.NEGOTIATING_KEY else None
-        try:
-            self._negotiation = ssh.Negotiation(
-                self._sock, self._event, f"keyscan-ssh {self.ip}", algorithms
-            )
-        except Exception as error:
-            self._retry(error)
+                with contextlib.suppress(Exception):
+                    self.worker.unRegisterDescriptor(sock.fileno())
 
-    def _negotiated(self) -> None:
-        assert self._negotiation is not None
-        negotiation = self._negotiation
-        try:
-            error = negotiation.error()
-            name, key = negotiation.key() if error is None else ("", "")
-        except Exception as problem:
-            error = problem
-        if error is not None:
-            if self.state == self.NEGOTIATING_KEY and ssh.is_no_common_algorithm(error):
-                self._next_key()
-            else:
-                self._retry(error)
-            return
-        self.keys.setdefault(ssh.key_type(name), key)
-        if self.state == self.NEGOTIATING_INIT:
-            groups = ssh.group_by_type(negotiation.supported)
-            self._order = list(dict.fromkeys([*groups, ssh.key_type(name)]))
-            offered = negotiation.offered()
-            self._wanted = [[]] + [
-                algorithms
-                for kind, algorithms in groups.items()
-                if kind not in self.keys
-                and (offered is None or not set(algorithms).isdisjoint(offered))
-            ]
-        self._next_key()
-
-    def _next_key(self) -> None:
-        """Continue with the next type of key."""
-        self._drop_connection()
-        self._key_failures = 0
-        self._wanted.pop(0)
-        if not self._wanted:
-            self._finish()
-            return
-        self.state = self.CONNECTING_KEY
-        self._connect()
-
-    def _retry(self, error: BaseException) -> None:
-        """Retry after a pause, because the connection or negotiation failed."""
-        self._drop_connection()
+    def _pause(self, error: BaseException) -> Steps[None]:
+        """Wait before the next attempt, because one has failed."""
         self.last_error = error
-        if self._wanted:
-            self._key_failures += 1
-            if self._key_failures >= KEY_ATTEMPTS:
-                self.log.warning(
-                    "No key of type %s from %s: %s",
-                    ssh.key_type(self._wanted[0][0]),
-                    self.ip,
-                    error,
-                )
-                self._next_key()
-                return
-            self.state = self.CONNECTING_KEY
-        elif self._sockaddr is not None:
-            self.state = self.CONNECTING_INIT
-            if isinstance(error, OSError) and isinstance(self._resolved, list):
-                # several addresses: use them in turn
-                self._sockaddr = self._resolved[(self._failures + 1) % len(self._resolved)]
+        self.state = self.state.replace("negotiating", "connecting")
         delay = RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS) - 1)]
         self._failures += 1
         self.log.debug("Scan of %s: %s; retrying in %s s", self.ip, error, delay)
-        self.wake_at = self.clock() + delay
-
-    def _finish(self) -> None:
-        if self.complete:
-            return
-        self._drop_connection()
-        if self.exception is None and self.gather_keys and self.host_key_checking and not self.keys:
-            # Without keys Zuul would not verify the host at all.
-            self.exception = exceptions.LaunchKeyscanException(f"No host keys from {self.ip}")
-        self.state = self.COMPLETE
-        self.wake_at = math.inf
-        self.complete = True
-        if self.on_complete is not None:
-            callback, self.on_complete = self.on_complete, None
-            try:
-                callback(self)
-            except Exception:
-                self.log.exception("Error in the callback of a finished scan:")
-
-    def _unregister(self) -> None:
-        if self.worker is not None and self._sock is not None:
-            with contextlib.suppress(Exception):
-                self.worker.unRegisterDescriptor(self._sock.fileno())
-
-    def _drop_connection(self) -> None:
-        self._event = None
-        self._unregister()
-        if self._negotiation is not None:
-            self._negotiation.close()
-            self._negotiation = None
-        if self._sock is not None:
-            with contextlib.suppress(Exception):
-                self._sock.close()
-            self._sock = None
+        until = self.clock() + delay
+        while self.clock() < until:
+            yield until

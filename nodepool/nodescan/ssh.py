@@ -105,19 +105,15 @@ class Negotiation:
             options.kex = cheap + [kex for kex in options.kex if kex not in cheap]
         self.transport.start_client(event=event)
 
-    def error(self) -> BaseException | None:
-        """Return the error; None after success."""
-        if self.transport.is_active():
-            return None
-        error: BaseException | None = self.transport.get_exception()
-        return (
-            error
-            if error is not None
-            else ConnectionError("the connection was closed during negotiation")
-        )
-
     def key(self) -> tuple[str, str]:
-        """Return (type, ``"<type> <base64>"``) of the host key."""
+        """Return (type, ``"<type> <base64>"``) of the host key.
+
+        :raises Exception: why there is none.
+        """
+        if not self.transport.is_active():
+            raise self.transport.get_exception() or ConnectionError(
+                "the connection was closed during negotiation"
+            )
         key = self.transport.get_remote_server_key()
         return key.get_name(), f"{key.get_name()} {key.get_base64()}"
 

@@ -6,13 +6,12 @@ import contextlib
 import logging
 import math
 import os
-import select
+import selectors
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from nodepool import exceptions
 from nodepool.nodescan.request import NodescanRequest
@@ -41,13 +40,12 @@ class NodescanWorker:
         self._active: OrderedDict[NodescanRequest, None] = OrderedDict()
         self._ready: set[NodescanRequest] = set()
         self._removed: list[NodescanRequest] = []
-        self._descriptors: dict[int, NodescanRequest | None] = {}
         self._running = False
         self._stopped = False
         self._thread: threading.Thread | None = None
-        self._poll: Any = None
-        self._wake_read = self._wake_write = -1
-        self._woken = False
+        #: Of the open connections and of `_waker`; while the thread runs.
+        self._selector: selectors.BaseSelector
+        self._waker = -1
 
     # From any thread
 
@@ -98,9 +96,8 @@ class NodescanWorker:
             if request in self._active:
                 self._removed.append(request)
                 self._wake()
-            else:
-                with contextlib.suppress(ValueError):
-                    self._queue.remove(request)
+            elif request in self._queue:
+                self._queue.remove(request)
 
     def wakeRequest(self, request: NodescanRequest) -> None:
         """Advance the request, because something has happened for it."""
@@ -113,19 +110,12 @@ class NodescanWorker:
 
     def registerDescriptor(self, fd: int, request: NodescanRequest | None = None) -> None:
         """Report when a connection is established or refused."""
-        if fd in self._descriptors:
-            return
-        self._descriptors[fd] = request
-        # Once is enough: the request checks the result and continues.
-        self._poll.register(
-            fd, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP | select.EPOLLONESHOT
-        )
+        if fd not in self._selector.get_map():
+            self._selector.register(fd, selectors.EVENT_WRITE, request)
 
     def unRegisterDescriptor(self, fd: int) -> None:
-        if fd in self._descriptors:
-            del self._descriptors[fd]
-            with contextlib.suppress(OSError, ValueError):
-                self._poll.unregister(fd)
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            self._selector.unregister(fd)
 
     # Internal
 
@@ -138,23 +128,20 @@ class NodescanWorker:
             self._thread.start()
 
     def _open(self) -> None:
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll = select.epoll()
-        self._poll.register(self._wake_read, select.EPOLLIN)
+        self._selector = selectors.DefaultSelector()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._waker, selectors.EVENT_READ)
 
     def _close(self) -> None:
         with self._lock:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._wake_read = self._wake_write = -1
-        with contextlib.suppress(Exception):
-            self._poll.close()
+            os.close(self._waker)
+            self._waker = -1
+        self._selector.close()
 
     def _wake(self) -> None:
         """Wake the thread. Called with the lock held."""
-        if not self._woken and self._wake_write >= 0:
-            self._woken = True
-            os.write(self._wake_write, b"w")
+        if self._waker >= 0:
+            os.eventfd_write(self._waker, 1)
 
     def run(self) -> None:
         try:
@@ -213,18 +200,16 @@ class NodescanWorker:
             (min(r.deadline, r.wake_at) for r in active if not r.complete), default=math.inf
         )
         timeout = min(self.MAX_WAIT, max(0.0, wake_at - self.clock()))
-        events = self._poll.poll(timeout=timeout)
+        events = self._selector.select(timeout)
         with self._lock:
-            for fd, _mask in events:
-                if fd == self._wake_read:
-                    self._woken = False
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_read, 4096)
-                elif fd in self._descriptors:
-                    owner = self._descriptors[fd]
-                    # a descriptor without its request: every request checks
-                    self._ready.update(self._active if owner is None else [owner])
-                    self.unRegisterDescriptor(fd)
+            for key, _mask in events:
+                if key.fd == self._waker:
+                    os.eventfd_read(self._waker)
+                else:
+                    # Once is enough: the request checks the result and continues. For a descriptor
+                    # without its request every request does.
+                    self._ready.update(self._active if key.data is None else [key.data])
+                    self.unRegisterDescriptor(key.fd)
 
     def _advance(self, request: NodescanRequest, socket_ready: bool) -> None:
         request.wake_at = self.clock() + self.TICK

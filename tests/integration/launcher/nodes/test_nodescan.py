@@ -16,6 +16,7 @@ import pytest
 
 from nodepool import exceptions, nodeutils
 from nodepool.nodescan import NodescanRequest, NodescanWorker
+from nodepool.nodescan.request import RETRY_DELAYS
 from nodepool.nodescan.ssh import group_by_type, offered_algorithms
 from nodepool.nodeutils import Attributes
 from tests import REPOSITORY
@@ -303,6 +304,30 @@ def test_one_dead_host_delays_nobody(worker: NodescanWorker, peer: Any, sshd: SS
     _wait(lambda: worker.length() == 0)
     assert not any(request.complete for request in dead)
     worker.removeRequest(None)
+
+
+def test_event_during_a_pause_does_not_shorten_it() -> None:
+    now = [0.0]
+    request = NodescanRequest(target(reserve()), True, 10, clock=lambda: now[0])
+    request.advance(False)
+    _wait(lambda: request.advance(False) or request._failures == 1)
+    for _ in range(3):
+        request.advance(True)
+    assert (request._failures, request.state) == (1, "connecting")
+    assert request.wake_at <= RETRY_DELAYS[0]
+    now[0] = RETRY_DELAYS[0]
+    _wait(lambda: request.advance(False) or request._failures == 2)
+
+
+def test_several_addresses_are_used_in_turn(
+    worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+        for port in (reserve(), sshd.port)
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args: both)
+    assert len(scan(worker, target(sshd.port)).result()) == 5
 
 
 @pytest.mark.spec("LAU-16: an empty list for SSH should count as failure")
