@@ -32,9 +32,8 @@ def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:
         return services
-    services.cgroups = Cgroups.detect(group_name(config.state_dir))
     services.disks = Disks(config.state_dir, sparse=config.overcommit.disk > 1)
-    services.cgroups.io_devices = services.disks.devices
+    services.cgroups = Cgroups.detect(group_name(config.state_dir), services.disks.devices)
     services.net = Network(config)
     return services
 

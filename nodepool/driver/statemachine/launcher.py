@@ -300,8 +300,13 @@ class StateMachineNodeLauncher(StatsReporter):
         runs_since = self.manager.clock.monotonic()
         copy_instance(self.node, instance, self.handler.pool)
         boot_timeout = self.provider_config.boot_timeout or 60
-        request = NodescanRequest(self.node, self.label.host_key_checking, boot_timeout, self.log)
-        request.on_complete = lambda _request: self.wake()
+        request = NodescanRequest(
+            self.node,
+            self.label.host_key_checking,
+            boot_timeout,
+            self.log,
+            on_complete=lambda _request: self.wake(),
+        )
         self.nodescan_request = request
         self.manager.nodescan_worker.addRequest(request)
         if not request.complete:

@@ -64,10 +64,17 @@ _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
 class Cgroups:
-    """The cgroups of all slivers. All methods may be called from any thread."""
+    """The cgroups of all slivers. All methods may be called from any thread.
+
+    :param io_devices: returns "major:minor" of the devices for a sliver's I/O limits.
+    """
 
     def __init__(
-        self, places: Sequence[Place], root_name: str = ROOT_NAME, processors: int | None = None
+        self,
+        places: Sequence[Place],
+        root_name: str = ROOT_NAME,
+        processors: int | None = None,
+        io_devices: Callable[[str], Sequence[str]] = lambda name: (),
     ) -> None:
         self._places = list(places)
         self._root_name = root_name
@@ -87,8 +94,7 @@ class Cgroups:
         #: Keeps moves quick while it is open.
         self._quick = -1
         self._reserve = HOST_RESERVE
-        #: "major:minor" of the devices for a sliver's I/O limits.
-        self.io_devices: Callable[[str], Sequence[str]] = lambda name: ()
+        self._io_devices = io_devices
         self._where: dict[str, Place] = {}
         for place in self._places:
             for controller in place.controllers:
@@ -102,9 +108,13 @@ class Cgroups:
             self.controllers["cpuacct"] = "v2"
 
     @classmethod
-    def detect(cls, root_name: str = ROOT_NAME) -> Cgroups:
+    def detect(
+        cls,
+        root_name: str = ROOT_NAME,
+        io_devices: Callable[[str], Sequence[str]] = lambda name: (),
+    ) -> Cgroups:
         """Return where each controller can be used on this host, in either generation."""
-        return cls(detect_places(), root_name)
+        return cls(detect_places(), root_name, io_devices=io_devices)
 
     def problems(self) -> list[Problem]:
         return problems(self.controllers)
@@ -289,7 +299,7 @@ class Cgroups:
         if "io" in controllers:
             files.io(
                 group,
-                self.io_devices(name),
+                self._io_devices(name),
                 int(given["nm_io_read_bps"]),
                 int(given["nm_io_write_bps"]),
             )

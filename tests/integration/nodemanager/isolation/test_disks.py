@@ -380,10 +380,9 @@ def test_little_is_under_way_at_once(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.3: nm_io_read_bps, nm_io_write_bps")
 def test_io_limits_hold(bench: Bench) -> None:
-    cgroups = Cgroups.detect(f"nodepool-nm-test-{uuid.uuid4().hex[:8]}")
+    cgroups = Cgroups.detect(f"nodepool-nm-test-{uuid.uuid4().hex[:8]}", bench.disks.devices)
     if cgroups.controllers["io"] is None:
         pytest.skip("this host has no cgroup controller for I/O")
-    cgroups.io_devices = bench.disks.devices
     target = bench.make("alice", 204800)
     cgroups.create("alice", {"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
     try:

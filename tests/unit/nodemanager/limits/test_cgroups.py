@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -78,9 +79,11 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     return tmp_path
 
 
-def service(tree: pathlib.Path) -> Imitated:
+def service(
+    tree: pathlib.Path, io_devices: Callable[[str], Sequence[str]] = lambda name: ()
+) -> Imitated:
     place = Place("v2", tree, frozenset({"cpu", "cpuset", "memory", "pids", "io", "freezer"}), tree)
-    return Imitated([place], "ours", processors=8)
+    return Imitated([place], "ours", processors=8, io_devices=io_devices)
 
 
 def content(group: pathlib.Path, *names: str) -> list[str]:
@@ -114,8 +117,7 @@ def test_cpu_weights_follow_guarantees_and_shares(tree: pathlib.Path) -> None:
 
 @pytest.mark.spec("NM-C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")
 def test_limits_are_written_to_the_cgroup(tree: pathlib.Path) -> None:
-    groups = service(tree)
-    groups.io_devices = lambda name: ["7:3"]
+    groups = service(tree, lambda name: ["7:3"])
     groups.create(
         "alice",
         {
