@@ -490,7 +490,7 @@ class Lease:
         #: none.
         self._certified: float | None = 0.0
         if attached:
-            atexit.register(self._leave)
+            atexit.register(self._release)
             self._thread = threading.Thread(
                 target=self._renew, name=f"lease-{self.id}", daemon=True
             )
@@ -618,13 +618,13 @@ class Lease:
     def give_back(self) -> None:
         """Release the nodes, or stop waiting for them; this may be repeated."""
         self._stopping.set()
-        atexit.unregister(self._leave)
+        atexit.unregister(self._release)
         self._close()
         self._pool.call(
             "DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT
         )
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(NodepoolError):
             self.give_back()
 

@@ -322,7 +322,7 @@ class NodepoolLatentWorker(AbstractLatentWorker):
             raise kind(self.name, str(error)) from error
         finally:
             self._starting = False
-        self._watch = task.LoopingCall(lambda: defer.ensureDeferred(self._look(machine)))
+        self._watch = task.LoopingCall(lambda: defer.ensureDeferred(self._check_machine(machine)))
         self._watch.clock = reactor
         self._watch.start(CHECK_EVERY, now=False).addErrback(log.err)
         return True
@@ -334,7 +334,7 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         step = await data.get(("builds", build.buildid, "steps", "worker_preparation"))
         await data.updates.setStepStateString(step["stepid"], text)
 
-    async def _look(self, machine: Machine) -> None:
+    async def _check_machine(self, machine: Machine) -> None:
         reason = await self._in_thread(machine.lost)
         if reason and machine is self._machine and self.conn is not None:
             log.msg(f"worker {self.name}: disconnected, its builds are repeated: {reason}")

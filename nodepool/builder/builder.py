@@ -21,7 +21,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.worker import UploadWorker
 from nodepool.builder.worker import Worker
-from nodepool.config.live.changes import taken_over
+from nodepool.config.live.changes import applied_message
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config
 from nodepool.driver.lifecycle import LAUNCH_GRACE, SILENT_GRACE
@@ -120,7 +120,7 @@ class NodePoolBuilder:
         return self.config
 
     def _apply(self, config: Config) -> None:
-        self.log.info("%s", taken_over(self.config, config, self._config_path))
+        self.log.info("%s", applied_message(self.config, config, self._config_path))
         if self.zk is not None:
             self.zk.resetHosts(config.zookeeper_servers)
         self.state.managers.reconfigure(self.config, config, self.zk)

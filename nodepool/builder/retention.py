@@ -144,7 +144,7 @@ class Snapshot:
             self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds}
         )
 
-    def kept_uploads(self, image: str) -> set[UploadKey]:
+    def uploads_to_keep(self, image: str) -> set[UploadKey]:
         """Return the ready uploads to keep (the recency table, BLD-10.A)."""
         by_provider: dict[str, list[ImageUpload]] = defaultdict(list)
         for build in self.builds[image].values():
@@ -158,7 +158,7 @@ class Snapshot:
             for u in newest_first(uploads, KEPT_UPLOADS)
         }
 
-    def kept_builds(self, image: str, rules: Rules) -> set[str]:
+    def builds_to_keep(self, image: str, rules: Rules) -> set[str]:
         """Return the builds to keep (BLD-10.B.1)."""
         if image not in rules.images:
             return set()
@@ -188,7 +188,10 @@ class Snapshot:
         :param everything: include failed and abandoned ones; otherwise only what users or the
             configuration removed, and what newer builds replaced.
         """
-        kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
+        builds_to_keep, uploads_to_keep = (
+            self.builds_to_keep(image, rules),
+            self.uploads_to_keep(image),
+        )
         empty = [
             ImageBuild(image, build_id)
             for name, build_id in sorted(self.data.empty_builds)
@@ -196,21 +199,22 @@ class Snapshot:
         ]
         builds = [*self.builds[image].values(), *empty]
         plans = [
-            self._plan(build, kept_builds, kept_uploads, rules, everything) for build in builds
+            self._plan(build, builds_to_keep, uploads_to_keep, rules, everything)
+            for build in builds
         ]
         return [plan for plan in plans if plan.drop or plan.delete or plan.remove]
 
     def _plan(
         self,
         build: ImageBuild,
-        kept_builds: set[str],
-        kept_uploads: set[UploadKey],
+        builds_to_keep: set[str],
+        uploads_to_keep: set[UploadKey],
         rules: Rules,
         everything: bool,
     ) -> RemovalPlan:
         image, build_id = build.image_name or "", build.id or ""
         plan = RemovalPlan(image, build_id, build.state)
-        kept = build_id in kept_builds
+        kept = build_id in builds_to_keep
         stays = build.state != DELETING and (kept or self.building(build, rules))
         if not stays and not everything and build.state in (FAILED, BUILDING, None):
             stays = True
@@ -219,7 +223,7 @@ class Snapshot:
             wanted = rules.known.get(upload.provider_name or "")
             if wanted is None or self.uploading(upload, rules):
                 continue
-            replaced = not stays and upload_key(upload) not in kept_uploads
+            replaced = not stays and upload_key(upload) not in uploads_to_keep
             tidied = kept and (upload.state == DELETING or (everything and upload.state == FAILED))
             if image not in wanted or replaced or tidied:
                 plan.delete.append(upload)

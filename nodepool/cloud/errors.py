@@ -31,7 +31,7 @@ def message_of(error: BaseException) -> str:
     return bounded(str(error) or repr(error))
 
 
-def asked_pause(headers: Mapping[str, str]) -> float | None:
+def requested_pause(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, which contains seconds or a date."""
     text = headers.get("Retry-After") or ""
     try:

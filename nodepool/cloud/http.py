@@ -14,7 +14,7 @@ import requests
 import requests.adapters
 
 from nodepool.answers import CloudSession
-from nodepool.cloud.errors import CallTimeout, ErrorKind, asked_pause, bounded
+from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded, requested_pause
 from nodepool.version import get_version_string
 
 CONNECT_TIMEOUT = 10.0
@@ -177,7 +177,7 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
             )
     except (ValueError, AttributeError, IndexError, KeyError, TypeError):
         message = content[:300].decode("utf-8", "replace")
-    return HttpRefused(what, status, code, bounded(message), asked_pause(headers))
+    return HttpRefused(what, status, code, bounded(message), requested_pause(headers))
 
 
 def retry_after(error: BaseException) -> float | None:

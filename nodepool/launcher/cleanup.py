@@ -38,9 +38,9 @@ class LostRequests:
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, state: LauncherState, look_again: Callable[[], Any]) -> None:
+    def __init__(self, state: LauncherState, recheck_now: Callable[[], Any]) -> None:
         self.state = state
-        self._look_again = look_again
+        self._recheck = recheck_now
         self._lock = threading.Lock()
         #: Requests whose lock has changed.
         self._changed: set[str] = set()
@@ -88,18 +88,18 @@ class LostRequests:
             pool.content.get("version") != ours
             for pool in self.state.zk.component_tree.registered_pools()
         ):
-            self.look_at(request_id)
+            self.check_soon(request_id)
 
-    def look_at(self, request_id: str) -> None:
+    def check_soon(self, request_id: str) -> None:
         """Check soon whether this request is pending without a lock, then watch its lock."""
         with self._lock:
             self._changed.add(request_id)
-        self._look_again()
+        self._recheck()
 
     def _lock_changed(self, event: WatchedEvent) -> None:
         if event.path is None:  # the session has ended: all are checked in the next session
             return
-        self.look_at(event.path.rpartition("/")[2])
+        self.check_soon(event.path.rpartition("/")[2])
 
     def _recycle(
         self,
@@ -237,7 +237,7 @@ class CleanupWorker(threading.Thread):
             self._task("request locks", self._sweep_request_locks)
             self._task("ready nodes", self._check_ready_nodes)
             self._task("leaked resources", self._leaks)
-            self._task("all nodes", self.nodes.look_at_all)
+            self._task("all nodes", self.nodes.check_all)
 
     def _task(self, what: str, function: Callable[[], Any]) -> None:
         try:

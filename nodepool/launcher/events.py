@@ -68,7 +68,7 @@ class LauncherEvents:
         """Check everything, because the mirror is complete (again)."""
         self._feed.begin()
         self._assignment.rebuild()
-        self._nodes.look_at_all()
+        self._nodes.check_all()
         self._cleanup.wake()
         self._min_ready.wake()
 
@@ -104,7 +104,7 @@ class LauncherEvents:
         state = new._state
         locked = node_id in tree.contenders
         if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
-            self._nodes.look_at(node_id)
+            self._nodes.check_soon(node_id)
         freed = state == READY and new.allocated_to is None and not locked
         if freed or (old is not None and old.resources != new.resources):
             self._capacity(new)
@@ -123,7 +123,7 @@ class LauncherEvents:
         node = self._state.zk.node_tree.get(node_id)
         if node is None:
             return
-        self._nodes.look_at(node_id)
+        self._nodes.check_soon(node_id)
         if node._state == READY and node.allocated_to is None:
             self._capacity(node)
 
@@ -165,7 +165,7 @@ class LauncherEvents:
             if handler is not None:
                 handler.pw.progress(handler)
             for node_id in list(self._state.zk.node_tree.by_request.get(request_id, ())):
-                self._nodes.look_at(node_id)
+                self._nodes.check_soon(node_id)
 
     def _component_changed(self, _path: str, gone: bool) -> None:
         tree = self._state.zk.component_tree if self._state.zk is not None else None

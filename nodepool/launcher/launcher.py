@@ -19,7 +19,7 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import MOST_SKEW
 from nodepool.base.problems import LOG, Problem, as_record_list, image_problems, one_line
-from nodepool.config.live.changes import taken_over
+from nodepool.config.live.changes import applied_message
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver.lifecycle import (
@@ -361,7 +361,7 @@ class NodePool(threading.Thread):
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
-        self.log.info("%s", taken_over(old, config, self.configfile))
+        self.log.info("%s", applied_message(old, config, self.configfile))
         replaced: list[Provider] = []
         ProviderManager.reconfigure(
             old, config, self.zk, retire=replaced.append, starts=self._starts
@@ -393,7 +393,7 @@ class NodePool(threading.Thread):
         self.min_ready.wake()
         self.cleanup.wake()
         if self.zk.synced:
-            self.node_reconciler.look_at_all()
+            self.node_reconciler.check_all()
 
     def _provider_started(self) -> None:
         """Apply the configuration again, because a provider has started or failed to start.
@@ -449,7 +449,7 @@ class NodePool(threading.Thread):
             else:
                 worker.refresh()
         new = {
-            key: PoolWorker(self.state, self.assignment, *key, self.cleanup.lost.look_at)
+            key: PoolWorker(self.state, self.assignment, *key, self.cleanup.lost.check_soon)
             for key in sorted(wanted - self._pool_threads.keys())
         }
         self._pool_threads.update(new)

@@ -187,7 +187,7 @@ class Leases:
         """
         while not turn.take():
             gone = threading.Event()
-            turn.when_gone(gone.set)
+            turn.when_free(gone.set)
             if not gone.wait(max(0.0, deadline - time.monotonic())):
                 raise LeaseError(
                     Reason.BUSY, "Another request of the same owner is being created; try again"

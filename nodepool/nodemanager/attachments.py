@@ -74,7 +74,7 @@ class Attachments(SliverHost):
 
     def attach(self, name: str, handle: Handle) -> float | None:
         pid = int(handle["pid"])
-        self.watch.add(FIRST, name, pid, handle.get("start_time"), self.slivers.look_at)
+        self.watch.add(FIRST, name, pid, handle.get("start_time"), self.slivers.check_soon)
         if self.netlink is not None:
             self.netlink.add(name, pid)
         again = self.logins.open(name, int(handle["index"]), handle)
@@ -85,13 +85,13 @@ class Attachments(SliverHost):
         self.watch.remove(FIRST, name)
         if self.netlink is not None:
             self.netlink.remove(name)
-        self.host.device_gone(name)
+        self.host.device_removed(name)
         self.logins.close(name)
         self.servers.cut_off(name)
         self._listen(name, None)
 
     def status_changed(self, name: str) -> None:
-        self.servers.connections.look_again(name)
+        self.servers.connections.recheck_now(name)
 
     def freed(self, name: str) -> None:
         self.servers.close_socket(name)

@@ -89,7 +89,7 @@ class Calls:
 
     def create(self, name: str) -> None:
         self.slivers.note(name, **{CREATED: True, RUNNING: True})
-        self.slivers.look_at(name)
+        self.slivers.check_soon(name)
 
     def delete(self, name: str) -> None:
         key = key_of(name)
@@ -103,11 +103,11 @@ class Calls:
                 self.delivery.follow(merge.Changes(deleted={key}), before)
                 return
             self.slivers.note(name, **{CREATED: None})
-        self.slivers.look_at(name)
+        self.slivers.check_soon(name)
 
     def stop(self, name: str) -> None:
         self.slivers.note(name, **{RUNNING: False})
-        self.slivers.look_at(name)
+        self.slivers.check_soon(name)
 
     def recreate(self, name: str) -> None:
         self.stop(name)
@@ -138,7 +138,7 @@ class Calls:
         if not self.database.set_expiry(key_of(name), expiry):
             raise NodeError(f"there is no sliver {name}")
         self.delivery.wake.set()
-        self.slivers.look_at(name)
+        self.slivers.check_soon(name)
 
     def ticket(self, signed: str) -> list[str]:
         try:

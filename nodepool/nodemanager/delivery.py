@@ -87,9 +87,9 @@ class Delivery:
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         }
         for name in sorted(names):
-            self._slivers.look_at(name, anew=key_of(name) in changes.changed)
+            self._slivers.check_soon(name, anew=key_of(name) in changes.changed)
         if changes.complete:
-            self._slivers.look_at_all()
+            self._slivers.check_all()
         if {key for key in changes.changed | changes.deleted if key.startswith("delegate_")}:
             self.update_delegates()
         if "bwcap" in changes.changed and (record := self._database.get("bwcap")) is not None:

@@ -176,7 +176,7 @@ class _Server:
             return
         pid = struct.unpack("=I", data)[0]
         if pid in self.ended:
-            self._tell(connection, self.ended.pop(pid))
+            self._send_code(connection, self.ended.pop(pid))
         else:
             self.watched[pid] = connection
 
@@ -192,14 +192,14 @@ class _Server:
             if pid in self.workers:
                 self.workers.discard(pid)
             elif pid in self.watched:
-                self._tell(self.watched.pop(pid), code)
+                self._send_code(self.watched.pop(pid), code)
             elif self.reports:
                 self.ended[pid] = code
         if not self.reports:
             self.ended.clear()
 
     @staticmethod
-    def _tell(connection: socket.socket, code: int) -> None:
+    def _send_code(connection: socket.socket, code: int) -> None:
         connection.setblocking(False)
         with contextlib.suppress(OSError), connection:
             send_frame(connection, {"exit": code})

@@ -154,7 +154,7 @@ class Host:
                 net.apply(name, {**effective[name], **cut.get(name, {})})
         self._cut = cut
 
-    def device_gone(self, name: str) -> None:
+    def device_removed(self, name: str) -> None:
         """Reset the byte counters: the sliver's next device starts at 0."""
         if self._accounts is not None:
             self._accounts.forget_device(name)

@@ -102,7 +102,7 @@ class NodeManager:
             room_left,
         )
         watch, programs = ProcessWatch(), Programs(config.ssh.connections)
-        logins = Logins(config, backend, watch, programs, slivers.look_at)
+        logins = Logins(config, backend, watch, programs, slivers.check_soon)
         self.calls = calls = Calls(
             config, database, backend, slivers, host, images, trees, logins, delivery, problems
         )
@@ -155,7 +155,7 @@ class NodeManager:
                 (reconciler.start, reconciler.stop),
                 (tasks.start, tasks.stop),
                 (servers.start, servers.stop),
-                (slivers.look_at_all, None),
+                (slivers.check_all, None),
                 (
                     lambda: delivery.start(
                         make_sources(config, database, delivery.deliver, calls.capacity)

@@ -147,7 +147,7 @@ def detach(prog: str) -> StartReport:
     if child:
         os.close(writing)
         os.waitpid(child, 0)
-        _leave(prog, reading)
+        _wait_and_exit(prog, reading)
     os.close(reading)
     os.setsid()
     if os.fork():
@@ -156,7 +156,7 @@ def detach(prog: str) -> StartReport:
     return StartReport(keep)
 
 
-def _leave(prog: str, reading: int) -> None:
+def _wait_and_exit(prog: str, reading: int) -> None:
     """Wait for the daemon's report and end, in the process of the terminal."""
     readable, _, _ = select.select([reading], [], [], START_TIMEOUT)
     data = os.read(reading, 4096) if readable else b"."

@@ -45,7 +45,7 @@ class StackDumper:
 
     def dump(self) -> None:
         """Log everything; a failing part is logged, and the others follow."""
-        _say("Beginning debug handler")
+        _report("Beginning debug handler")
         for part, title in (
             (self._threads, "Thread dump"),
             (self._yappi, "Yappi"),
@@ -54,11 +54,11 @@ class StackDumper:
             try:
                 part()
             except Exception:
-                _say(f"{title} error:\n{traceback.format_exc()}")
-        _say("End debug handler")
+                _report(f"{title} error:\n{traceback.format_exc()}")
+        _report("End debug handler")
 
     def _threads(self) -> None:
-        _say("\n".join(describe_threads()))
+        _report("\n".join(describe_threads()))
 
     def _yappi(self) -> None:
         try:
@@ -66,14 +66,14 @@ class StackDumper:
         except ImportError:
             return
         if not self._profiling:
-            _say("Starting Yappi")
+            _report("Starting Yappi")
             yappi.start()
             self._profiling = True
             return
-        _say("Stopping Yappi")
+        _report("Stopping Yappi")
         yappi.stop()
         self._profiling = False
-        _say(_captured(yappi.get_func_stats().print_all, yappi.get_thread_stats().print_all))
+        _report(_captured(yappi.get_func_stats().print_all, yappi.get_thread_stats().print_all))
         yappi.clear_stats()
 
     def _objgraph(self) -> None:
@@ -82,8 +82,8 @@ class StackDumper:
         except ImportError:
             return
         text = _captured(lambda out: objgraph.show_growth(limit=OBJECT_TYPES, file=out))
-        _say("Most common types:")
-        _say(text)
+        _report("Most common types:")
+        _report(text)
 
 
 def describe_threads() -> Iterable[str]:
@@ -104,7 +104,7 @@ def _captured(*printers: Callable[[Any], Any]) -> str:
     return out.getvalue()
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     """Log at a level that is enabled, else print to standard error."""
     for level in (logging.INFO, logging.WARNING, logging.ERROR):
         if log.isEnabledFor(level) and _would_be_shown(level):

@@ -25,7 +25,7 @@ from nodepool.status.images import (
     image_progress,
     image_status,
 )
-from nodepool.status.known import told_problems
+from nodepool.status.known import published_problems
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import (
     FORMATS,
@@ -206,7 +206,7 @@ def problem_rows(zk: Facade) -> list[dict[str, Any]]:
     def read() -> list[dict[str, Any]]:
         found = (*image_problems(zk.readProgress()), *derived_problems(zk))
         return [
-            *told_problems(zk),
+            *published_problems(zk),
             *({"launcher": each.host, "since": None, **each.record()} for each in found),
         ]
 

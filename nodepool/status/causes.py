@@ -30,8 +30,8 @@ from nodepool.status.known import (
     nodes_of_request,
     of_image,
     of_node,
+    published_problems,
     stuck_nodes,
-    told_problems,
 )
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
@@ -277,7 +277,7 @@ def _of_reason(
         return published
     pool = str(reason["pool"])
     own = {name for name in providers if pool.startswith(f"{name}-")} or providers
-    if code in _ASKING and (why := _told_of(zk, own, labels, hosts=False)) is not None:
+    if code in _ASKING and (why := _published_of(zk, own, labels, hosts=False)) is not None:
         return replace(published, text=f"{text}; {why.text}", remedy=why.remedy, headline=why.text)
     if code in _IN_USE:
         mine = labels if code == Code.NO_FREE_NODE.word else ()
@@ -369,7 +369,7 @@ def _with_hosts(
     """Return the cause, or the unusable hosts if they explain the lack of capacity."""
     down = [
         row["problem"]
-        for row in told_problems(zk)
+        for row in published_problems(zk)
         if row["provider"] in providers and is_of_host(row["problem"])
     ]
     if not down:
@@ -418,17 +418,17 @@ def of_building(zk: Facade, node: Node, clock: Clock = time.time, depth: int = 1
         return cause
     if node.state == DELETING and (cause := of_node(zk, node, clock)) is not None:
         return cause
-    return _told_of(zk, {str(node.provider)}, node.type, hosts=False)
+    return _published_of(zk, {str(node.provider)}, node.type, hosts=False)
 
 
-def _told_of(
+def _published_of(
     zk: Facade, providers: Collection[str], labels: Collection[str], hosts: bool
 ) -> Cause | None:
     """Return the first published problem of these providers, or of labels there, or None.
 
     :param hosts: whether a problem of a single host counts.
     """
-    for row in told_problems(zk):
+    for row in published_problems(zk):
         mine = row["label"] in labels if row["label"] else hosts or not is_of_host(row["problem"])
         if mine and row["provider"] in providers and not is_of_deletion(row["problem"]):
             return cause_of_row(row)
@@ -565,7 +565,7 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
         return lack
     if (closed := _switched_off(zk, label, pools)) is not None:
         return closed
-    return _told_of(zk, offering, [label], hosts=True)
+    return _published_of(zk, offering, [label], hosts=True)
 
 
 def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
@@ -614,7 +614,7 @@ def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Ca
 
 def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None:
     """Return the first known problem of a provider, with the number of others."""
-    rows = [row for row in told_problems(zk) if row["provider"] == name]
+    rows = [row for row in published_problems(zk) if row["provider"] == name]
     if not rows:
         return None
     cause = (

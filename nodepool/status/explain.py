@@ -248,7 +248,7 @@ def _folded(zk: Facade, events: list[Event]) -> list[Event]:
 
 def _problems(zk: Facade, concerns: Callable[[object, object], bool]) -> list[str]:
     """Return the published problems whose label and provider concern the caller."""
-    rows = [row for row in known.told_problems(zk) if concerns(row["label"], row["provider"])]
+    rows = [row for row in known.published_problems(zk) if concerns(row["label"], row["provider"])]
     places = [
         "".join(f", {key} {row[key]}" for key in ("provider", "label") if row[key]).removeprefix(
             ", "

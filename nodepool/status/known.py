@@ -41,12 +41,12 @@ class Cause:
     headline: str = ""
 
 
-def told_problems(zk: Facade) -> list[dict[str, Any]]:
+def published_problems(zk: Facade) -> list[dict[str, Any]]:
     """Return the problems that launchers publish."""
-    return remembered(zk, "told problems", lambda: _told_problems(zk))
+    return remembered(zk, "told problems", lambda: _published_problems(zk))
 
 
-def _told_problems(zk: Facade) -> list[dict[str, Any]]:
+def _published_problems(zk: Facade) -> list[dict[str, Any]]:
     return [
         {
             "launcher": content.get("hostname"),
@@ -200,7 +200,7 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
         return next(
             (
                 cause_of_row(row)
-                for row in told_problems(zk)
+                for row in published_problems(zk)
                 if f"{DELETION}{node.id} " in str(row["problem"])
             ),
             None,

@@ -122,11 +122,11 @@ class Streams:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._feed is not None:
-            self._feed.subscribe(self._heard, reports=True)
+            self._feed.subscribe(self._note_event, reports=True)
 
     def stop(self) -> None:
         if self._feed is not None:
-            self._feed.unsubscribe(self._heard)
+            self._feed.unsubscribe(self._note_event)
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -203,7 +203,7 @@ class Streams:
 
     # -- events
 
-    def _heard(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         """Note an event; on the thread that brings it."""
         if not self._followers or len(self._arrived) >= MOST_WAITING:
             # nobody has to be notified, and a new client fetches everything; or nobody can be

@@ -54,9 +54,9 @@ class HistoryWriter:
         self._oldest = 0.0
         self._tidy_at = 0.0
         self._feed = feed
-        feed.subscribe(self._heard)
+        feed.subscribe(self._note_event)
 
-    def _heard(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         if event["type"] in ("image-changed", "component-changed"):
             return  # builds have separate records, and launchers and builders have logs
         with self._lock:

@@ -377,19 +377,19 @@ MUTATIONS: dict[str, Mutation] = {
     # -- who is woken
     "nodes-are-not-rechecked-when-unlocked": Mutation(
         _EVENTS,
-        "        self._nodes.look_at(node_id)\n        if node._state == READY",
+        "        self._nodes.check_soon(node_id)\n        if node._state == READY",
         "        if node._state == READY",
         f"{_WOKEN}test_node_that_is_unlocked[in-use-woken1]",
     ),
     "nodes-are-not-rechecked-when-changed": Mutation(
         _EVENTS,
-        "            self._nodes.look_at(node_id)\n        freed",
+        "            self._nodes.check_soon(node_id)\n        freed",
         "            pass\n        freed",
         f"{_WOKEN}test_change_of_a_node[used]",
     ),
     "nodes-of-vanished-requests-are-kept": Mutation(
         _EVENTS,
-        "by_request.get(request_id, ())):\n                self._nodes.look_at(node_id)",
+        "by_request.get(request_id, ())):\n                self._nodes.check_soon(node_id)",
         "by_request.get(request_id, ())):\n                pass",
         f"{_WOKEN}test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on",
     ),
@@ -866,7 +866,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "reload-keeps-removed-pools": Mutation(
         "nodepool.launcher.pools.worker",
-        "        self._unregister()\n        self._tasks.put((self._leave_when_idle, ()))\n",
+        "        self._unregister()\n        self._tasks.put((self._retire_when_idle, ()))\n",
         "",
         1,
     ),
@@ -884,8 +884,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "stop-keeps-threads": Mutation(
         "nodepool.launcher.launcher",
-        "        for worker in workers:\n            worker.stop()\n",
-        "        for worker in workers[1:]:\n            worker.stop()\n",
+        "Part(each.name, each.start, each.stop, each.join)",
+        "Part(each.name, each.start, None, each.join)",
         6,
     ),
     "tenant-limits-are-not-checked": Mutation(
@@ -973,10 +973,10 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "disconnected-launchers-loop": Mutation(
         _ASSIGNMENT,
-        "self._moves.due, self._look_at_moves = math.inf, True",
-        "self._look_at_moves = True",
+        "self._moves.due, self._check_moves = math.inf, True",
+        "self._check_moves = True",
         "tests/unit/launcher/test_assignment.py::test_disconnected_launcher_does_not_loop_until_it_"
-        "may_look_at_moves",
+        "may_check_moves",
     ),
     "idle-nodes-count-for-their-last-tenant": Mutation(
         "nodepool.zk.records",

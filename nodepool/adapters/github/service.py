@@ -285,7 +285,7 @@ class Service:
                     self.trouble = ""
                     return answer.status_code, _parsed(content)
                 failure = _failure(url, answer, content)
-                told = _told(answer)
+                told = _requested_pause(answer)
                 if told is not None:
                     wait = told
                 elif (
@@ -508,7 +508,7 @@ def _failure(url: str, answer: requests.Response, content: bytes) -> ServiceErro
     )
 
 
-def _told(answer: requests.Response) -> float | None:
+def _requested_pause(answer: requests.Response) -> float | None:
     """Return the seconds that the service wants us to wait."""
     if answer.status_code not in (403, 429):
         return None

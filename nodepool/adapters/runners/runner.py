@@ -115,9 +115,9 @@ class Runner:
             try:
                 self.lease.give_back()
             except NodepoolError as error:
-                self._say(f"its lease cannot be withdrawn: {error}")
+                self._report(f"its lease cannot be withdrawn: {error}")
 
-    def _say(self, text: str, level: int = logging.INFO) -> None:
+    def _report(self, text: str, level: int = logging.INFO) -> None:
         self.fleet.log.log(
             level,
             "%s: runner %s (lease %s): %s",
@@ -148,7 +148,7 @@ class Runner:
             self.fleet.ended(self)
 
     def _failed(self, text: str, pause: float = 0.0) -> None:
-        self._say(text, logging.WARNING)
+        self._report(text, logging.WARNING)
         self.fleet.failed(text, pause)
 
     def _serve(self) -> None:
@@ -199,14 +199,14 @@ class Runner:
         except (NodepoolError, OSError, subprocess.SubprocessError) as error:
             # The next check shows.
             text = f"it is not known whether it has started {self.why}: {error}"
-            self._say(text, logging.WARNING)
+            self._report(text, logging.WARNING)
             self.fleet.stopping.wait(RETRY)
             return
         if done.status:
             raise ForgeError(f"the runner cannot be started on {self.why}: {_end_of(done.stderr)}")
         self.enter(BUSY if self.job else IDLE)
         self.begun = True
-        self._say(f"started {self.why}")
+        self._report(f"started {self.why}")
         self._renew(lease)
 
     def _renew(self, lease: Lease) -> None:
@@ -215,7 +215,7 @@ class Runner:
         except (NotAllowed, NodepoolError) as error:
             if isinstance(error, LeaseEnded):
                 raise
-            self._say(
+            self._report(
                 f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING
             )
 
@@ -287,13 +287,13 @@ class Runner:
         try:
             online = self.fleet.forge.presence(self.name)
         except ForgeError as error:
-            self._say(f"it is not known whether it is online: {error}")
+            self._report(f"it is not known whether it is online: {error}")
             self._known = self._seen = now
             return False
         self._seen = now if online else self._seen
         self._known = self._known if online is None or self.finished else now
         if now - self._known > UNKNOWN:
-            self._say(
+            self._report(
                 "stopped: its job has ended"
                 if self.finished
                 else "stopped: the forge no longer knows it"
@@ -314,7 +314,7 @@ class Runner:
         except NodepoolError as error:
             if isinstance(error, LeaseEnded):
                 raise
-            self._say(f"its job is not noted with the lease: {error}")
+            self._report(f"its job is not noted with the lease: {error}")
 
     def _unheard(self, error: Exception) -> None:
         """The node, or the launcher, does not answer: a job may run there all the same."""
@@ -344,12 +344,12 @@ class Runner:
         if failure is not None:
             text = f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}"
             if self.had_job:
-                self._say(text, logging.WARNING)  # others start and get jobs as this one did
+                self._report(text, logging.WARNING)  # others start and get jobs as this one did
             else:
                 self._failed(text, failure[1])
             self._forget()
         else:
-            self._say("has ended")
+            self._report("has ended")
             self.fleet.succeeded(self.had_job)
 
     def _forget(self) -> None:
@@ -358,7 +358,7 @@ class Runner:
             try:
                 self.fleet.forge.remove(self.name)
             except ForgeError as error:
-                self._say(f"it may still be registered: {error}", logging.WARNING)
+                self._report(f"it may still be registered: {error}", logging.WARNING)
 
     def _is_dismissed(self, lease: Lease) -> bool:
         """Stop the idle runner if it is not needed, and the forge agrees."""
@@ -371,10 +371,10 @@ class Runner:
                 self.enter(BUSY)
                 return False
         except ForgeError as error:
-            self._say(f"it is not known whether it runs a job: {error}", logging.WARNING)
+            self._report(f"it is not known whether it runs a job: {error}", logging.WARNING)
             self.fleet.stopping.wait(5.0)
             return False
-        self._say(f"removed: idle for {idle:.0f} s, and not needed")
+        self._report(f"removed: idle for {idle:.0f} s, and not needed")
         if not self.surplus:
             self.fleet.unused()
         self._kill(lease)
@@ -401,7 +401,7 @@ class Runner:
                     self.why = "its node does not answer"
             self.lease.give_back()
         except NodepoolError as error:
-            self._say(f"its node is not returned yet: {error}", logging.WARNING)
+            self._report(f"its node is not returned yet: {error}", logging.WARNING)
 
 
 def _end_of(output: bytes) -> str:

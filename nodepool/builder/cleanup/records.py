@@ -228,12 +228,12 @@ class RecordCleaner:
                     "Marked build %s-%s for deletion (was %s)", image, build_id, plan.state
                 )
                 if plan.state == BUILDING:
-                    self._tell_abandoned(build)
+                    self._record_abandoned(build)
             if not uploads_left and self._zk.deleteBuild(image, build_id):
                 self.log.info("Deleted the record of build %s-%s", image, build_id)
             return True
 
-    def _tell_abandoned(self, build: ImageBuild) -> None:
+    def _record_abandoned(self, build: ImageBuild) -> None:
         """Record the abandoned attempt for users if its builder could not do so."""
         store = self._zk.progress
         if store.read_build(build.id or "") is None:

@@ -191,7 +191,7 @@ class CleanupWorker(Worker):
         unfinished: list[RemovalPlan],
     ) -> None:
         plans = snapshot.plan(image, rules, everything)
-        self._tell_unlisted(image, snapshot, rules, plans)
+        self._warn_unlisted(image, snapshot, rules, plans)
         for plan in plans:
             with self._going_on("Error cleaning uploads of build %s-%s:", image, plan.build):
                 for upload in plan.drop:
@@ -205,7 +205,7 @@ class CleanupWorker(Worker):
                 if plan.delete:
                     unfinished.append(plan)
 
-    def _tell_unlisted(
+    def _warn_unlisted(
         self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]
     ) -> None:
         """Warn about the deletion of an image that this configuration does not contain.

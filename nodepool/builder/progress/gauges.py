@@ -55,7 +55,7 @@ def gauges(
 
 
 def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: float) -> None:
-    """Return the elapsed and expected seconds and the phase number of a build; zeros if ended."""
+    """Set the gauges of a build: elapsed and expected seconds, phase; zeros if ended."""
     running = progress.running
     phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
     statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)

@@ -139,7 +139,7 @@ class CloudLeftoverSweeper:
                 continue
             if note.provider in config.provider_managers:
                 key = ("stray", note.path)
-                self._lanes.submit(note.provider, key, functools.partial(self._look, note))
+                self._lanes.submit(note.provider, key, functools.partial(self._check_note, note))
             elif time.time() - note.time > MAX_AGE:
                 log.warning(
                     "Upload %s of %s may have left the image %s in %s, which is not configured any "
@@ -151,7 +151,7 @@ class CloudLeftoverSweeper:
                 )
                 note.end()
 
-    def _look(self, note: UploadEntry) -> None:
+    def _check_note(self, note: UploadEntry) -> None:
         state = self._state
         if (
             not state.session_usable.is_set()

@@ -52,15 +52,15 @@ def dev(context: Context) -> int:
     directory = Directory(Path(args.directory or _directory()), args.keep)
     try:
         end = "kept at the end" if directory.kept else "removed at the end (--keep keeps it)"
-        _say(f"Everything is in {directory.path}, {end}")
+        _print(f"Everything is in {directory.path}, {end}")
         if directory.existed:
-            _say("  using the existing data")
-        Installation(directory, args.fake, _say).run()
+            _print("  using the existing data")
+        Installation(directory, args.fake, _print).run()
     finally:
         directory.close()
-        _say(f"Everything has ended{f'; {directory.path} is kept' if directory.kept else ''}")
+        _print(f"Everything has ended{f'; {directory.path} is kept' if directory.kept else ''}")
     return 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)

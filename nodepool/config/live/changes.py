@@ -25,7 +25,7 @@ def summary(config: Config) -> str:
     return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
 
 
-def taken_over(old: Config | None, new: Config, path: str) -> str:
+def applied_message(old: Config | None, new: Config, path: str) -> str:
     """Return one line for the log when the configuration is applied."""
     if old is None:
         return f"The configuration {path} is in force: {summary(new)}"

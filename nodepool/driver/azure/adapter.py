@@ -222,7 +222,7 @@ class AzureAdapter(MachineAdapter):
             return None
         state = state_of(view.machine)
         if state in ("Failed", "Canceled", "Deleting"):
-            return lambda: self._tell_failure(job, state)
+            return lambda: self._raise_failure(job, state)
         if state != "Succeeded" or view.interface is None:
             return None
         instance = self._instance(view, job.quota)
@@ -241,7 +241,7 @@ class AzureAdapter(MachineAdapter):
         self.made_here[job.name] = str(instance.az or "")
         return instance
 
-    def _tell_failure(self, job: Job, state: str) -> None:
+    def _raise_failure(self, job: Job, state: str) -> None:
         """Raise the reason that Azure reports; on a thread of the lane "write"."""
         code, message, operation = state, "no reason given", job.facts.get("operation")
         if operation is not None:
@@ -296,7 +296,7 @@ class AzureAdapter(MachineAdapter):
             ),
         )
 
-    def is_gone(self, key: str, view: View | None) -> bool:
+    def is_deleted(self, key: str, view: View | None) -> bool:
         return view is None
 
     def is_lost(self, view: View | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud.errors import asked_pause
+from nodepool.cloud.errors import requested_pause
 from nodepool.cloud.http import Answer, HttpRefused, NoAnswer, new_session, send
 from nodepool.driver.azure.config import AzureProviderConfig
 from nodepool.driver.azure.login import Login
@@ -158,7 +158,7 @@ class Arm:
         if not url.startswith(self.login.place()[0]):
             raise NoAnswer(f"{what}: its operation has the address of another service")
         answer = self.send("GET", url, None, what)
-        pause = asked_pause(answer.headers)
+        pause = requested_pause(answer.headers)
         pause = PAUSE if pause is None else pause
         if not has_status:
             return answer.status != 202, answer.body, pause

@@ -29,7 +29,7 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
     def __init__(self, slots: BackingRequests) -> None:
         # Its keys: nodes to adopt, by id, and backing nodes whose grace time may be over.
         super().__init__(
-            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, slots.log
+            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._check_one, slots.log
         )
         self._slots = slots
         self.log = slots.log
@@ -165,7 +165,7 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             )
         )
 
-    def _look(self, what: str | BackingNodeRecord) -> float | None:
+    def _check_one(self, what: str | BackingNodeRecord) -> float | None:
         if isinstance(what, str):
             self.adopt(what)
             return None

@@ -276,7 +276,7 @@ class BackingRequests(abc.ABC):
         ):
             self.log.warning("Cannot delete backing request %s: %r", request_id, error)
 
-    def _taken(
+    def _register(
         self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]
     ) -> None:
         """Register the adopted backing node, whose slots are stored."""
@@ -315,7 +315,7 @@ class BackingRequests(abc.ABC):
                         reason = "its lock no longer exists"
                         break
                     if self.live(node_id) is not None:
-                        self._taken(record, request_id, node_id, data.allocations)
+                        self._register(record, request_id, node_id, data.allocations)
                         return
                     # The mirror is being reloaded; while it shows the node as free, the node would
                     # count as lost.
@@ -330,7 +330,7 @@ class BackingRequests(abc.ABC):
                             self.zk, node, request_id, record, self.my_id, lock_exists
                         )
                     self.zk.writer.run(txn)
-                    self._taken(record, request_id, node_id, stored)
+                    self._register(record, request_id, node_id, stored)
                     return
             except Exception as error:
                 cause = error.cause if isinstance(error, TransactionFailed) else error

@@ -188,7 +188,7 @@ class MachineAdapter(Adapter):
         """Return what exists of these machines now, by name."""
 
     @abstractmethod
-    def is_gone(self, key: str, view: Any) -> bool:
+    def is_deleted(self, key: str, view: Any) -> bool:
         """Return whether nothing exists any more that the deletion has to wait for."""
 
     @abstractmethod
@@ -445,13 +445,13 @@ class DeleteMachine(SteppedMachine):
             asked = yield from self.call(
                 adapter.calls.run(lambda: adapter.remove(key), lane="delete")
             )
-            gone = not asked or (yield from self._gone(key, since))
+            gone = not asked or (yield from self._wait_deleted(key, since))
         adapter.gone.add(key)
 
-    def _gone(self, key: str, since: float) -> Steps[bool]:
+    def _wait_deleted(self, key: str, since: float) -> Steps[bool]:
         """Wait until nothing exists. Return False if the deletion has to be requested again."""
         watch = self.adapter.watched.watch(key, self._wake, "delete")
-        while (answer := watch.look) is None or not self.adapter.is_gone(key, answer.value):
+        while (answer := watch.look) is None or not self.adapter.is_deleted(key, answer.value):
             if time.monotonic() - since > ASK_AGAIN:
                 self.log.warning(
                     "%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN

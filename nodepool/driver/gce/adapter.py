@@ -314,7 +314,7 @@ class GceAdapter(MachineAdapter):
             "instances_delete", lambda: self.compute_raw("DELETE", "zones", zone, "instances", key)
         )
 
-    def is_gone(self, key: str, view: View | None) -> bool:
+    def is_deleted(self, key: str, view: View | None) -> bool:
         return view is None or view.instance is None or view.instance.get("status") == "TERMINATED"
 
     def is_lost(self, view: View | None) -> bool:

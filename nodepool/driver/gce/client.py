@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 from nodepool.answers import CloudSession
-from nodepool.cloud.errors import asked_pause
+from nodepool.cloud.errors import requested_pause
 from nodepool.cloud.http import (
     CONNECT_TIMEOUT,
     TIMEOUT,
@@ -41,7 +41,7 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
             code = str(error)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         message = content[:300].decode("utf-8", "replace")
-    return HttpRefused(what, status, code, message, asked_pause(headers))
+    return HttpRefused(what, status, code, message, requested_pause(headers))
 
 
 class Transport:

@@ -361,7 +361,7 @@ class IBMVPCAdapter(MachineAdapter):
             asked.append(self._delete_thing("floating_ips", str(view.address["id"]), key))
         return any(asked)
 
-    def is_gone(self, key: str, view: View | None) -> bool:
+    def is_deleted(self, key: str, view: View | None) -> bool:
         return view is None
 
     def is_lost(self, view: View | None) -> bool:

@@ -243,10 +243,10 @@ class DeleteMachine(_Machine):
             self._wait_no_more()
             raise
         if uid is not None:
-            yield from self._gone(target, news, uid, since)
+            yield from self._wait_deleted(target, news, uid, since)
         self._wait_no_more()
 
-    def _gone(self, target: Target, news: News, uid: str, since: float) -> Steps[None]:
+    def _wait_deleted(self, target: Target, news: News, uid: str, since: float) -> Steps[None]:
         told: str | None = None
         while True:
             try:

@@ -15,7 +15,7 @@ def _list(found: dict[str, Any], *path: str) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _said(*words: object) -> str:
+def _joined(*words: object) -> str:
     return ": ".join(str(word) for word in words if word)
 
 
@@ -23,13 +23,13 @@ def waits(pod: dict[str, Any]) -> str | None:
     """Return the cluster's reason why the pod makes no progress; None: it does."""
     for condition in _list(pod, "status", "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _said(condition.get("reason"), condition.get("message"))
+            return _joined(condition.get("reason"), condition.get("message"))
     for kind in ("initContainerStatuses", "containerStatuses"):
         for status in _list(pod, "status", kind):
             state = status.get("state")
             waiting = state.get("waiting") if isinstance(state, dict) else None
             if isinstance(waiting, dict) and waiting.get("reason", "") not in _NORMAL:
-                return _said(
+                return _joined(
                     f"container {status.get('name')}", waiting.get("reason"), waiting.get("message")
                 )
     return None
@@ -46,14 +46,14 @@ def failed(pod: dict[str, Any]) -> str | None:
             if state:
                 exit_code = f"exit code {state.get('exitCode')}"
                 ended.append(
-                    _said(
+                    _joined(
                         f"container {each.get('name')}",
                         state.get("reason"),
                         exit_code,
                         state.get("message"),
                     )
                 )
-        return _said(
+        return _joined(
             f"the pod has ended ({phase})",
             status.get("reason"),
             status.get("message"),
@@ -71,7 +71,7 @@ def is_running(pod: dict[str, Any]) -> bool:
 def stuck(namespace: dict[str, Any]) -> str:
     """Return what the deletion of a namespace waits for."""
     told = [
-        _said(condition.get("type"), condition.get("message"))
+        _joined(condition.get("type"), condition.get("message"))
         for condition in _list(namespace, "status", "conditions")
         if condition.get("status") == "True"
     ]

@@ -167,7 +167,7 @@ class CreateMachine(SteppedMachine):
         except RpcFault as fault:
             self._refused(host, fault)
         except RpcError as error:
-            self._leave(host, error)
+            self._host_failed(host, error)
         return None
 
     def _record(self, host: ManagedHost) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class CreateMachine(SteppedMachine):
         self._refusals[host.name] = fault
         host.forget()
 
-    def _leave(self, host: ManagedHost, error: RpcError) -> None:
+    def _host_failed(self, host: ManagedHost, error: RpcError) -> None:
         self._log.warning("Sliver %s is moved to another host: %s", self._name, error)
         self._silent.add(host.name)
 
@@ -222,7 +222,7 @@ class CreateMachine(SteppedMachine):
                 now = time.monotonic()
                 silent_since = silent_since or now
                 if now - silent_since >= self._patience:
-                    self._leave(host, error)
+                    self._host_failed(host, error)
                     return None
             yield from self.sleep(RETRY)
 

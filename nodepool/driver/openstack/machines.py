@@ -67,9 +67,9 @@ class OpenStackDeleteStateMachine(SteppedMachine):
         while not gone:
             self.state = self.SERVER_DELETE
             existed = yield from self.call(adapter._submitDelete(adapter._deleteServer, server_id))
-            gone = existed is False or (yield from self._gone())
+            gone = existed is False or (yield from self._wait_deleted())
 
-    def _gone(self) -> Steps[bool]:
+    def _wait_deleted(self) -> Steps[bool]:
         """Wait until the server is deleted. Return False if that has to be requested again."""
         self.state = self.SERVER_DELETING
         watch = self.adapter.watched_servers.watch(self.external_id, self._wake, "delete")
@@ -77,7 +77,7 @@ class OpenStackDeleteStateMachine(SteppedMachine):
             look = yield from self.answer(watch)
             if look.value is None or is_deleted(look.value):
                 watch.end()
-                self.adapter._gone.add(self.external_id)
+                self.adapter._wait_deleted.add(self.external_id)
                 return True
             if (
                 look.value.get("OS-EXT-STS:task_state") != "deleting"

@@ -68,7 +68,7 @@ class Life(Engine):
             while True:
                 problem = yield from self._handle_event(problem)
         except End as end:
-            outcome = yield from self._leave(end)
+            outcome = yield from self._finish(end)
         self.end(outcome)
         if outcome.wait_for is not None and outcome.wait_for.code is Code.LIMITS_UNKNOWN:
             self._wait_for_limits()
@@ -436,7 +436,7 @@ class Life(Engine):
         if isinstance(manager, QuotaSupport):  # else it knows no limits
             manager.when_limits_known(host.capacity.limits_known)
 
-    def _leave(self, end: End) -> Steps[Outcome]:
+    def _finish(self, end: End) -> Steps[Outcome]:
         """Write the end, unless nothing was written before, and return the outcome for the pool."""
         handler, outcome = self.handler, end.outcome
         if outcome.how in (How.DECLINED, How.RETURNED):

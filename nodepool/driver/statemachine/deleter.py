@@ -126,7 +126,7 @@ class StateMachineNodeDeleter:
     def _removed(self, _results: list[Any] | None, error: BaseException | None) -> None:
         if error is None:
             self.node.lock = None
-            self._gone()
+            self._deleted()
         elif isinstance(error, TransactionFailed):
             # Others wait for the lock, or the record has vanished: use the robust method, off the
             # event thread.
@@ -146,9 +146,9 @@ class StateMachineNodeDeleter:
             self.log.exception("Cannot remove node %s; retrying:", self.node.id)
             self._give_up()
         else:
-            self._gone()
+            self._deleted()
 
-    def _gone(self) -> None:
+    def _deleted(self) -> None:
         self.log.info("Deleted node %s of provider %s", self.node.id, self.node.provider)
         for label in self.node.type[:1]:
             self.manager.label_problems.clear(label, "deletion")

@@ -287,7 +287,7 @@ class StateMachineNodeLauncher(StatsReporter):
             instance, pause = self._pace.advance(machine, self._left())
             if machine.complete and instance is not None:
                 return instance
-            self._tell_trouble(machine.trouble)
+            self._report_trouble(machine.trouble)
             if machine.external_id != self._sent_external_id:
                 self.node.external_id = machine.external_id
                 self._save_later()
@@ -357,7 +357,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.delete_state_machine = self.node.external_id = None
         self._saved_external_id = self._sent_external_id = None
 
-    def _tell_trouble(self, trouble: str | None) -> None:
+    def _report_trouble(self, trouble: str | None) -> None:
         if trouble is not None and trouble != self._trouble:
             self.log.warning("Launch of node %s is stalled: %s", self.node.id, trouble)
             self.manager.label_problems.note(self.node.type[0], "launch", trouble)

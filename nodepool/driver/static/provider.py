@@ -157,11 +157,11 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
                 return None
             self._queued.add(host)
             try:
-                return self._executor.submit(self._look_at, host, update)
+                return self._executor.submit(self._check_host, host, update)
             except RuntimeError:
                 return None  # stopped meanwhile
 
-    def _look_at(self, host: NodeTuple, update: bool) -> None:
+    def _check_host(self, host: NodeTuple, update: bool) -> None:
         with self._lock:
             self._queued.discard(host)
             self._running.add(host)
@@ -266,7 +266,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         """Register nodes in turns with other launchers: a slot with two records is used twice."""
         mark = TurnLock(self.zk.kazoo_client, self.provider.name, "static", self.provider.name)
         if not mark.take():
-            mark.when_gone(lambda: [self._submit(host, update=True) for host in batch])
+            mark.when_free(lambda: [self._submit(host, update=True) for host in batch])
             return
         try:
             mark.catch_up(self.zk.node_tree)

@@ -167,7 +167,7 @@ class Kernel:
             heapq.heappush(
                 self._timers, (max(deadline, self.now), next(self._sequence), task, task.ticket)
             )
-        self._leave()
+        self._switch_away()
         return task.woken
 
     def wake(self, task: Task) -> None:
@@ -182,7 +182,7 @@ class Kernel:
         """Call a function at that time. It must not wait."""
         heapq.heappush(self._timers, (max(when, self.now), next(self._sequence), None, function))
 
-    def _leave(self) -> None:
+    def _switch_away(self) -> None:
         self._hub.switch()
 
     def preempt(self) -> None:
@@ -193,7 +193,7 @@ class Kernel:
             self.sleep(self.random.expovariate(1 / self.delay))
         else:
             self.ready.append(self.task)
-            self._leave()
+            self._switch_away()
 
     def point(self) -> None:
         """Mark a point at which a task may be preempted."""

@@ -74,16 +74,16 @@ class NodeReconciler(Reconciler[str]):
         super().join(timeout)
         wait([self._last_deletion], timeout and max(0.1, began + timeout - time.monotonic()))
 
-    def look_at(self, node_id: str, urgent: bool = True) -> None:
+    def check_soon(self, node_id: str, urgent: bool = True) -> None:
         self.queue.add(node_id, urgent)
 
-    def look_at_all(self) -> None:
+    def check_all(self) -> None:
         """Check every node once, with low priority, as a safety net."""
         tree = self.state.zk.node_tree
         with tree.lock:
             ids = [*tree.nodes, *tree.empty]
         for node_id in ids:
-            self.look_at(node_id, urgent=False)
+            self.check_soon(node_id, urgent=False)
 
     # -- one node
 
@@ -273,7 +273,9 @@ class NodeReconciler(Reconciler[str]):
             self._marking.discard(node_id)
             if error is not None or results is None:
                 if isinstance(error, TransactionFailed):
-                    self.look_at(node_id)  # the record has changed, or another launcher was faster
+                    self.check_soon(
+                        node_id
+                    )  # the record has changed, or another launcher was faster
                 return
             self._attempts[node_id] = self.state.clock.monotonic(), tries + 1
             path = str(results[lock])

@@ -122,7 +122,7 @@ class PoolAdmission(Pool):
         if self._counts_labels(manager):
             # Otherwise each free node would be promised to all waiting requests, and the fastest
             # would get it, not the first.
-            free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
+            free, wanted = manager.getLabelQuota(), self._about_to_be_used()
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
                 return because(Code.BEING_TAKEN, labels=",".join(sorted(short)))
@@ -136,7 +136,7 @@ class PoolAdmission(Pool):
                 return because(Code.MAX_CONCURRENCY, active=active)
         return None
 
-    def _about_to_be_taken(self) -> Counter[str]:
+    def _about_to_be_used(self) -> Counter[str]:
         """Return the free nodes, by label, that undecided requests here may still take."""
         # A handler that has accepted its request has nodes or creates new ones.
         ids = {

@@ -186,20 +186,22 @@ class PoolWorker(threading.Thread, PoolAdmission):
         :param others: pools to ask next, in this order, if this one has none.
         """
         unanswered.add(self.launcher_id)
-        self._tasks.put((self._asked, (waiting, unanswered, others)))
+        self._tasks.put((self._ask_driver, (waiting, unanswered, others)))
 
-    def _asked(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
+    def _ask_driver(
+        self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]
+    ) -> None:
         try:
             manager = self.getProviderManager()
             assert manager is not None
             handler = manager.getRequestHandler(self, waiting.request.copy())
         except FOREIGN as error:
             self._log_once("The driver cannot handle a request:", error)
-            self._say_no(waiting, unanswered, others)
+            self._decline(waiting, unanswered, others)
         else:
             self.post(handler, self._answer, handler, waiting, unanswered, others)
 
-    def _say_no(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
+    def _decline(self, waiting: RequestHandler, unanswered: set[str], others: list[Pool]) -> None:
         unanswered.discard(self.launcher_id)
         if others:
             others[0].ask(waiting, unanswered, others[1:])
@@ -223,11 +225,11 @@ class PoolWorker(threading.Thread, PoolAdmission):
                 "Cannot decide whether there is capacity for a request that waits at another pool:",
                 error,
             )
-        self._say_no(waiting, unanswered, others)
+        self._decline(waiting, unanswered, others)
 
     # -- events
 
-    def _look_at_limits(self) -> None:
+    def _poll_limits(self) -> None:
         """Poll the limits: no event announces that they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(
@@ -309,7 +311,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self._room(FORGET)
         self._retry()
         if self.paused_handlers:
-            self.guard(self._look_at_limits, ())
+            self.guard(self._poll_limits, ())
             self.guard(moves.end_standstill, (self.nodepool, self))
         polled = [
             handler
@@ -349,9 +351,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
         for handler in list(self.request_handlers):
             self.post(handler, handler.hand_back)
         self._unregister()
-        self._tasks.put((self._leave_when_idle, ()))
+        self._tasks.put((self._retire_when_idle, ()))
 
-    def _leave_when_idle(self) -> None:
+    def _retire_when_idle(self) -> None:
         self._leaving = True
 
     def stop(self) -> None:

@@ -44,8 +44,8 @@ class Assignment(threading.Thread):
         self._orphans: dict[str, Claim] = {}
         #: Nothing is declined before this moment (monotonic seconds).
         self.others_return_until = 0.0
-        self._moves = Moves(state, self.queue.times_left, self.leave_to_others)
-        self._look_at_moves = True
+        self._moves = Moves(state, self.queue.times_left, self.yield_to_others)
+        self._check_moves = True
 
     # -- input, from any thread
 
@@ -77,7 +77,7 @@ class Assignment(threading.Thread):
         """
         with self._condition:
             self.queue.wake(recheck)
-            self._look_at_moves = True
+            self._check_moves = True
             # Otherwise the next event triggers it.
             if self.queue or any(worker.paused for worker in self.state.workers.values()):
                 self._stir()
@@ -122,10 +122,10 @@ class Assignment(threading.Thread):
         if cls is not None and worker is not None:
             worker.offer(request_id, check_only=False, gives_way=True)
 
-    def leave_to_others(self, request_id: str) -> None:
+    def yield_to_others(self, request_id: str) -> None:
         """Let other launchers accept the request for :data:`OTHERS_TURN` seconds."""
         with self._condition:
-            self.queue.leave_to_others(request_id, self.state.clock.monotonic() + OTHERS_TURN)
+            self.queue.yield_to_others(request_id, self.state.clock.monotonic() + OTHERS_TURN)
 
     def stop(self) -> None:
         with self._condition:
@@ -219,11 +219,11 @@ class Assignment(threading.Thread):
             for request_id in (*self.queue.tick(now), *changed):
                 self.queue.put(request_id, self._ticket(request_id))
             if now >= self._moves.due:
-                self._moves.due, self._look_at_moves = math.inf, True
-            look_at_moves = ready and self._look_at_moves
-            self._look_at_moves = self._look_at_moves and not ready
+                self._moves.due, self._check_moves = math.inf, True
+            check_moves = ready and self._check_moves
+            self._check_moves = self._check_moves and not ready
             decide = ready and self.queue.is_due
-        if look_at_moves:
+        if check_moves:
             self._moves.look()
         if decide:
             self._decide_round()
@@ -279,7 +279,7 @@ class Assignment(threading.Thread):
             if worker is None and not decision.decline_by:
                 self.queue.postpone(candidate, decision.reasons, again_at)
                 if decision.left_to_others and left_until is None:
-                    self.queue.leave_to_others(request_id, now + OTHERS_TURN)
+                    self.queue.yield_to_others(request_id, now + OTHERS_TURN)
                 return
             self.queue.claim(request_id, Claim(decision.pool, candidate.moment))
         try:

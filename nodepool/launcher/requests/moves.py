@@ -42,18 +42,18 @@ class Moves:
     """Finds another pool for paused requests; only for the assignment's thread.
 
     :param times_left: how often the request was left to other launchers.
-    :param leave_to_others: leaves it to them now.
+    :param yield_to_others: leaves it to them now.
     """
 
     def __init__(
         self,
         state: LauncherState,
         times_left: Callable[[str], int],
-        leave_to_others: Callable[[str], None],
+        yield_to_others: Callable[[str], None],
     ) -> None:
         self._state = state
         self._times_left = times_left
-        self._leave_to_others = leave_to_others
+        self._yield_to_others = yield_to_others
         #: When to check without an event (monotonic seconds).
         self.due = math.inf
         #: About the requests that wait here.
@@ -68,9 +68,9 @@ class Moves:
         pools = self._state.zk.getRegisteredPools()
         for handler in sorted(paused, key=lambda h: h.request.priority):
             if handler.accepted and not handler.done:
-                self._look_at(handler, pools, workers)
+                self._check_pools(handler, pools, workers)
 
-    def _look_at(
+    def _check_pools(
         self, handler: RequestHandler, pools: list[RegisteredPool], workers: Mapping[str, Pool]
     ) -> None:
         request, own_id = handler.request, handler.launcher_id
@@ -97,7 +97,7 @@ class Moves:
             elif worker is not None:
                 able.append(worker)
             elif not handler.nodeset and not able:
-                self._leave_to_others(request.id or "")
+                self._yield_to_others(request.id or "")
                 handler.pw.post(handler, handler.move)
                 return
         if able:

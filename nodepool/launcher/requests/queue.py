@@ -73,7 +73,7 @@ class RequestClass:
         """Return whether its head is to be considered."""
         return bool(self.queue) and not self.reasons
 
-    def look_again(self, what: Reason | None = None) -> None:
+    def recheck_now(self, what: Reason | None = None) -> None:
         """Recheck the class, because what it waits for (that reason, if given) has changed."""
         self.reasons = ()
         self.again_at = math.inf
@@ -167,7 +167,7 @@ class RequestQueue:
         bisect.insort(cls.queue, (urgency, request_id))
         if cls.queue[0][1] == request_id:
             # The former head may wait where a more urgent one need not.
-            cls.look_again(because(Code.POOL_PAUSED))
+            cls.recheck_now(because(Code.POOL_PAUSED))
         self._waiting[request_id] = (cls, urgency)
 
     def _remove(self, request_id: str) -> None:
@@ -228,7 +228,7 @@ class RequestQueue:
 
     # -- other launchers
 
-    def leave_to_others(self, request_id: str, until: float) -> None:
+    def yield_to_others(self, request_id: str, until: float) -> None:
         """Let other launchers accept the request until that time."""
         self._left[request_id] = self.times_left(request_id) + 1, until
         if entry := self._waiting.get(request_id):
@@ -260,7 +260,7 @@ class RequestQueue:
             and any(each.includes(what) for each in (*cls.reasons, *cls.refused.values()))
         ]
         for cls in found:
-            cls.look_again(what)
+            cls.recheck_now(what)
         return bool(found)
 
     def tick(self, now: float) -> list[str]:
@@ -273,7 +273,7 @@ class RequestQueue:
             self._classes = {key: cls for key, cls in self._classes.items() if cls.queue}
         for cls in self._classes.values():
             if everything or cls.again_at <= now:
-                cls.look_again()
+                cls.recheck_now()
         rested = [request_id for request_id, until in self._rests.items() if until <= now]
         for request_id in rested:
             del self._rests[request_id], self.claims[request_id]

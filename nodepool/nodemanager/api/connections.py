@@ -163,10 +163,10 @@ class Connections:
                 connection.dead = True
                 _shut(connection)
 
-    def look_again(self, sliver: str) -> None:
+    def recheck_now(self, sliver: str) -> None:
         """Recheck calls that wait for a change of the sliver: they may have their answer."""
         if sliver in self._parked:
-            self.loop.post(lambda: self._look_again(sliver))
+            self.loop.post(lambda: self._recheck_parked(sliver))
 
     # -- admission
 
@@ -409,7 +409,7 @@ class Connections:
             self.loop.watch(connection, 0)
             self.loop.at(connection, connection.last)
 
-    def _look_again(self, sliver: str) -> None:
+    def _recheck_parked(self, sliver: str) -> None:
         for connection in list(self._parked.get(sliver, ())):
             if connection.state == PARKED and connection.share is not None:
                 self._ask(connection, connection.share)

@@ -64,7 +64,7 @@ class _Session:
         self._stream = stream
         self._over = over
         #: None: the connection is closed.
-        self._caller: Watched | None = Watched(stream.fileno(), self._heard, self._leave)
+        self._caller: Watched | None = Watched(stream.fileno(), self._received, self._end_program)
         self._starting: Pending | None = None
         self._process: SpawnedProcess | None = None
         #: The start of the program, and then its end.
@@ -172,7 +172,7 @@ class _Session:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    def _leave(self) -> None:
+    def _end_program(self) -> None:
         """Close the connection; end the program if it still runs."""
         if self._caller is None:
             return
@@ -203,7 +203,7 @@ class _Session:
     def kill(self) -> None:
         """End everything immediately; the loop's thread has ended."""
         self._signal(signal.SIGKILL)
-        self._leave()
+        self._end_program()
         self._close_pipes()
         for each in (self._starting, self._process):
             if each is not None:
@@ -222,11 +222,11 @@ class _Session:
 
     # -- streams
 
-    def _heard(self) -> None:
+    def _received(self) -> None:
         poll = select.poll()
         poll.register(self._stream.fileno(), _GONE)
         if poll.poll(0):
-            self._leave()
+            self._end_program()
         else:
             self._move()
 
@@ -239,7 +239,7 @@ class _Session:
             self._move_outward(self._caller)
         except (OSError, ValueError) as error:
             log.debug("Connection of a program in %s: %s", self.sliver, error)
-            self._leave()
+            self._end_program()
             return
         self._loop.watch(
             self._caller, _GONE | (0 if self._inward else IN) | (OUT if self._outward else 0)

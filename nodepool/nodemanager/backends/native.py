@@ -158,7 +158,7 @@ class NativeBackend(Backend):
         self._claim(spec.name, spec.index)
         # A sliver without a record of it was created by a daemon that was killed before it stored
         # the record.
-        if not self._gone(spec.name, spec.index):
+        if not self._is_removed(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
         tree = self._tree(spec)
         handle: Handle = {
@@ -493,7 +493,7 @@ class NativeBackend(Backend):
     # --- ending
     # ----------------------------------------------------------------------------------------------
 
-    def _gone(self, name: str, index: int) -> bool:
+    def _is_removed(self, name: str, index: int) -> bool:
         if self.services.cgroups is not None:
             return self.services.cgroups.empty(name)
         return not self._members(index)

@@ -230,7 +230,7 @@ class NspawnBackend(MountedTreeBackend):
                 if "not loaded" not in str(error) and self._cgroup(name).exists():
                     raise
 
-    def _gone(self, name: str, index: int) -> bool:
+    def _is_removed(self, name: str, index: int) -> bool:
         return not self._cgroup(name).exists() and not self._members(index)
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:

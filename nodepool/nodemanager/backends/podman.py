@@ -225,9 +225,9 @@ class PodmanBackend(MountedTreeBackend):
                 f"cannot limit container {handle['container']}: {error.strerror}", retry=True
             ) from error
 
-    def _gone(self, name: str, index: int) -> bool:
+    def _is_removed(self, name: str, index: int) -> bool:
         # A crash may have happened between the start of process 1 and its move to our cgroups.
-        return super()._gone(name, index) and not self._members(index)
+        return super()._is_removed(name, index) and not self._members(index)
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:
         super()._kill(name, index, handle)

@@ -125,7 +125,7 @@ class RootlessBackend(NativeBackend):
     def _members(self, index: int) -> list[int]:
         return []
 
-    def _gone(self, name: str, index: int) -> bool:
+    def _is_removed(self, name: str, index: int) -> bool:
         return not self._marked(name)
 
     def _marked(self, name: str) -> list[int]:

@@ -74,7 +74,7 @@ class Slivers:
 
     # -- reconciliation
 
-    def look_at(self, name: str, anew: bool = False) -> None:
+    def check_soon(self, name: str, anew: bool = False) -> None:
         """Reconcile the sliver soon.
 
         :param anew: its record was replaced: callers that wait for it wait for the next attempt,
@@ -84,7 +84,7 @@ class Slivers:
             self.set_status(name, CREATING)
         self.queue.add(name)
 
-    def look_at_all(self) -> None:
+    def check_all(self) -> None:
         """Reconcile all slivers that have a record or resources, after more urgent ones."""
         for name in self.names() | {
             key.partition("_")[2] for key in self._database.locals() if key.startswith("sliver_")
@@ -175,7 +175,7 @@ class Slivers:
         if not self.effective_of(name)["nm_enabled"]:
             raise NodeError(f"sliver {name} is not enabled (nm_enabled is 0)")
         self.note(name, **{RUNNING: True})
-        self.look_at(name)
+        self.check_soon(name)
 
     def effective_of(self, name: str) -> dict[str, int]:
         """Return the RSpec with loans.

@@ -172,7 +172,7 @@ class SlicesXmlSource:
     def look(self) -> bool:
         """Fetch once; return True when an update was delivered."""
         try:
-            return self._look()
+            return self._fetch_once()
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._bad(error)
         except Exception:
@@ -180,7 +180,7 @@ class SlicesXmlSource:
         self._deliver_copy()
         return False
 
-    def _look(self) -> bool:
+    def _fetch_once(self) -> bool:
         # Apply everything periodically, whatever has happened to slivers meanwhile.
         again = time.monotonic() - self._delivered >= RESYNC
         document, mark = self._read_file(again) if self._file is not None else self._fetch(again)

@@ -111,7 +111,7 @@ class ZooKeeperSource:
             wait = RETRY
             try:
                 if self._client.connected:
-                    self._look()
+                    self._read()
                 wait = RESYNC
             except KazooException as error:
                 log.warning(
@@ -145,7 +145,7 @@ class ZooKeeperSource:
         """Publish again what this host has and has assigned."""
         self._wake.set()
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         kazoo = self._client.client
         assert kazoo is not None
         if self._armed != self._connection:

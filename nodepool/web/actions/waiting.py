@@ -79,11 +79,11 @@ class Waiting:
         """Start to hand leases over; on the loop of the server."""
         self._loop = asyncio.get_running_loop()
         if self._feed is not None:
-            self._feed.subscribe(self._heard)
+            self._feed.subscribe(self._note_event)
 
     def stop(self) -> None:
         if self._feed is not None:
-            self._feed.unsubscribe(self._heard)
+            self._feed.unsubscribe(self._note_event)
         self._lane.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Waiting:
 
     # -- events
 
-    def _heard(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         """Note an event; on the thread that brings it."""
         lease_id = event.get("request")
         if isinstance(lease_id, str) and (

@@ -45,7 +45,7 @@ class AbandonedLocks:
         with self._lock:
             self._paths[path] = ephemeral
         if self._client.state == KazooState.CONNECTED:
-            self._look(path)
+            self._check(path)
 
     def _state_changed(self, state: str) -> None:
         with self._lock:
@@ -56,9 +56,9 @@ class AbandonedLocks:
             waiting = sorted(self._paths)
         if state == KazooState.CONNECTED:
             for path in waiting:
-                self._look(path)
+                self._check(path)
 
-    def _look(self, path: str) -> None:
+    def _check(self, path: str) -> None:
         client = self._client
         directory, _, start = path.rpartition("/")
 

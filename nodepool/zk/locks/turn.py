@@ -54,7 +54,7 @@ class TurnLock:
             if not tree._deferred:
                 break
 
-    def when_gone(self, callback: Callable[[], Any]) -> None:
+    def when_free(self, callback: Callable[[], Any]) -> None:
         """Call the function once the mark is free, on any thread.
 
         :raises KazooException: ZooKeeper cannot be reached.

@@ -163,9 +163,9 @@ class Feed:
             )
             self._events.append(event)
             listeners = list(self._listeners)
-        self._tell(listeners, event)
+        self._notify(listeners, event)
 
-    def _tell(self, listeners: Iterable[Listener], event: Event) -> None:
+    def _notify(self, listeners: Iterable[Listener], event: Event) -> None:
         for listener in listeners:
             try:
                 listener(event)
@@ -262,7 +262,7 @@ class Feed:
         if self._begun:
             with self._lock:
                 listeners = [listener for listener, reports in self._listeners.items() if reports]
-            self._tell(listeners, REPORTED)
+            self._notify(listeners, REPORTED)
 
 
 def user_of(tenant: str | None, data: object) -> dict[str, str]:

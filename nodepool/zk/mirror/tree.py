@@ -160,7 +160,7 @@ class Tree(Generic[R]):
                     generation, f"watch {self.root} (ZooKeeper 3.6 or newer is needed)", error
                 )
                 return
-            self._look_below(self.root, [], generation)
+            self._read_below(self.root, [], generation)
             self._done_one(generation)
 
         kazoo.arm_persistent_watch(self.root, Reply(armed))
@@ -197,12 +197,12 @@ class Tree(Generic[R]):
         if self._outstanding:
             return
         for path in sorted(self._stale, key=len, reverse=True):
-            self._gone(path[self._prefix :].split("/"), path)
+            self._deleted(path[self._prefix :].split("/"), path)
         self._stale = set()
         self.synced.set()
         self.announce(self.sync_listeners)
 
-    def _look_below(self, path: str, parts: list[str], generation: int) -> None:
+    def _read_below(self, path: str, parts: list[str], generation: int) -> None:
         self._outstanding += 1
 
         def answer(
@@ -231,7 +231,7 @@ class Tree(Generic[R]):
             return
         self.appeared(parts, path)
         if self.wants_children(parts, None):
-            self._look_below(path, parts, generation)
+            self._read_below(path, parts, generation)
 
     def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
         generation = self._generation
@@ -248,9 +248,9 @@ class Tree(Generic[R]):
                 data, stat = result
                 self.take(parts, path, data, stat)
                 if sync_generation is not None and self.wants_children(parts, stat):
-                    self._look_below(path, parts, sync_generation)
+                    self._read_below(path, parts, sync_generation)
             elif isinstance(error, NoNodeError):
-                self._gone(parts, path)
+                self._deleted(parts, path)
             elif isinstance(error, NoAuthError):  # it affects this record only
                 self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
             else:
@@ -285,7 +285,7 @@ class Tree(Generic[R]):
     def _set_aside(self, parts: list[str], path: str, reason: str, version: int) -> None:
         if self._bad_versions.get(path) != version:
             self.log.error("Ignoring %s: %s", path, reason)
-        self._gone(parts, path)
+        self._deleted(parts, path)
         self._bad_versions[path] = version
         with self.lock:
             self.bad[path] = reason
@@ -296,7 +296,7 @@ class Tree(Generic[R]):
                 del self.bad[path]
             self._bad_versions.pop(path, None)
 
-    def _gone(self, parts: list[str], path: str) -> None:
+    def _deleted(self, parts: list[str], path: str) -> None:
         self._stale.discard(path)
         self._not_bad(path)
         try:
@@ -320,7 +320,7 @@ class Tree(Generic[R]):
         parts = path[self._prefix :].split("/")
         if kind == DELETED:
             self._deferred.discard(path)
-            self._gone(parts, path)
+            self._deleted(parts, path)
             return
         if not self.wants_data(parts):
             if kind == CREATED:

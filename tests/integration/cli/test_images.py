@@ -650,10 +650,10 @@ def test_following_costs_nothing_while_nothing_happens(plain, builder, zk_chroot
         lambda: builder.build in zk.progress_tree.data().builds and follower._complete(),
         what="its progress",
     )
-    follower._look()
+    follower._poll()
     before = [tree.reads for tree in zk.trees]
     for _ in range(100):
-        assert follower._look() is None
+        assert follower._poll() is None
     assert [tree.reads for tree in zk.trees] == before
 
 

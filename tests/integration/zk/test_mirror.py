@@ -263,7 +263,7 @@ def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> No
 def test_listeners_hear_of_components_that_come_change_and_go(zk: Any) -> None:
     heard: list[tuple[str, bool]] = []
     gone: list[str] = []
-    zk.component_tree.listeners.append(lambda path, is_gone: heard.append((path, is_gone)))
+    zk.component_tree.listeners.append(lambda path, is_deleted: heard.append((path, is_deleted)))
     zk.client.component_listeners.append(gone.append)
     pool = PoolComponent(zk.client, "host")
     pool.content.update(

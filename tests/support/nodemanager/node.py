@@ -194,7 +194,7 @@ class Running:
             self.node.sliver_of_uid,
             Programs(self.config.ssh.connections),
         )
-        self.node.changed = self.servers.connections.look_again
+        self.node.changed = self.servers.connections.recheck_now
 
     def __enter__(self) -> Running:
         self.servers.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from nodepool.config.live.changes import changes, taken_over
+from nodepool.config.live.changes import applied_message, changes
 from nodepool.config.loading import loadConfig
 from nodepool.config.model import Config
 
@@ -39,9 +39,9 @@ def test_users_11_what_has_changed(tmp_path: pathlib.Path) -> None:
     )
     assert changes(old, load(tmp_path, BEFORE)) == ""
     assert (
-        taken_over(None, new, "f")
+        applied_message(None, new, "f")
         == "The configuration f is in force: 2 labels, 0 diskimages, 2 providers"
     )
-    assert "nothing that matters" in taken_over(
+    assert "nothing that matters" in applied_message(
         old, load(tmp_path, BEFORE + "\n# a comment\n"), "f"
     )

@@ -518,7 +518,7 @@ def test_request_that_was_left_to_others_is_looked_at_when_their_turn_is_over() 
     assignment._pass()
     before = assignment.queue.decisions
     assignment._resync_at = math.inf  # else it looks at everything in between
-    assignment.leave_to_others(name)
+    assignment.yield_to_others(name)
     assignment._pass()
     assert assignment.queue.decisions == before, "it waits for the same reason"
     hand(assignment).now += OTHERS_TURN + 0.1

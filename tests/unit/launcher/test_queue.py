@@ -168,13 +168,13 @@ class Operations(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.tickets)
     @rule(data=st.data(), seconds=st.integers(1, 3))
-    def leave_to_others(self, data: st.DataObject, seconds: int) -> None:
+    def yield_to_others(self, data: st.DataObject, seconds: int) -> None:
         name, until = self.pick(data, self.model.tickets), self.model.now + seconds
         self.model.left[name] = self.model.left.get(name, (0, 0.0))[0] + 1, until
         if name in self.model.waiting():
             key = self.model.tickets[name][0]
             self.model.again_at[key] = min(self.model.again_at.get(key, math.inf), until)
-        self.queue.leave_to_others(name, until)
+        self.queue.yield_to_others(name, until)
         assert self.queue.times_left(name) == self.model.left[name][0]
 
     @rule(
@@ -360,7 +360,7 @@ def test_pool_without_capacity_is_remembered_until_that_reason_ends() -> None:
     assert cls is not None and cls.full == {"pool": BUSY} and cls.is_due
     waiting.recheck(LIMIT)
     assert cls.full == {"pool": BUSY}
-    cls.look_again(BUSY)
+    cls.recheck_now(BUSY)
     assert cls.full == {}
 
 
@@ -376,7 +376,7 @@ def test_waiting_class_is_rechecked_when_the_reason_ends_for_which_a_pool_refuse
 
 def test_times_that_a_request_was_left_to_others_are_forgotten_with_it() -> None:
     waiting = filled([(key(), urgency(1))])
-    waiting.leave_to_others("0000", 5.0)
+    waiting.yield_to_others("0000", 5.0)
     waiting.strays({"0000"}, {"0000"})
     assert waiting.times_left("0000") == 1 and waiting.due == 5.0
     assert waiting.strays(set(), set()) == {"0000"} and waiting.times_left("0000") == 0

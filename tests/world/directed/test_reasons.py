@@ -398,14 +398,14 @@ def interrupt_when_asked(monkeypatch: pytest.MonkeyPatch, *wanted: str) -> None:
     """Ctrl-C as soon as a request has reached one of these states."""
     from nodepool.cmd.commands.requests.follow import Follower
 
-    look = Follower._look
+    look = Follower._poll
 
     def interrupted(self: Any, request_id: str, states: dict[str, Any], report: Any) -> None:
         look(self, request_id, states, report)
         if states[request_id] in wanted:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Follower, "_look", interrupted)
+    monkeypatch.setattr(Follower, "_poll", interrupted)
 
 
 def test_users_15_an_interrupted_create_withdraws(

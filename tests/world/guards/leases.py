@@ -238,7 +238,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "lease-tokens-see-tables": Mutation(
         "nodepool.web.access",
-        "        if self.identify(request).lease is not None:",
+        "        if identity.lease is not None:",
         "        if False:",
         f"{_API}test_lease_token_renews_describes_and_returns_its_own_lease_only",
     ),

@@ -154,7 +154,7 @@ class BuildFollower:
         try:
             while True:
                 self._changed.clear()
-                outcome = self._look()
+                outcome = self._poll()
                 if outcome is not None:
                     return outcome
                 wait = TICK if self._display.live else LONGEST_WAIT
@@ -199,7 +199,7 @@ class BuildFollower:
             tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress)
         )
 
-    def _look(self) -> Outcome | None:
+    def _poll(self) -> Outcome | None:
         before = self._complete()
         images, progress = self._images.data(), self._progress.data()
         complete = before and self._complete()

@@ -52,7 +52,7 @@ class Follower:
             if timeout is not None:
                 wait = min(wait, max(0.0, timeout - (time.monotonic() - start)))
             try:
-                self._look(self._changed.get(timeout=wait), states, report)
+                self._poll(self._changed.get(timeout=wait), states, report)
                 continue
             except queue.Empty:
                 told += 1
@@ -60,10 +60,10 @@ class Follower:
             if timeout is not None and time.monotonic() - start >= timeout:
                 break
             for request_id in open_ids:
-                self._look(request_id, states, report)
+                self._poll(request_id, states, report)
         return states
 
-    def _look(self, request_id: str, states: dict[str, str | None], report: Report) -> None:
+    def _poll(self, request_id: str, states: dict[str, str | None], report: Report) -> None:
         if states[request_id] in FINISHED:
             return
         record: dict[str, Any] = {}

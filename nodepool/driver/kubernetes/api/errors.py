@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from nodepool.cloud.errors import ErrorKind, asked_pause, bounded
+from nodepool.cloud.errors import ErrorKind, bounded, requested_pause
 from nodepool.cloud.http import HttpRefused, classified
 
 
@@ -24,7 +24,7 @@ def from_answer(what: str, status: int, headers: Mapping[str, str], body: bytes)
         reason, message = str(told.get("reason") or ""), str(told.get("message") or "")
     except (ValueError, AttributeError):
         reason, message = "", body[:300].decode("utf-8", "replace")
-    return ApiError(what, status, reason, bounded(message), asked_pause(headers))
+    return ApiError(what, status, reason, bounded(message), requested_pause(headers))
 
 
 def _kind(reason: str, message: str) -> ErrorKind | None:

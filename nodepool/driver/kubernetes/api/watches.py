@@ -189,7 +189,7 @@ class Watcher:
             self._log.warning("Provider %s: %s", self._calls.name, trouble)
         # The waiting machines query from now on.
         for waiting in self._all():
-            self._tell(waiting, None)
+            self._notify(waiting, None)
 
     def _works(self) -> None:
         self.live = True
@@ -205,7 +205,7 @@ class Watcher:
         found, version = self._cluster.list_versioned(self._kind, self._selector, self._namespace)
         objects = {self._key(each): each for each in found}
         for waiting in before:
-            self._tell(waiting, objects.get(waiting.key))
+            self._notify(waiting, objects.get(waiting.key))
         return version
 
     def _follow(self) -> bool:
@@ -250,16 +250,16 @@ class Watcher:
                 told = list(self._waiting.get(self._key(found), ()))
             for waiting in told:
                 if what == "DELETED":
-                    self._tell(waiting, None, str(metadata.get("uid") or ""))
+                    self._notify(waiting, None, str(metadata.get("uid") or ""))
                 else:
-                    self._tell(waiting, found)
+                    self._notify(waiting, found)
         return str(metadata.get("resourceVersion") or "") or None
 
     def _all(self) -> list[Waiting]:
         with self._lock:
             return [waiting for each in self._waiting.values() for waiting in each]
 
-    def _tell(self, waiting: Waiting, found: Object | None, deleted: str | None = None) -> None:
+    def _notify(self, waiting: Waiting, found: Object | None, deleted: str | None = None) -> None:
         try:
             waiting.tell(found, deleted)
         except Exception:

@@ -112,7 +112,7 @@ class BackedCreateMachine(CreateMachine, Occupant):
         self.refused.append(self.record)
         self._backing_node = None
 
-    def _leave(self, host: ManagedHost, error: RpcError) -> None:
+    def _host_failed(self, host: ManagedHost, error: RpcError) -> None:
         """Keep waiting: slivers survive the loss of both the connection and the node manager.
 
         Sending the same record again does not create another sliver.

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, bounded
-from nodepool.cloud.errors import CallTimeout, asked_pause
+from nodepool.cloud.errors import CallTimeout, requested_pause
 
 # Names of exception classes of the SDK, keystoneauth and requests.
 CONFIGURATION = frozenset(
@@ -197,7 +197,7 @@ def retry_after(error: BaseException) -> float | None:
     headers: object = getattr(getattr(error, "response", None), "headers", None)
     if not isinstance(headers, Mapping):
         return None
-    return asked_pause(headers)
+    return requested_pause(headers)
 
 
 #: Words in the cloud's text, and the option that they refer to.

@@ -147,7 +147,7 @@ class CpuPace:
                         used[name] = (cores + used.get(name, cores)) / 2
                 used = {name: amount for name, amount in used.items() if name in times}
                 seen, looked = times, now
-                self._tell(
+                self._report(
                     set().union(
                         *(
                             heavy(used, shares, self._cores, self._heavy)
@@ -159,12 +159,12 @@ class CpuPace:
             except Exception:
                 log.exception("Measuring the CPU time of slivers failed:")
         try:
-            self._tell(set(), None)
+            self._report(set(), None)
         except Exception:
             log.exception("Cannot set the weights of slivers:")
         return False
 
-    def _tell(self, found: set[str], active: set[str] | None) -> None:
+    def _report(self, found: set[str], active: set[str] | None) -> None:
         if (found, active) != (self._heavy, self._active):
             self._apply(found, active)
             self._heavy, self._active = found, active

@@ -507,6 +507,8 @@ def test_errors_at_once_from_the_library_are_retried(
 
     monkeypatch.setattr("paramiko.transport.Transport", Broken)
     silent = peer(lambda sock: None)
-    with pytest.raises(exceptions.ConnectionTimeoutException, match="broken library"):
+    with pytest.raises(
+        exceptions.ConnectionTimeoutException, match="state: connecting, last error: broken library"
+    ):
         scan(worker, target(silent.port), timeout=1).result()
     assert len(made) > 1

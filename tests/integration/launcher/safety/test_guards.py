@@ -230,7 +230,7 @@ def test_only_accepted_requests_are_moved(
     )
     moves = Moves(state, lambda _id: 0, lambda _id: None)
     looked: list[Any] = []
-    monkeypatch.setattr(moves, "_look_at", lambda handler, *_: looked.append(handler))
+    monkeypatch.setattr(moves, "_check_pools", lambda handler, *_: looked.append(handler))
     moves.look()
     assert looked == ([handler] if accepted and not done else [])
 
@@ -391,9 +391,9 @@ def test_wake_up_of_the_clean_up_does_not_look_at_everything(
         count_calls(pool.cleanup.lost, "run", monkeypatch),
         count_calls(pool.cleanup, "_sweep_request_locks", monkeypatch),
     )
-    pool.cleanup.lost.look_at("100-0000000000")
+    pool.cleanup.lost.check_soon("100-0000000000")
     wait_for(lambda: looked)
-    pool.cleanup.lost.look_at("100-0000000000")
+    pool.cleanup.lost.check_soon("100-0000000000")
     wait_for(lambda: len(looked) > 1)
     assert full == []
 
@@ -403,7 +403,7 @@ def test_lock_of_a_node_that_is_gone_wakes_nobody(
 ) -> None:
     pool = bench.start(config(provider()))
     looked, capacity = (
-        count_calls(pool.node_reconciler, "look_at", monkeypatch),
+        count_calls(pool.node_reconciler, "check_soon", monkeypatch),
         count_calls(pool.events, "_capacity", monkeypatch),
     )
     pool.events._node_lock_changed("0000009999", False)

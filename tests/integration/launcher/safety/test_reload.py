@@ -363,13 +363,13 @@ def test_everything_is_looked_at_when_a_configuration_comes_into_force(
     watch(pool.assignment, "wake", recheck=True)
     watch(pool.min_ready, "wake")
     watch(pool.cleanup, "wake")
-    watch(pool.node_reconciler, "look_at_all")
+    watch(pool.node_reconciler, "check_all")
     pool._apply(pool.loadConfig())
     assert sorted(woken) == [
         "Assignment.wake",
         "CleanupWorker.wake",
         "MinReady.wake",
-        "NodeReconciler.look_at_all",
+        "NodeReconciler.check_all",
     ]
 
 

@@ -34,7 +34,7 @@ THREADS: dict[str, Callable[[Any], Any]] = {
     "PoolWorker-min-ready": lambda pool: pool.min_ready.wake(),
     "CleanupWorker": lambda pool: pool.cleanup.wake(),
     "StatsWorker": lambda pool: pool.statistics.wake(),
-    "DeletedNodeWorker": lambda pool: pool.node_reconciler.look_at("1"),
+    "DeletedNodeWorker": lambda pool: pool.node_reconciler.check_soon("1"),
     POOL_WORKER: wake_worker,
     "ThreadPoolExecutor zookeeper connection": lambda pool: None,
 }

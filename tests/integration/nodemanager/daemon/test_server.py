@@ -452,13 +452,13 @@ def test_stop_closes_what_is_being_answered(
     answered: list[connections.Connection] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def result(_self: connections.Connections, connection: connections.Connection) -> bytes:
+    def result(connection: connections.Connection, _desk: object) -> bytes:
         answered.append(connection)
         begun.set()
         go_on.wait(10)
         return b""
 
-    monkeypatch.setattr(connections.Connections, "_result", result)
+    monkeypatch.setattr(connections.Connection, "result", result)
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as stream:
         stream.connect(running.socket)
         stream.sendall(post(b"<methodCall><methodName>Help</methodName></methodCall>"))

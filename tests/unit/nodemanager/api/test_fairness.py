@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,7 +48,7 @@ class Node:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.connections.start()
-        self.connections.add(Listener(self.socket, self._identify))
+        self.connections.add(Listener(self.socket, self.connections.loop, self._identify))
 
     @staticmethod
     def _identify(stream: socket.socket) -> Peer:
@@ -62,6 +63,9 @@ class Node:
             connection.request("POST", "/", b"<call/>")
             answer: Any = connection.getresponse()
             assert (answer.status, answer.read()) == (200, b"<answer/>")
+
+    def states(self) -> Counter[str]:
+        return Counter(each.state for each in self.connections.shares.connections())
 
     def honest(self) -> None:
         self.ask(HONEST)
@@ -86,9 +90,7 @@ def test_requests_of_one_caller_leave_threads_for_others(
         node.desk.free.clear()
         with in_threads(lambda: node.ask(GREEDY), 8) as threads:
             wait_for(
-                lambda: (
-                    sum(node.connections.counts()[state] for state in ("waiting", "answering")) == 8
-                ),
+                lambda: sum(node.states()[state] for state in ("waiting", "answering")) == 8,
                 what="all requests",
             )
             yield lambda: node.desk.busy == 1 and all(each.is_alive() for each in threads)
@@ -110,9 +112,9 @@ def test_connections_of_one_caller_leave_places_for_others(
                     ("127.0.0.1", node.port), 20, source_address=(GREEDY, 0)
                 )
                 stack.enter_context(end)
-            wait_for(lambda: node.connections.counts().total() >= 7, what="the connections")
-            yield lambda: node.connections.counts().total() >= 4  # each honest call may end one
-        wait_for(lambda: node.connections.counts().total() == 0, what="their end")
+            wait_for(lambda: node.states().total() >= 7, what="the connections")
+            yield lambda: node.states().total() >= 4  # each honest call may end one
+        wait_for(lambda: node.states().total() == 0, what="their end")
 
     assert_fair(node.honest, greedy)
 
@@ -122,10 +124,10 @@ def test_processor_time_of_one_caller_leaves_some_for_others(node: Node) -> None
     def greedy() -> Iterator[Callable[[], bool]]:
         node.desk.free.set()
         node.ask(GREEDY)
-        own, everybody = node.connections._charge(GREEDY, 0.55)
+        own, everybody = node.connections.shares.charge(GREEDY, 0.55)
         assert own and not everybody
-        yield lambda: bool(node.connections._charge(GREEDY, 0.0)[0])
+        yield lambda: bool(node.connections.shares.charge(GREEDY, 0.0)[0])
         # Its debt would last for the other series.
-        node.connections._charge(GREEDY, -0.55)
+        node.connections.shares.charge(GREEDY, -0.55)
 
     assert_fair(node.honest, greedy)
