@@ -77,7 +77,7 @@ class OpenStackDeleteStateMachine(SteppedMachine):
             look = yield from self.answer(watch)
             if look.value is None or is_deleted(look.value):
                 watch.end()
-                self.adapter._wait_deleted.add(self.external_id)
+                self.adapter._gone.add(self.external_id)
                 return True
             if (
                 look.value.get("OS-EXT-STS:task_state") != "deleting"

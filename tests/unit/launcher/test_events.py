@@ -131,7 +131,7 @@ def request(state: str = records.REQUESTED, **values: Any) -> records.NodeReques
 EVERYTHING = {
     "feed.begin()",
     "assignment.rebuild()",
-    "nodes.look_at_all()",
+    "nodes.check_all()",
     "cleanup.wake()",
     "min_ready.wake()",
 }
@@ -179,7 +179,7 @@ def test_change_of_an_image(parts: Parts) -> None:
     assert parts.woken() == {"assignment.wake(recheck=True)", "min_ready.wake()"}
 
 
-LOOK = "nodes.look_at('0000000001')"
+LOOK = "nodes.check_soon('0000000001')"
 NODE_CHANGES: dict[str, tuple[Any, Any, set[str]]] = {
     "gone": (node(), None, CAPACITY),
     "of a label that is kept ready gone": (
@@ -288,7 +288,7 @@ def test_request_that_somebody_has_accepted_is_watched_once(parts: Parts) -> Non
 def test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on(parts: Parts) -> None:
     parts.handler = SimpleNamespace(pw=parts.launcher.worker)
     woken = parts.request_changed("200-1", request(), None)
-    assert {"assignment.request_changed('200-1', None)", "nodes.look_at('0000000007')"} < woken
+    assert {"assignment.request_changed('200-1', None)", "nodes.check_soon('0000000007')"} < woken
     assert any(call.startswith("worker.progress(") for call in woken) and len(woken) == 3
 
 
