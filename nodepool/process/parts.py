@@ -51,24 +51,25 @@ class Group:
         started: set[Part] = set()
         try:
             for part in self._parts:
-                if part.start is not None:
+                if part.start is not None and part not in self._live:
                     part.start()
                     started.add(part)
+                    self._live.add(part)
         except BaseException:
-            others, self._live = self._live, started
+            others, self._live = self._live - started, started
             self.stop()
             self._live = others
             raise
-        self._live |= started
 
     def stop(self) -> None:
         """Stop the parts that run; allowed at any time."""
         self.deadline = time.monotonic() + self._seconds
-        running = [part for part in reversed(self._parts) if part in self._live]
-        for part, end in [(part, part.stop) for part in running] + [
-            (part, part.join) for part in running
+        # What starts meanwhile, in another thread that is a part itself, is stopped in its turn.
+        backwards = self._parts[::-1]
+        for part, end in [(part, part.stop) for part in backwards] + [
+            (part, part.join) for part in backwards
         ]:
-            if end is not None:
+            if end is not None and part in self._live:
                 seconds = max(part.least, self.deadline - time.monotonic())
                 call = threads.shared().lane(f"Thread-stop-{part.name}", 1).submit(end)
                 wait([call], seconds)

@@ -116,7 +116,9 @@ class Application:
             if actions is not None and is_call:
                 return await actions.answer(request, self._shares)
             read = self._streams.read if request.path == EVENTS else self._read
-            return await self._shares.of(request.address).run(functools.partial(read, request))
+            # Behind a proxy that is named, the client is another one than the peer.
+            address = request.address if actions is None else actions.callers.address(request)
+            return await self._shares.of(address).run(functools.partial(read, request))
         except Exception as error:
             return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
 

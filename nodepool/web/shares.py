@@ -13,7 +13,7 @@ from typing import TypeVar
 from nodepool.web.http import RETRY, HttpError
 
 #: Jobs of one owner: those that run at a time, and those that run or wait.
-AT_A_TIME, MOST = 2, 250
+AT_A_TIME, MOST = 2, 400
 
 T = TypeVar("T")
 

@@ -156,7 +156,8 @@ class Actions:
                 note(reply.target, "ok")
             return reply
 
-        return identity.owner, job, note
+        is_named = identity.via != "anonymous"
+        return identity.owner if is_named else self.callers.address(request), job, note
 
     @staticmethod
     def _call(

@@ -125,3 +125,28 @@ def test_part_may_shorten_the_rest_of_the_stop(gate: threading.Event) -> None:
     began = time.monotonic()
     group.stop()
     assert time.monotonic() - began < limit(10)
+
+
+def test_part_that_starts_while_the_others_are_stopped_is_stopped() -> None:
+    log, stopping = Log(), threading.Event()
+    loop = threading.Thread(target=lambda: group.start(), daemon=True)
+
+    def end_loop() -> None:
+        stopping.set()
+        loop.join()
+
+    late = Part(
+        "late", lambda: (stopping.wait(limit(20)), log.calls.append("start")), log.note("stop")
+    )
+    group = Group(limit(20), late, Part("loop", stop=end_loop))
+    loop.start()
+    group.stop()
+    assert log.calls == ["start", "stop"]
+
+
+def test_start_that_is_repeated_starts_nothing_twice() -> None:
+    log = Log()
+    group = Group(5, log.part("a"))
+    group.start()
+    group.start()
+    assert log.calls == ["start a"]
