@@ -105,6 +105,10 @@ class Connection(asyncio.Protocol):
         self._others.remove(self)
         self._transport.abort()
 
+    def begin(self) -> None:
+        """Note that the head of a request has arrived, maybe with the request before it."""
+        self.busy, self._begun = True, self._begun or time.monotonic()
+
     def arrived(self) -> None:
         """Note that the request has arrived completely."""
         self._begun, self._arrived = None, 0

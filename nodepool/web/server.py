@@ -209,7 +209,7 @@ def _begin(
 ) -> web.BaseRequest:
     """Return the request whose head has arrived, before anything of its body is counted."""
     if protocol.transport is not None:
-        cast(Connection, protocol.transport.get_protocol()).busy = True
+        cast(Connection, protocol.transport.get_protocol()).begin()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(
         head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY

@@ -21,7 +21,7 @@ BUDGETS = {
     "driver kubernetes": 1_240,
     "driver nodemanager": 1_820,
     "node manager": 10_860,
-    "pages": 2_965,
+    "pages": 2_970,
     "leases": 2_800,
     "adapters": 2_110,
     "tools": 2_760,

@@ -248,6 +248,19 @@ def test_request_that_does_not_end_is_cut_off(port: int, monkeypatch: pytest.Mon
     kept.close()
 
 
+def test_second_request_that_does_not_end_is_cut_off(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 0.3)
+    whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+    half = b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx"
+    with socket.create_connection(("127.0.0.1", port), 20) as end:
+        end.sendall(whole + half)
+        with contextlib.suppress(ConnectionResetError):
+            while end.recv(65536):
+                pass
+
+
 def say(port: int, data: bytes, until: bytes = b"") -> bytes:
     """Return what the server answers until it says this, or closes the connection."""
     with (
