@@ -70,21 +70,20 @@ class BuilderService:
         self._servers = Group(STOP_LIMIT)
 
     def start(self) -> None:
-        servers: list[Service] = []
         if self._args.webapp:
             from nodepool.web.server import WebApp
 
             address, port = self._args.webapp
-            servers.append(WebApp(self._builder, port, address, pages="off"))
+            self._add(WebApp(self._builder, port, address, pages="off"))
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            servers.append(ReplServer(self._builder))
-        self._servers = Group(
-            STOP_LIMIT, *(Part(type(each).__name__, each.start, each.stop) for each in servers)
-        )
+            self._add(ReplServer(self._builder))
         self._servers.start()
         self._builder.start()
+
+    def _add(self, server: Service) -> None:
+        self._servers.add(Part(type(server).__name__, server.start, server.stop))
 
     def cancel_start(self) -> None:
         """Stop waiting for ZooKeeper."""

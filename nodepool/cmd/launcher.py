@@ -46,7 +46,8 @@ class LauncherService:
         # Only created to check the TLS files; the pool creates its own in its thread, where errors
         # end nothing.
         ZooKeeperClient.from_config(config)
-        parts: list[Service] = [LogWriter(), self._pool]
+        self._add(LogWriter())
+        self._add(self._pool)
         if self._args.webapp:
             from nodepool.web.actions.actions import Actions
             from nodepool.web.server import WebApp
@@ -58,17 +59,18 @@ class LauncherService:
                 actions=Actions.of_launcher(self._pool, config.web_pages),
                 unix=config.access.socket,
             )
-            parts.append(webapp)
+            self._add(webapp)
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 
-            parts.append(ReplServer(self._pool))
+            self._add(ReplServer(self._pool))
         tracing.start()
-        self._parts = Group(
-            STOP_LIMIT,
-            *(Part(type(each).__name__, each.start, each.stop, least=STOP_LIMIT) for each in parts),
-        )
         self._parts.start()
+
+    def _add(self, service: Service) -> None:
+        # Now: it is stopped also if the next one cannot be made.
+        name = type(service).__name__
+        self._parts.add(Part(name, service.start, service.stop, least=STOP_LIMIT))
 
     def stop(self) -> None:
         self._parts.stop()

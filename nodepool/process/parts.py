@@ -19,7 +19,7 @@ class Part(NamedTuple):
     name: str
     #: Start it; return when it is ready. None: it is started elsewhere, and always stopped.
     start: Callable[[], object] | None = None
-    #: Ask it to end, without waiting for other parts.
+    #: Ask it to end, without waiting for other parts; allowed if it has not started.
     stop: Callable[[], object] | None = None
     #: Wait until it has ended.
     join: Callable[[], object] | None = None
@@ -30,8 +30,9 @@ class Part(NamedTuple):
 class Group:
     """Starts parts in the order of the table and stops them in reverse.
 
-    First all parts are asked to end, then all are waited for. What a part raises is logged, and a
-    part that takes too long is left behind: the others are stopped in any case.
+    First all parts are asked to end, then those that have started are waited for. What a part
+    raises is logged, and a part that takes too long is left behind: the others are stopped in any
+    case.
 
     :param seconds: for the whole stop.
     """
@@ -43,40 +44,38 @@ class Group:
         #: When the stop is to end (monotonic seconds); a part may set an earlier time.
         self.deadline = 0.0
 
-    def start(self) -> None:
-        """Start the parts.
+    def add(self, part: Part) -> None:
+        """Append a part that has a start."""
+        self._parts = (*self._parts, part)
 
-        :raises BaseException: what the first failing part raises; those before it were stopped.
+    def start(self) -> None:
+        """Start the parts that have not started.
+
+        After an error, those before the failed one run: call this again, or :meth:`stop`.
+
+        :raises BaseException: what the first failing part raises.
         """
-        started: set[Part] = set()
-        try:
-            for part in self._parts:
-                if part.start is not None and part not in self._live:
-                    part.start()
-                    started.add(part)
-                    self._live.add(part)
-        except BaseException:
-            others, self._live = self._live - started, started
-            self.stop()
-            self._live = others
-            raise
+        for part in self._parts:
+            if part.start is not None and part not in self._live:
+                part.start()
+                self._live.add(part)
 
     def stop(self) -> None:
-        """Stop the parts that run; allowed at any time."""
+        """Stop; allowed at any time, also in a part's start in another thread."""
         self.deadline = time.monotonic() + self._seconds
-        # What starts meanwhile, in another thread that is a part itself, is stopped in its turn.
-        backwards = self._parts[::-1]
-        for part, end in [(part, part.stop) for part in backwards] + [
-            (part, part.join) for part in backwards
-        ]:
-            if end is not None and part in self._live:
-                seconds = max(part.least, self.deadline - time.monotonic())
-                call = threads.shared().lane(f"Thread-stop-{part.name}", 1).submit(end)
-                wait([call], seconds)
-                if not call.done():
-                    log.warning(
-                        "Stopping %s takes more than %.1f s; continuing", part.name, seconds
-                    )
-                elif error := call.exception():
-                    log.error("Error while stopping %s:", part.name, exc_info=error)
+        for part in reversed(self._parts):
+            self._end(part, part.stop)
+        for part in reversed(self._parts):
+            if part in self._live:
+                self._end(part, part.join)
         self._live = set()
+
+    def _end(self, part: Part, end: Callable[[], object] | None) -> None:
+        if end is not None:
+            seconds = max(part.least, self.deadline - time.monotonic())
+            call = threads.shared().lane(f"Thread-stop-{part.name}", 1).submit(end)
+            wait([call], seconds)
+            if not call.done():
+                log.warning("Stopping %s takes more than %.1f s; continuing", part.name, seconds)
+            elif error := call.exception():
+                log.error("Error while stopping %s:", part.name, exc_info=error)

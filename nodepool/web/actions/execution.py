@@ -44,6 +44,7 @@ log = logging.getLogger("nodepool.lease")
 class Relay(Later, Stream):
     """A program, which is started and whose streams are relayed.
 
+    :param take: takes a place, or raises Refused.
     :param start: raises Refused if the program cannot be started.
     :param done: called when nothing is left of the program.
     """
@@ -55,12 +56,14 @@ class Relay(Later, Stream):
         lease_id: str,
         data: bytes,
         timeout: float,
+        take: Callable[[], None],
         start: Callable[[], Execution],
         done: Callable[[], None],
     ) -> None:
         self._lease_id = lease_id
         self._data = data
         self._deadline = time.monotonic() + timeout
+        self._take = take
         self._start = start
         self._done = done
         self._execution: Execution | None = None
@@ -68,6 +71,7 @@ class Relay(Later, Stream):
         self._lane = threads.shared().lane(f"Thread-WebApp-exec-{lease_id}", 1)
 
     async def outcome(self, _share: Share) -> Relay:
+        self._take()  # not before: a client that disconnects earlier leaves no place behind
         try:
             async with asyncio.timeout(2 * START):
                 await asyncio.get_running_loop().run_in_executor(self._lane, self._begin)
@@ -163,15 +167,19 @@ class ProgramCalls:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", text)
         node = nodes[body.node - 1]
         names = (lease.terms.owner, lease.id)
-        if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):
-            raise busy(
-                f"Too many programs run here, or for {names[0]} or lease {lease.id}; try again"
-            )
-        start, done = (
+        return Relay(
+            lease.id,
+            data,
+            body.timeout,
+            functools.partial(self._take, *names, part=1.0 if body.timeout <= SHORT else LONG),
             functools.partial(self._start, node, body.command),
             functools.partial(self.places.free, *names),
         )
-        return Relay(lease.id, data, body.timeout, start, done)
+
+    def _take(self, owner: str, lease_id: str, part: float) -> None:
+        if not self.places.take(owner, lease_id, part=part):
+            text = f"Too many programs run here, or for {owner} or lease {lease_id}; try again"
+            raise busy(text)
 
     def _start(self, node: Node, command: list[str]) -> Execution:
         execution = None

@@ -56,26 +56,41 @@ def test_part_that_is_started_elsewhere_is_stopped_in_its_place() -> None:
     assert log.calls[:3] == ["stop c", "stop b", "stop a"]
 
 
-def test_failed_start_stops_the_parts_before_it_and_raises_its_error() -> None:
-    log = Log()
-    elsewhere = Part("elsewhere", stop=log.note("stop elsewhere"))
-    group = Group(5, elsewhere, log.part("a"), log.part("b"), Part("c", fail), log.part("d"))
+def test_failed_start_is_continued_where_it_failed() -> None:
+    log, failures = Log(), iter((True, False))
+
+    def start() -> None:
+        if next(failures):
+            fail()
+
+    bad = Part("bad", start, log.note("stop bad"), log.note("join bad"))
+    group = Group(5, log.part("a"), bad, log.part("b"))
     with pytest.raises(SystemExit, match="of a driver"):
         group.start()
-    assert log.calls == ["start a", "start b", "stop b", "stop a", "join b", "join a"]
+    assert log.calls == ["start a"]
+    group.start()
+    assert log.calls == ["start a", "start b"]
+
+
+def test_parts_that_have_not_started_are_asked_to_end_and_not_waited_for() -> None:
+    log = Log()
+    group = Group(5, log.part("a"), Part("bad", fail), log.part("b"))
+    with pytest.raises(SystemExit, match="of a driver"):
+        group.start()
+    log.calls.clear()
     group.stop()
-    assert log.calls[6:] == ["stop elsewhere"]
+    assert log.calls == ["stop b", "stop a", "join a"]
+    group.stop()
+    assert log.calls[3:] == ["stop b", "stop a"], "it may be repeated"
 
 
-def test_stop_does_nothing_for_parts_that_do_not_run() -> None:
+def test_added_part_starts_last_and_is_asked_to_end_without_a_start() -> None:
     log = Log()
     group = Group(5, log.part("a"))
+    group.add(log.part("b"))
     group.stop()
-    assert log.calls == []
     group.start()
-    group.stop()
-    group.stop()
-    assert log.calls == ["start a", "stop a", "join a"]
+    assert log.calls == ["stop b", "stop a", "start a", "start b"]
 
 
 @pytest.mark.parametrize("method", ["stop", "join"])

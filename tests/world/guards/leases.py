@@ -250,7 +250,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "owners-take-all-places-for-programs": Mutation(
         _IN_EXECUTION,
-        "if not self.places.take(*names, part=1.0 if body.timeout <= SHORT else LONG):",
+        "if not self.places.take(owner, lease_id, part=part):",
         "if False:",
         f"{_EXEC}test_owner_and_lease_have_a_part_of_the_places",
     ),
