@@ -87,7 +87,7 @@ class Delivery:
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         }
         for name in sorted(names):
-            self._slivers.check_soon(name, anew=key_of(name) in changes.changed)
+            self._slivers.check_soon(name, replaced=key_of(name) in changes.changed)
         if changes.complete:
             self._slivers.check_all()
         if {key for key in changes.changed | changes.deleted if key.startswith("delegate_")}:

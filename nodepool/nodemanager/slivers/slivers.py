@@ -74,13 +74,13 @@ class Slivers:
 
     # -- reconciliation
 
-    def check_soon(self, name: str, anew: bool = False) -> None:
+    def check_soon(self, name: str, replaced: bool = False) -> None:
         """Reconcile the sliver soon.
 
-        :param anew: its record was replaced: callers that wait for it wait for the next attempt,
+        :param replaced: its record was: callers that wait for it wait for the next attempt,
             whatever the result of the last.
         """
-        if anew and self.status(name).state == FAILED:
+        if replaced and self.status(name).state == FAILED:
             self.set_status(name, CREATING)
         self.queue.add(name)
 
