@@ -32,7 +32,7 @@ READERS = {
     "urllib3": {"answers.py", "driver/kubernetes/api/client.py"},
     "http.client": {
         "adapters/runners/program.py",
-        "client.py",
+        "client/calls.py",
         "nodemanager/client/programs.py",
         "nodemanager/client/rpc.py",
         "nodemanager/sources/sources.py",
@@ -44,7 +44,7 @@ PROGRAMS = {
     "builder/building/process.py",
     "driver/nodemanager/pushed/ssh_link.py",
     "ssh.py",  # in pieces
-    "client.py",
+    "client/__init__.py",
     "cmd/commands/simulate.py",
     "lease/certificates.py",
     "nodemanager/api/delegates.py",

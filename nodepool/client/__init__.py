@@ -20,139 +20,73 @@ import atexit
 import base64
 import contextlib
 import datetime
-import email.message
-import http.client
-import json
 import logging
 import os
 import pathlib
-import re
 import shlex
 import shutil
-import socket
-import ssl
-import stat
-import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nodepool import ssh
-from nodepool.ssh import Node as Node
+from nodepool.client.calls import (
+    LEAST_PAUSE,
+    MOST_OUTPUT,
+    POLL,
+    RETRY,
+    SHOWN,
+    SOCKET,
+    TIMEOUT,
+    UNAVAILABLE,
+    Calls,
+    Done,
+    Duration,
+    LeaseEnded,
+    NoCapacity,
+    NodepoolError,
+    NotAllowed,
+    content_of,
+    is_protected,
+    read_secret,
+    seconds,
+)
+from nodepool.ssh import Node
 
-SOCKET = "unix:///run/nodepool/api.sock"
-#: Machines to which tokens are also sent without encryption: this one.
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+__all__ = [
+    "SHOWN",
+    "SOCKET",
+    "Done",
+    "Duration",
+    "Lease",
+    "LeaseEnded",
+    "NoCapacity",
+    "Node",
+    "NodepoolError",
+    "NotAllowed",
+    "Pool",
+    "is_protected",
+    "read_secret",
+    "seconds",
+]
+
 #: Seconds that an attached lease outlives its program, and between two renewals.
 ATTACHED, RENEW_EVERY = 120, 40.0
-#: Seconds of one long poll, and beyond it until the server counts as gone.
-POLL, TIMEOUT = 30.0, 30.0
 #: Seconds before the end of a certificate at which a new one is signed.
 SOON = 60.0
-#: Seconds between two attempts to reach the server.
-RETRY = 2.0
-#: Least seconds between two polls, or two attempts of a call.
-LEAST_PAUSE = 1.0
-#: Codes of answers after which a call is repeated.
-UNAVAILABLE = ("unreachable", "no-zookeeper", "busy")
 #: Bytes of input, and seconds, of a command that the launcher runs.
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
-#: Bytes of each stream of a program that are kept; adapters show only the end.
-MOST_OUTPUT, SHOWN = 64 << 20, 64 << 10
 #: Codes of answers to a lease that waits after which it is requested again.
 AGAIN = ("gone", "ended", "try-again")
 log = logging.getLogger(__name__)
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-#: Seconds, or a text such as ``90s``, ``10m``, ``4h``, ``2d``.
-Duration = float | str
 
 
-class NodepoolError(Exception):
-    """The server refuses a call, or cannot be reached.
-
-    :ivar code: of the server, for programs; ``unreachable`` if there is no answer.
-    :ivar pause: seconds after which a call that may be repeated should be.
-    """
-
-    def __init__(self, code: str, text: str, pause: float = RETRY) -> None:
-        super().__init__(text)
-        self.code = code
-        self.pause = pause
-
-
-class NotAllowed(NodepoolError):
-    """The token is missing or invalid, or does not permit the call."""
-
-
-class NoCapacity(NodepoolError):
-    """The nodes were not ready in time, or cannot be had; the text says why."""
-
-
-class LeaseEnded(NodepoolError):
-    """The lease has been returned, has expired, or its nodes were deleted."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """The result of a command; the middle of long output is replaced by ``[N bytes omitted]``."""
-
-    status: int
-    stdout: bytes
-    stderr: bytes
-
-
-def seconds(duration: Duration) -> float:
-    """Return a duration in seconds.
-
-    :raises ValueError: it is not one.
-    """
-    if isinstance(duration, int | float):
-        return float(duration)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration.strip())
-    if found is None:
-        raise ValueError(f"{duration!r} is not a duration such as 90s, 10m, 4h or 2d")
-    return float(found[1]) * _UNITS.get(found[2], 1)
-
-
-def is_protected(url: str) -> bool:
-    """Return whether nobody else reads what is sent to a URL."""
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
-
-
-def read_secret(path: str) -> str:
-    """Return the text of a file that not everybody may read.
-
-    :raises OSError: it cannot be read. :raises ValueError: everybody may read it, or it is empty.
-    """
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
-        raise ValueError(f"{path} can be read by everyone: chmod o= {path}")
-    text = pathlib.Path(path).read_text().strip()
-    if not text:
-        raise ValueError(f"{path} is empty")
-    return text
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class Pool:
+class Pool(Calls):
     """The API of a launcher.
 
     :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``;
@@ -173,19 +107,9 @@ class Pool:
         ssh_directory: str | None = None,
         most_output: int = MOST_OUTPUT,
     ) -> None:
-        self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
+        super().__init__(url, token, most_output)
         self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
-        self.token = token or os.environ.get("NODEPOOL_TOKEN")
-        self.ssh_directory, self.most_output = ssh_directory, most_output
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("unix", "http", "https") or not (
-            parts.path if parts.scheme == "unix" else parts.hostname
-        ):
-            raise ValueError(
-                f"{self.url!r} is not a URL such as https://pool.example.org or "
-                "unix:///run/nodepool/api.sock"
-            )
-        self._parts = parts
+        self.ssh_directory = ssh_directory
 
     def lease(
         self,
@@ -280,158 +204,6 @@ class Pool:
         )
         found = self.call("GET", f"/leases?{query}" if query else "/leases")["leases"]
         return [Lease(self, answer) for answer in found]
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        token: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        retry: float | None = None,
-    ) -> Any:
-        """Return the answer of a call below ``/api/v1``: parsed JSON, or a text.
-
-        :param retry: monotonic time until which it is repeated while the server cannot be reached,
-            or is busy.
-        """
-        while True:
-            try:
-                return self._call(method, path, body, token or self.token, headers or {})
-            except NodepoolError as error:
-                if (
-                    error.code not in UNAVAILABLE
-                    or retry is None
-                    or time.monotonic() + error.pause >= retry
-                ):
-                    raise
-                pause = error.pause
-            time.sleep(pause)
-
-    def relay(
-        self, path: str, body: Mapping[str, Any], token: str | None, stream: bool = False
-    ) -> Done:
-        """Return what the program of a call has written, and its status.
-
-        :param stream: its output is written to that of this program instead.
-        :raises TimeoutError: it has not ended within the body's ``timeout``.
-        """
-        deadline = time.monotonic() + body["timeout"]
-        outputs = self.outputs(stream)
-        connection = self._connection()
-        try:
-            connection.request(
-                "POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True)
-            )
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise _error(answer.status, answer.headers, answer.read())
-            while time.monotonic() < deadline:
-                head = answer.read(5)
-                if len(head) < 5:
-                    break
-                kind, length = struct.unpack(">BI", head)
-                data = answer.read(length)
-                if kind == 3:
-                    # Minus the number of a signal, as shells report it.
-                    status = int(data or b"255")
-                    return Done(status if status >= 0 else 128 - status, *map(_content, outputs))
-                if kind in (1, 2):
-                    outputs[kind - 1].write(data)
-                    outputs[kind - 1].flush()
-        except (OSError, http.client.HTTPException) as error:
-            raise NodepoolError(
-                "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
-            ) from error
-        finally:
-            connection.close()
-        if time.monotonic() >= deadline:
-            raise TimeoutError
-        raise NodepoolError(
-            "broken",
-            "The program was ended: the node, or the launcher's connection to it, no longer exists",
-        )
-
-    def outputs(self, stream: bool) -> list[ssh.Output]:
-        """Return where the output of a program goes: to that of this one, or to memory."""
-        return (
-            [sys.stdout.buffer, sys.stderr.buffer]
-            if stream
-            else [ssh.Kept(self.most_output), ssh.Kept(self.most_output)]
-        )
-
-    def _headers(self, token: str | None, body: bool) -> dict[str, str]:
-        if token and self._parts.scheme != "unix" and not is_protected(self.url):
-            raise NodepoolError(
-                "insecure",
-                f"{self.url}: a token is sent by https only, or to {', '.join(LOOPBACK)}; use "
-                "https",
-            )
-        found = {"Authorization": f"Bearer {token}"} if token else {}
-        return {**found, "Content-Type": "application/json"} if body else found
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        token: str | None,
-        headers: Mapping[str, str],
-    ) -> Any:
-        connection = self._connection()
-        sent = {**headers, **self._headers(token, body is not None)}
-        try:
-            connection.request(
-                method, f"/api/v1{path}", None if body is None else json.dumps(body), sent
-            )
-            answer = connection.getresponse()
-            data, status, kind = answer.read(), answer.status, answer.headers.get_content_type()
-        except (OSError, http.client.HTTPException) as error:
-            raise NodepoolError(
-                "unreachable", f"{self.url} cannot be reached: {error or type(error).__name__}"
-            ) from error
-        finally:
-            connection.close()
-        if status >= 400:
-            raise _error(status, answer.headers, data)
-        return (
-            json.loads(data)
-            if kind == "application/json" and data
-            else data.decode("utf-8", "replace")
-        )
-
-    def _connection(self) -> http.client.HTTPConnection:
-        parts, timeout = self._parts, POLL + TIMEOUT
-        if parts.scheme == "unix":
-            return _UnixConnection(parts.path, timeout)
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                parts.hostname or "", parts.port, timeout=timeout, context=context
-            )
-        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
-
-
-def _content(output: ssh.Output) -> bytes:
-    return output.content() if isinstance(output, ssh.Kept) else b""
-
-
-def _error(status: int, headers: email.message.Message, data: bytes) -> NodepoolError:
-    """Return the exception for an answer."""
-    problem: object = None
-    after = headers.get("Retry-After", "")
-    pause = min(max(LEAST_PAUSE, float(after)), POLL) if after.isdecimal() else RETRY
-    if headers.get_content_type().endswith("json"):
-        with contextlib.suppress(ValueError):
-            problem = json.loads(data)
-    code, text = f"http-{status}", data[:200].decode("utf-8", "replace") or f"status {status}"
-    if isinstance(problem, dict):
-        code, text = str(problem.get("code", code)), str(problem.get("detail", text))
-    kinds = {401: NotAllowed, 403: NotAllowed, 410: LeaseEnded, 429: NoCapacity}
-    if code in ("failed", "try-again"):
-        return NoCapacity(code, text, pause)
-    return kinds.get(status, NodepoolError)(code, text, pause)
 
 
 def _path(lease_id: str) -> str:
@@ -803,7 +575,7 @@ class Lease:
             raise NodepoolError("broken", str(error)) from error
         finally:
             self._check()
-        return Done(status, *map(_content, outputs))
+        return Done(status, *map(content_of, outputs))
 
     def write_ssh(self, directory: str | os.PathLike[str]) -> str:
         """Write ``ssh_config`` and ``known_hosts`` to a directory; return the path of the former.
