@@ -236,6 +236,16 @@ def test_image_that_another_builder_has_built_is_not_built_again(
     assert built.called
 
 
+def test_no_build_begins_when_the_builder_is_stopping(
+    zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, built: Mock
+) -> None:
+    """A build that ended without a result would be planned again until the worker is stopped."""
+    scene = Scene(zk, READY)
+    scene.state.stopping_at_once.set()
+    build_pass(scene, monkeypatch, scene.build_id)
+    assert not built.called
+
+
 def test_image_that_another_builder_builds_is_not_built(
     zk: ZooKeeper, other: ZooKeeper, monkeypatch: pytest.MonkeyPatch, built: Mock
 ) -> None:
