@@ -24,7 +24,7 @@ class NodePool:
     def __init__(self, securefile, configfile, watermark_sleep=1):
         self.args = (securefile, configfile)
         self.ready = False
-        self.feed = self.watchdog = None
+        self.config = self.feed = self.watchdog = None
         self._stop = threading.Event()
     def loadConfig(self):
         if not os.path.exists(self.args[1]):
