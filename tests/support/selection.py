@@ -3,9 +3,9 @@
 ``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is
 every test that takes at most `SHORT` seconds, each unknown one, each that notices a planted defect
 (``tests/world/guards``), and those marked ``core``, without those marked ``full`` or whose servers
-take long to build. The rest runs with ``tools/run-tests --rest``: one variant each of a part of the
-tests (`PART`, by their time), which the seed of the run chooses, so that many runs have run all of
-them; with ``--all`` each.
+take long to install or build. The rest runs with ``tools/run-tests --rest``: those marked ``core``,
+and one variant each of a part of the others (`PART`, by their time), which the seed of the run
+chooses, so that many runs have run all of them; with ``--all`` each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ DURATIONS = REPOSITORY / "tests" / "durations.json"
 SHORT = 0.3
 #: Shorter tests are not recorded: they are many, and make no difference.
 RECORDED = 0.2
-#: Marks of tests whose servers or images take longer to build than the short set may take, and of
-#: long ones.
-NEVER_SHORT = ("full", "real", "kubernetes", "gitea", "github")
+#: Marks of tests whose servers or images take longer to install or build than the short set may
+#: take, and of long ones.
+NEVER_SHORT = ("full", "real", "openstack", "kubernetes", "gitea", "github")
 #: Which part of the time of all tests of a stage the rest takes.
 PART = 1 / 10
-#: Seconds; longer tests, such as builds of packages, run only with all variants, except for those
-#: marked ``core``.
+#: Seconds; longer tests, such as builds of packages, run only with all variants.
 LONGEST = 60.0
 #: Tests that fail when a guard is taken away.
 GUARDING = {defect.found_by for defect in MUTATIONS.values()}
@@ -137,9 +136,10 @@ class Selection:
                 seconds = {
                     item.nodeid: max(self._lasts(item), RECORDED)
                     for item in chosen
-                    if self._lasts(item) <= LONGEST or _is_core(item)
+                    if self._lasts(item) <= LONGEST and not _is_core(item)
                 }
-                names = choose_part(seconds, config.getoption("randomly_seed", 0))
+                names = {item.nodeid for item in chosen if _is_core(item)}
+                names |= choose_part(seconds, config.getoption("randomly_seed", 0))
                 chosen = [item for item in chosen if item.nodeid in names]
             config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
             items[:] = chosen
