@@ -148,7 +148,7 @@ class Machine:
                 )
                 lease.give_back()
 
-    def start(self, purpose: str, password: str, told: Told) -> None:
+    def start(self, purpose: str, password: str, show: Told) -> None:
         """Lease a node and start the worker's program on it.
 
         :raises NodepoolError, NodeError: there is no node, or it is not usable.
@@ -163,7 +163,7 @@ class Machine:
             purpose=purpose[:200],
             notes=notes,
         )
-        self._wait(lease, time.monotonic() + seconds(settings.wait), told)
+        self._wait(lease, time.monotonic() + seconds(settings.wait), show)
         host, _, port = settings.master.rpartition(":")
         text = TAC.format(
             host=host, port=port, name=self._name, password=password, tls=settings.tls
@@ -175,7 +175,7 @@ class Machine:
             text.encode(),
         )
 
-    def _wait(self, lease: Lease, limit: float, told: Told) -> None:
+    def _wait(self, lease: Lease, limit: float, show: Told) -> None:
         shown = ""
         while lease.state != "held":
             why = lease.why or {}
@@ -195,10 +195,10 @@ class Machine:
                     else f"gave up after {self._settings.wait}: {text}"
                 )
             if text != shown:
-                told(text)
+                show(text)
                 shown = text
             lease.refresh(max(0.1, min(POLL, limit - time.monotonic())))
-        told(f"starting on node {lease.nodes[0].id}, lease {lease.id}")
+        show(f"starting on node {lease.nodes[0].id}, lease {lease.id}")
 
     def cancel(self) -> None:
         """Let ``start`` end soon if it waits for a node."""
@@ -307,13 +307,13 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         machine, reactor = self._new_machine(), self.master.reactor
         self._machine = machine
 
-        def told(text: str) -> None:
+        def show(text: str) -> None:
             reactor.callFromThread(_in_background, self._show(build, text))
 
         self._starting = True
         try:
             purpose = f"worker {self.name}, build {build.number} of {build.builder.name}"
-            await self._in_thread(lambda: machine.start(purpose, self.password, told))
+            await self._in_thread(lambda: machine.start(purpose, self.password, show))
         except (NodepoolError, NodeError, OSError, ValueError, subprocess.SubprocessError) as error:
             final = isinstance(error, NotAllowed) or (
                 isinstance(error, NodepoolError) and error.code in FINAL

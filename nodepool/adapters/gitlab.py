@@ -55,7 +55,7 @@ class SystemFailure(Exception):
     """The environment is broken; the text is for the log of the job. GitLab may try again."""
 
 
-def tell(text: str) -> None:
+def print_text(text: str) -> None:
     print(printable(text), flush=True)
 
 
@@ -149,7 +149,7 @@ def prepare(args: argparse.Namespace) -> None:
     wanted = job.timeout + AFTERWARDS
     lasts = wanted if me["longest"] is None else min(wanted, int(me["longest"]))
     if lasts < job.timeout:
-        tell(
+        print_text(
             f"The lease ends after {lasts} s, before the job's limit of {job.timeout} s: that is "
             "the longest allowed"
         )
@@ -157,7 +157,7 @@ def prepare(args: argparse.Namespace) -> None:
         "{project}", job.project
     )
 
-    def told(lease: Lease) -> None:
+    def show_state(lease: Lease) -> None:
         kept.write(lease)
         if lease.state != "held":
             why = lease.why or {}
@@ -166,7 +166,7 @@ def prepare(args: argparse.Namespace) -> None:
                 if why.get("queue_position")
                 else ""
             )
-            tell(
+            print_text(
                 f"Waiting for a node {label} (lease {lease.id}): "
                 f"{place}{why.get('text') or 'requested'}"
             )
@@ -177,7 +177,7 @@ def prepare(args: argparse.Namespace) -> None:
         wait=job.timeout if args.wait is None else args.wait,
         key=job.key,
         notes={"key": job.key},
-        told=told,
+        told=show_state,
         tenant=None if me["tenant"] else tenant,
         purpose=f"job {job.id} {job.name} of {job.project}"[:200],
     )
@@ -197,7 +197,7 @@ def prepare(args: argparse.Namespace) -> None:
             f"{done.stderr.decode(errors='replace').strip()[-500:]}"
         )
     node = lease.nodes[0]
-    tell(
+    print_text(
         f"Running on node {node.id} ({label}, {node.provider}), lease {lease.id}, until "
         f"{lease.ends:%H:%M:%S %Z}"
     )
@@ -376,13 +376,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             status: int | None = args.function(args)
             return status or 0
     except (NodepoolError, JobError, SystemFailure, OSError, ValueError) as error:
-        tell(f"nodepool: {error}")
+        print_text(f"nodepool: {error}")
         final = isinstance(error, JobError | NotAllowed) or (
             isinstance(error, NodepoolError) and error.code in FINAL
         )
         return _code("BUILD", 1) if final else _code("SYSTEM", 2)
     except Exception as error:
-        tell(f"nodepool: internal error: {type(error).__name__}: {error}")
+        print_text(f"nodepool: internal error: {type(error).__name__}: {error}")
         return _code("SYSTEM", 2)
 
 

@@ -80,7 +80,7 @@ class Subscription(Generic[V]):
         self._watched = watched
 
     @property
-    def look(self) -> Observation[V] | None:
+    def latest(self) -> Observation[V] | None:
         """Return the latest answer, or None before the first one.
 
         A watch whose answers are not read is removed eventually.

@@ -78,7 +78,7 @@ class LostRequests:
             if not contenders:
                 self._recycle(request_id, exists)
 
-    def taken(self, request_id: str) -> None:
+    def watch_lock(self, request_id: str) -> None:
         """Watch the lock of a request that another launcher processes now, if necessary.
 
         A launcher of 11.0.0 may release it unchanged.

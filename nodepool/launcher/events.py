@@ -156,7 +156,7 @@ class LauncherEvents:
             and self._state.zk is not None
             and (old is None or old._state != PENDING)
         ):
-            self._cleanup.lost.taken(request_id)
+            self._cleanup.lost.watch_lock(request_id)
         request = new or old
         if request is not None and request.requestor == MIN_READY:
             self._min_ready.wake()  # also when an entry of a dead launcher is deleted

@@ -153,7 +153,7 @@ class NodePool(threading.Thread):
         )
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
-        self.feed.subscribe(self.trends.heard)
+        self.feed.subscribe(self.trends.count)
         self.history = HistoryWriter(self.feed)
         self.reporter = Reporter(
             self.state, self.trends, self.explain, self.getReadiness, self._config_files
@@ -439,7 +439,7 @@ class NodePool(threading.Thread):
         for key, worker in list(self._pool_threads.items()):
             if key not in wanted:
                 self.log.info("Pool %s is no longer configured", worker.label)
-                worker.leave()
+                worker.retire()
                 self._leaving.append(worker)
                 del self._pool_threads[key]
             elif not worker.is_alive() and worker.ident is not None:

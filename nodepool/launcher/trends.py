@@ -66,7 +66,7 @@ class Trends:
         #: Label -> when (UNIX seconds) requests for it were fulfilled.
         self._served: Numbers = {}
 
-    def heard(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         if event.get("before") == BUILDING or event.get("state") == FULFILLED:  # few of the events
             with self._lock:
                 self._take(event)

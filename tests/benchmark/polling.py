@@ -51,7 +51,7 @@ class World:
         watch: list[Subscription[str]] = []
 
         def told() -> None:
-            look = watch[0].look
+            look = watch[0].latest
             if look is not None and look.value and not watch[0].ended:
                 self.delays.append(self.clock.now - self.done[key])
                 watch[0].end()

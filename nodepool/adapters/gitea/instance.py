@@ -74,7 +74,7 @@ class Runners:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def tell(self, jobs: Sequence[Job]) -> None:
+    def update(self, jobs: Sequence[Job]) -> None:
         """Take the queue; the fleet learns how many runners are missing, and which are busy."""
         alive = {runner.name: runner for runner in self.fleet.runners()}
         with self._lock:
@@ -227,7 +227,7 @@ class Instance:
             )
         self._unserved = unserved
         for each in self.runners:
-            each.tell(jobs)
+            each.update(jobs)
 
     def sweep(self) -> None:
         """Compare the registrations with the runners; remove those that have none."""

@@ -48,7 +48,7 @@ def note(text: str) -> None:
     print(printable(f"nodepool: {text}"), file=sys.stderr, flush=True)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a text that may contain what others have written."""
     print(printable(text), flush=True)
 

@@ -24,7 +24,7 @@ from nodepool.cmd.commands.context import (
     add_json,
     add_listing,
     note,
-    say,
+    print_text,
     user,
 )
 from nodepool.cmd.commands.foreground import Foreground
@@ -256,14 +256,14 @@ def _print(args: argparse.Namespace, lease: Lease) -> None:
         print(json.dumps(as_json(lease)), flush=True)
         return
     if args.shell:
-        say(f"export {VARIABLE}={lease.id}")
+        print_text(f"export {VARIABLE}={lease.id}")
         return
     end = "until this command ends" if args.time is None else f"for {_span(lease)}"
-    say(f"Lease {lease.id} {end}")
+    print_text(f"Lease {lease.id} {end}")
     for name, node in ssh.names(lease.nodes):
         why = ssh.unreachable(node)
         how = why if why is not None else f"nodepool lease ssh {lease.id}/{name[1:]}"
-        say(f"  {describe(node)}\n      {how}")
+        print_text(f"  {describe(node)}\n      {how}")
 
 
 class _Renewal:
@@ -402,7 +402,7 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
     if context.args.json:
         print(json.dumps(as_json(lease)))
         return
-    say(f"Lease {lease.id}")
+    print_text(f"Lease {lease.id}")
     created = (
         time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(lease.terms.created))
         if lease.terms.created
@@ -419,9 +419,9 @@ def show(context: Context, _leases: Leases, lease: Lease) -> None:
         ("Lost nodes", lease.lost or None),
     ):
         if value not in (None, ""):
-            say(f"  {title}: {one_line(value)}")
+            print_text(f"  {title}: {one_line(value)}")
     for node in lease.nodes:
-        say(f"  Node {describe(node)}")
+        print_text(f"  Node {describe(node)}")
 
 
 @_of_lease
@@ -432,7 +432,7 @@ def give_back(_context: Context, leases: Leases, lease: Lease) -> None:
 
 @_of_lease
 def renew(context: Context, leases: Leases, lease: Lease) -> None:
-    say(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time))}")
+    print_text(f"Lease {lease.id} ends in {_span(leases.renew(lease.id, context.args.time))}")
 
 
 @_of_lease

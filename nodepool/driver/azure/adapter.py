@@ -190,7 +190,7 @@ class AzureAdapter(MachineAdapter):
                 f"virtual machine {job.name} exists already and belongs to another node"
             )
 
-    def look(self, keys: Sequence[str]) -> dict[str, View]:
+    def observe(self, keys: Sequence[str]) -> dict[str, View]:
         """Return the machines from their list, and lists of interfaces and addresses for new
         ones.
         """
@@ -247,7 +247,7 @@ class AzureAdapter(MachineAdapter):
         if operation is not None:
             try:
                 self.read(
-                    "get_operation", lambda: self.arm.look(operation, f"virtual machine {job.name}")
+                    "get_operation", lambda: self.arm.poll(operation, f"virtual machine {job.name}")
                 )
             except api.OperationFailed as error:
                 code, message = error.code, error.message

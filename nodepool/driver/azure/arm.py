@@ -149,7 +149,7 @@ class Arm:
             return str(url), False
         return None
 
-    def look(self, operation: tuple[str, bool], what: str) -> tuple[bool, Any, float]:
+    def poll(self, operation: tuple[str, bool], what: str) -> tuple[bool, Any, float]:
         """Return whether it is done, its result, and the seconds until the next poll.
 
         :raises OperationFailed:
@@ -183,7 +183,7 @@ class Arm:
             return answer.body
         until = time.monotonic() + OPERATION_LIMIT
         while True:
-            done, told, seconds = ask("get_operation", lambda: self.look(operation, what))
+            done, told, seconds = ask("get_operation", lambda: self.poll(operation, what))
             if done:
                 return told
             if time.monotonic() > until:

@@ -231,7 +231,7 @@ class BackingRequests(abc.ABC):
             if record is None or record.node_id is not None or record.taking:
                 return
             if request is None:
-                self.gone(record, actions)
+                self.fail_without_request(record, actions)
             elif request.state == FAILED:
                 self.fail(record, f"Backing node failed: request {request_id}", actions)
             elif request.state == FULFILLED and request.nodes:
@@ -242,7 +242,7 @@ class BackingRequests(abc.ABC):
                     lambda: self.in_background(self._take_over, record, request_id, node_id)
                 )
 
-    def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+    def fail_without_request(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         self.fail(
             record, f"Backing node failed: request {record.request_id} no longer exists", actions
         )

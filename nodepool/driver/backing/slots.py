@@ -122,7 +122,7 @@ class BackingSlots(BackingRequests):
                 and not record.taking
                 and self.zk.getCachedRequest(record.request_id) is None
             ):
-                self.gone(record, actions)
+                self.fail_without_request(record, actions)
             if backing_node is not None:
                 self._waiting.pop(machine.node_id, None)
         return backing_node

@@ -142,7 +142,7 @@ class MachineAdapter(Adapter):
         self.sold_out: SoldOut[Offer] = SoldOut()
         self.watched: Poller[Any] = Poller(
             f"machines of {provider_config.name}",
-            self.look,
+            self.observe,
             self.calls.run,
             self.calls.timers,
             batch=BATCH,
@@ -184,7 +184,7 @@ class MachineAdapter(Adapter):
         """
 
     @abstractmethod
-    def look(self, keys: Sequence[str]) -> Mapping[str, Any]:
+    def observe(self, keys: Sequence[str]) -> Mapping[str, Any]:
         """Return what exists of these machines now, by name."""
 
     @abstractmethod
@@ -342,7 +342,7 @@ class MachineAdapter(Adapter):
         for _ in range(CONFIRM):
             left = [key for key in wanted if key not in found]
             if left:
-                found.update(self.look(left))
+                found.update(self.observe(left))
         return [each for each in external_ids if self.is_lost(found.get(str(each)))]
 
     def is_lost(self, view: Any) -> bool:
@@ -451,7 +451,7 @@ class DeleteMachine(SteppedMachine):
     def _wait_deleted(self, key: str, since: float) -> Steps[bool]:
         """Wait until nothing exists. Return False if the deletion has to be requested again."""
         watch = self.adapter.watched.watch(key, self._wake, "delete")
-        while (answer := watch.look) is None or not self.adapter.is_deleted(key, answer.value):
+        while (answer := watch.latest) is None or not self.adapter.is_deleted(key, answer.value):
             if time.monotonic() - since > ASK_AGAIN:
                 self.log.warning(
                     "%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN

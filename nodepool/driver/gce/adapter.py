@@ -206,7 +206,7 @@ class GceAdapter(MachineAdapter):
         job.begun = False  # it is of others
         return False
 
-    def look(self, keys: Sequence[str]) -> dict[str, View]:
+    def observe(self, keys: Sequence[str]) -> dict[str, View]:
         """Return the instances of these names, or the operations that create them."""
         instances: dict[str, dict[str, Any]] = {}
         for zone in self.provider.zones:

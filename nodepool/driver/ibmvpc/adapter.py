@@ -263,7 +263,7 @@ class IBMVPCAdapter(MachineAdapter):
             body["user_data"] = label.user_data
         return body
 
-    def look(self, keys: Sequence[str]) -> dict[str, View]:
+    def observe(self, keys: Sequence[str]) -> dict[str, View]:
         wanted = set(keys)
         servers = {
             str(each["name"]): each
@@ -351,7 +351,7 @@ class IBMVPCAdapter(MachineAdapter):
         )
 
     def remove(self, key: str) -> bool:
-        view = self.look([key]).get(key)
+        view = self.observe([key]).get(key)
         if view is None:
             return False
         asked = []

@@ -129,7 +129,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             if problem:
                 self.log.warning("Listing slivers of host %s failed: %s", host.name, problem)
         for host in hosts:
-            host.look()
+            host.refresh()
         return found
 
     def listInstances(self) -> Iterable[NodeManagerInstance]:

@@ -140,7 +140,7 @@ class ManagedHost:
 
         def run() -> T:
             if not patient and not self.usable:
-                self.look()
+                self.refresh()
                 raise RpcError(self.problem)
             try:
                 return function()
@@ -185,7 +185,7 @@ class ManagedHost:
                 self.gone = self._answers = False
                 self._asked = -math.inf
         self.forget()
-        self.look()
+        self.refresh()
 
     # -- known state
 
@@ -219,7 +219,7 @@ class ManagedHost:
         with self._lock:
             self._list = None
 
-    def look(self) -> Future[None] | None:
+    def refresh(self) -> Future[None] | None:
         """Ask for the capacity in the background if that is due; return the last query."""
         with self._lock:
             ttl = PROBE_AGAIN if not self._answers else LOOK_AGAIN if self._stale else CAPACITY_TTL
@@ -265,7 +265,7 @@ class ManagedHost:
     @property
     def capacity(self) -> dict[str, Any] | None:
         """Return the last known capacity; None: not known yet. Never waits."""
-        self.look()
+        self.refresh()
         return self._capacity
 
     @property
@@ -361,7 +361,7 @@ class Hosts:
 
     def start(self, timeout: float) -> None:
         """Poll all hosts; wait until each has answered or failed, for at most `timeout` seconds."""
-        wait([query for host in self.all() if (query := host.look()) is not None], timeout)
+        wait([query for host in self.all() if (query := host.refresh()) is not None], timeout)
 
     def stop(self) -> None:
         for host in list(self._hosts.values()):
@@ -391,7 +391,7 @@ class Hosts:
         if host is None:
             self._log.info("Host %s has announced itself: %s", options.name, options.url)
             host = self._hosts[options.name] = self._make(options)
-            host.look()
+            host.refresh()
         else:
             host.update(options)
 

@@ -324,7 +324,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         watch = self.adapter.watched_ips.watch(floating_ip["id"], self._wake, "attach")
         while True:
             yield Wait(watch=watch)
-            look = watch.look
+            look = watch.latest
             if look is not None and look.value is not None and look.value["status"] == "ACTIVE":
                 watch.end()
                 return look.value

@@ -98,7 +98,7 @@ class SteppedMachine(StateMachine):
         """
         while True:
             yield Wait(watch=watch)
-            if (answer := watch.look) is not None:
+            if (answer := watch.latest) is not None:
                 return answer
 
     def sleep(self, seconds: float) -> Steps[None]:

@@ -65,7 +65,7 @@ class Slots:
         return [index for index, node in enumerate(self.nodes) if node is None]
 
     @property
-    def taken(self) -> list[zk.Node]:
+    def occupied(self) -> list[zk.Node]:
         return [node for node in self.nodes if node is not None]
 
 
@@ -213,7 +213,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         try:
             slots = self._slots(host)
             template = None
-            if slots.empty or (update and slots.taken):
+            if slots.empty or (update and slots.occupied):
                 template = self._template(pool, static_node)
             if template is not None and self._warned.pop(host, None) is not None:
                 self._announced.discard(host)
@@ -239,7 +239,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
                 if template is None:
                     return True
                 if update:
-                    for node in slots.taken:
+                    for node in slots.occupied:
                         self._update(node, template)
                 if slots.empty:
                     self._fill(host, template)

@@ -342,7 +342,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
 
     # -- stopping
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Release all requests, then stop: the pool is no longer configured.
 
         Unregister now; the thread ends when the last handler has ended.

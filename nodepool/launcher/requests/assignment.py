@@ -224,7 +224,7 @@ class Assignment(threading.Thread):
             self._check_moves = self._check_moves and not ready
             decide = ready and self.queue.is_due
         if check_moves:
-            self._moves.look()
+            self._moves.check()
         if decide:
             self._decide_round()
 

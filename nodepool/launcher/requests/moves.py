@@ -59,7 +59,7 @@ class Moves:
         #: About the requests that wait here.
         self.questions: WeakKeyDictionary[RequestHandler, Question] = WeakKeyDictionary()
 
-    def look(self) -> None:
+    def check(self) -> None:
         self.due = math.inf
         workers = self._state.workers
         paused = [h for worker in workers.values() for h in list(worker.paused_handlers)]

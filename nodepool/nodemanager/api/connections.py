@@ -80,7 +80,7 @@ class Connection(Waiter):
         """Return the answer, in a thread; None: there is none, or it has been sent."""
         if self.parked is not None:
             found = self.parked.check()
-            return self.parked if found is None else desk.told(self.caller, found)
+            return self.parked if found is None else desk.encode(self.caller, found)
         self.caller = self.peer.resolve()
         if self.dead:  # its ids may belong to another caller now
             return None
@@ -266,7 +266,7 @@ class Connections:
 
     def late(self, connection: Connection) -> None:
         if connection.state == PARKED and connection.parked is not None:
-            self._answer(connection, self._desk.told(connection.caller, connection.parked.late))
+            self._answer(connection, self._desk.encode(connection.caller, connection.parked.late))
         elif connection.state == READING:
             self._answer(connection, refusal(Refused(408, "the request took too long")))
         else:

@@ -201,10 +201,10 @@ class Desk:
                 return result
         except Fault as fault:
             return xml_answer(xml_rpc.fault(fault.code, fault.text))
-        return self.told(caller, result)
+        return self.encode(caller, result)
 
     @staticmethod
-    def told(caller: Caller, result: object) -> bytes:
+    def encode(caller: Caller, result: object) -> bytes:
         """Return the XML answer with a result."""
         try:
             return xml_answer(xml_rpc.response(result))

@@ -53,7 +53,7 @@ class Cores:
         self.nodes = set(usable) or set(nodes.values()) or {0}
         self._reserved: dict[str, tuple[frozenset[int], bool]] = {}
 
-    def taken(self) -> set[int]:
+    def reserved(self) -> set[int]:
         return {core for cores, _ in self._reserved.values() for core in cores}
 
     def of(self, name: str) -> tuple[frozenset[int], bool] | None:
@@ -77,7 +77,7 @@ class Cores:
         :raises CgroupError: fewer are free; one must stay for everything else.
         """
         mine, _ = self._reserved.get(name, (frozenset(), False))
-        free = set(self._all) - self.taken()
+        free = set(self._all) - self.reserved()
         if count - len(mine) > len(free) - 1:
             raise CgroupError(
                 f"nm_cpu_cores: {count} cores requested, {max(0, len(free) - 1) + len(mine)} "
@@ -110,7 +110,7 @@ class Cores:
 
     def placement(self, name: str | None) -> tuple[set[int], set[int]]:
         """Return CPUs and memory nodes of a sliver; None: the shared ones."""
-        shared = set(self._all) - self.taken()
+        shared = set(self._all) - self.reserved()
         own, both = (
             self._reserved.get(name, (frozenset(), True))
             if name is not None

@@ -47,7 +47,7 @@ class Busy(Exception):
     """The daemon still has slivers; the text has their names."""
 
 
-def say(**message: object) -> None:
+def report(**message: object) -> None:
     print(f"{MARK}{json.dumps(message)}", flush=True)
 
 
@@ -247,7 +247,7 @@ class Place:
         except OSError as error:
             raise PushError(f"{self.directory} cannot be removed: {error}") from None
 
-    def leave(self) -> None:
+    def remove_shared(self) -> None:
         """Remove the shared files if this was the last daemon here."""
         with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
             # Shared by all processes at work here, including this one, which may make its own lock
@@ -281,7 +281,7 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
         again = True
         if pid is None:
             raise PushError("the node manager has ended")
-        say(state="ready", socket=str(place.socket), root=os.geteuid() == 0)
+        report(state="ready", socket=str(place.socket), root=os.geteuid() == 0)
         try:
             process = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -298,7 +298,7 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
         finally:
             if process >= 0:
                 os.close(process)
-        say(state="ended")
+        report(state="ended")
         pause = (
             RESTART_WAIT if time.monotonic() - started > 60 else min(2 * pause, RESTART_WAIT_MAX)
         )
@@ -317,7 +317,7 @@ def serve(argv: list[str]) -> int:
         with contextlib.suppress(PushError, OSError), place.locked():
             if place.pid() is None:  # else a launcher came back in the last moment
                 service.remove_tree(place.directory)
-                place.leave()
+                place.remove_shared()
                 service.forget(place.name)
     return status
 
@@ -340,12 +340,12 @@ def main() -> int:
                 if place.read("owner") in ("", job["owner"]):
                     place.clear(force=False)
                     service.forget(place.name)
-                place.leave()
-            say(state="removed")
+                place.remove_shared()
+            report(state="removed")
     except Busy as busy:
-        say(state="busy", text=str(busy))
+        report(state="busy", text=str(busy))
     except (PushError, background.PidFileError, OSError) as error:
-        say(state="failed", text=str(error) or type(error).__name__)
+        report(state="failed", text=str(error) or type(error).__name__)
         return 1
     return 0
 

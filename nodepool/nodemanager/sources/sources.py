@@ -166,10 +166,10 @@ class SlicesXmlSource:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.look()
+            self.fetch()
             self._stop.wait(self._interval * (1 + JITTER * random.random()))
 
-    def look(self) -> bool:
+    def fetch(self) -> bool:
         """Fetch once; return True when an update was delivered."""
         try:
             return self._fetch_once()

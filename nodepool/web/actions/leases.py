@@ -346,7 +346,7 @@ class LeaseCalls:
         poll = _Poll(self, lease_id, self.monotonic() + wait, identity, while_in, token, created)
         return poll.read() or poll
 
-    def gone(self, lease_id: str) -> Refused:
+    def ended(self, lease_id: str) -> Refused:
         ended = self.waiting.ended(lease_id)
         code, text = ended or ("ended", f"Lease {lease_id} does not exist, or has ended")
         return Refused(http.HTTPStatus.GONE, code, text)
@@ -358,7 +358,7 @@ class LeaseCalls:
         """
         lease = self.leases.get(call.names["id"])
         if lease is None:
-            raise self.gone(call.names["id"])
+            raise self.ended(call.names["id"])
         if not _may_use(call.identity, lease):
             raise _forbidden("not-allowed", f"Lease {lease.id} belongs to {lease.terms.owner}")
         return lease
@@ -537,7 +537,7 @@ class _Poll(Later):
                 self._deadline = min(self._deadline, self._gone + GRACE)
                 if now < self._deadline:
                     return None
-            raise self._calls.gone(self._lease_id)
+            raise self._calls.ended(self._lease_id)
         if lease.state in self._while_in and now < self._deadline:
             self._seen = True
             return None

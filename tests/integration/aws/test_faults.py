@@ -176,7 +176,7 @@ def test_absence_is_confirmed(bench: LauncherBench, aws: AwsCloud) -> None:
     wait_for(lambda: len(aws.proxy.seen("TerminateInstances")) >= 1, 10, "asked to terminate")
     wait_for(lambda: adapter(bench).watched_instances._watches, 10, "looks at it")
     (watch,) = adapter(bench).watched_instances._watches
-    wait_for(lambda: watch.look is not None, 10, "has looked")
+    wait_for(lambda: watch.latest is not None, 10, "has looked")
     assert bench.zk.getNode(node_id) is not None, "it still runs, so the record stays"
     aws.ec2.terminate_instances(InstanceIds=[node.external_id["instance"]])
     bench.wait_gone(node_id)

@@ -96,24 +96,24 @@ NOBLE = frozenset({"noble"})
 def test_jobs_with_other_labels_are_not_counted() -> None:
     runners = fleet_of(Recorded(), labels=("gpu:host", "self-hosted:host"))
     labels = [{"self-hosted", "gpu"}, {"gpu"}, {"noble"}, {"self-hosted", "gpu", "big"}]
-    runners.tell([Job(number, "a", frozenset(each)) for number, each in enumerate(labels)])
+    runners.update([Job(number, "a", frozenset(each)) for number, each in enumerate(labels)])
     assert free(runners) == 1
 
 
 def test_warm_runners_are_kept_without_jobs_and_are_not_added_to_those() -> None:
     runners = fleet_of(Recorded(), least=2)
-    runners.tell([])
+    runners.update([])
     assert free(runners) == 2
-    runners.tell([Job(number, "a", NOBLE) for number in range(3)])
+    runners.update([Job(number, "a", NOBLE) for number in range(3)])
     assert free(runners) == 3
 
 
 def test_runner_that_has_a_job_is_busy_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     runners = fleet_of(Recorded())
     found = with_runners(runners, monkeypatch, **{"np-a": IDLE, "np-b": IDLE})
-    runners.tell([Job(1, "check", NOBLE, "np-a"), Job(2, "other", NOBLE, "another")])
+    runners.update([Job(1, "check", NOBLE, "np-a"), Job(2, "other", NOBLE, "another")])
     assert [(each.state, each.job) for each in found.values()] == [(BUSY, "check"), (IDLE, "")]
-    runners.tell([])
+    runners.update([])
     assert found["np-a"].state == BUSY
 
 
@@ -122,18 +122,18 @@ def test_each_forgejo_job_gets_one_runner(monkeypatch: pytest.MonkeyPatch) -> No
     api = Recorded(binds=True)
     runners = fleet_of(api)
     jobs = [Job(2, "two", NOBLE, handle="h-2"), Job(1, "one", NOBLE, handle="h-1")]
-    runners.tell(jobs)
+    runners.update(jobs)
     assert free(runners) == 2
     found = with_runners(runners, monkeypatch, **{"np-a": STARTING, "np-b": STARTING})
     runners.register("np-a")
     assert api.registered == [("np-a", jobs[1])], "the oldest first"
     assert (found["np-a"].state, found["np-a"].job, free(runners)) == (BUSY, "one", 1)
-    runners.tell(jobs)
+    runners.update(jobs)
     assert free(runners) == 1, "the first one has its runner, although the forge still lists it"
     runners.register("np-b")
     assert api.registered[1][1] == jobs[0]
     del found["np-a"]
-    runners.tell(jobs[1:])
+    runners.update(jobs[1:])
     assert free(runners) == 1, "its runner has ended without it"
 
 
@@ -265,7 +265,7 @@ def test_job_that_the_queue_no_longer_has_is_finished(
 ) -> None:
     runners = fleet_of(Recorded(binds))
     found = with_runners(runners, monkeypatch, **{"np-a": BUSY, "np-b": BUSY, "np-c": IDLE})
-    runners.tell([Job(1, "check", frozenset(["noble"]), runner="np-a")])
+    runners.update([Job(1, "check", frozenset(["noble"]), runner="np-a")])
     assert [found[name].finished for name in ("np-a", "np-b", "np-c")] == [False, finished, False]
 
 

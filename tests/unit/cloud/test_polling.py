@@ -42,14 +42,14 @@ def test_only_watched_ids_are_asked_for_and_absence_is_told() -> None:
     woken: list[str] = []
     a = cloud.watched.watch("a", lambda: woken.append("a"))
     b = cloud.watched.watch("b", lambda: woken.append("b"))
-    assert a.look is None
+    assert a.latest is None
     cloud.timers.pass_time(1)
     assert cloud.questions[0][1] == ["a", "b"]
     assert sorted(woken[:2]) == ["a", "b"]
-    assert a.look is not None
-    assert a.look.value == "running"
-    assert b.look is not None
-    assert b.look.value is None
+    assert a.latest is not None
+    assert a.latest.value == "running"
+    assert b.latest is not None
+    assert b.latest.value is None
 
 
 def test_one_question_per_batch() -> None:
@@ -84,13 +84,13 @@ def test_a_failed_look_harms_nobody_and_is_tried_again() -> None:
     cloud.timers.pass_time(5)
     assert len(cloud.questions) >= 2
     assert woken == []
-    assert watch.look is None
+    assert watch.latest is None
     cloud.broken = False
     cloud.things["a"] = "running"
     cloud.timers.pass_time(CEILING)
     assert woken
-    assert watch.look is not None
-    assert watch.look.value == "running"
+    assert watch.latest is not None
+    assert watch.latest.value == "running"
 
 
 def test_an_object_that_cannot_be_looked_at_harms_no_other() -> None:
@@ -100,18 +100,18 @@ def test_an_object_that_cannot_be_looked_at_harms_no_other() -> None:
     a, bad = cloud.watched.watch("a", lambda: None), cloud.watched.watch("bad", lambda: None)
     cloud.timers.pass_time(FLOOR)
     assert cloud.questions[0][1] == ["a", "bad"]
-    assert a.look is not None and a.look.value == "running"
-    assert bad.look is None
+    assert a.latest is not None and a.latest.value == "running"
+    assert bad.latest is None
     cloud.timers.pass_time(20)
     later = [ids for _, ids in cloud.questions[1:]]
     assert ["a"] in later and ["bad"] in later and ["a", "bad"] not in later, (
         "it is asked for by itself"
     )
-    assert bad.look is None, "nobody takes it for absent"
+    assert bad.latest is None, "nobody takes it for absent"
     assert later.count(["bad"]) < later.count(["a"])
     cloud.refused = set()
     cloud.timers.pass_time(2 * CEILING)
-    assert bad.look is not None and bad.look.value == "running"
+    assert bad.latest is not None and bad.latest.value == "running"
 
 
 def test_what_the_first_look_finds_done_is_expected_sooner() -> None:
@@ -120,10 +120,10 @@ def test_what_the_first_look_finds_done_is_expected_sooner() -> None:
     for takes in (20.0,) * 9 + (4.0,) * 20:
         watch = cloud.watched.watch("a", lambda: None, "launch")
         started = cloud.clock.now
-        while watch.look is None or watch.look.asked - started < takes:
+        while watch.latest is None or watch.latest.asked - started < takes:
             cloud.timers.pass_time(FLOOR / 4)
         watch.end()
-        seen = watch.look.asked - started
+        seen = watch.latest.asked - started
     assert seen - 4.0 <= 2 * FLOOR
 
 
@@ -171,10 +171,10 @@ def test_an_answer_asked_for_before_the_watch_began_does_not_count() -> None:
     cloud.clock.now += 1
     second = cloud.watched.watch("a", lambda: None)
     future.set_result(answer)
-    assert first.look is not None
-    assert second.look is None
+    assert first.latest is not None
+    assert second.latest is None
     cloud.timers.pass_time(5)
-    assert second.look is not None
+    assert second.latest is not None
 
 
 def test_a_hanging_question_holds_only_its_own_ids() -> None:
@@ -187,7 +187,7 @@ def test_a_hanging_question_holds_only_its_own_ids() -> None:
     hung = cloud.executor.kept.pop()
     watch = cloud.watched.watch("b", lambda: None)
     cloud.timers.pass_time(20)
-    assert watch.look is not None
+    assert watch.latest is not None
     assert ["hangs"] not in [ids for _, ids in cloud.questions]
     hung[1].set_exception(CloudError(ErrorKind.TRANSIENT))
     cloud.timers.pass_time(CEILING)
@@ -199,7 +199,7 @@ def test_a_watch_that_nobody_reads_is_dropped() -> None:
     watch = cloud.watched.watch("a", lambda: None)
     cloud.timers.pass_time(590)
     assert not watch.ended
-    assert watch.look is not None
+    assert watch.latest is not None
     cloud.timers.pass_time(590)
     assert not watch.ended
     cloud.timers.pass_time(30)
@@ -226,7 +226,7 @@ def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
             watches[key] = cloud.watched.watch(key, lambda: None, "launch")
         cloud.broken = broken
         cloud.timers.pass_time(seconds)
-        assert all(each.look is None or each.look.value is None for each in watches.values())
+        assert all(each.latest is None or each.latest.value is None for each in watches.values())
     cloud.broken = False
     asked: dict[str, float] = {}
     cloud.questions.clear()
@@ -249,7 +249,7 @@ def changes(cloud: Cloud, after: float, count: int = 30) -> tuple[float, float]:
     for number in range(count):
         key, before, begun = f"i{number}", len(cloud.questions), cloud.clock.now
         watch = cloud.watched.watch(key, lambda: None, "launch")
-        while watch.look is None or watch.look.value is None:
+        while watch.latest is None or watch.latest.value is None:
             cloud.timers.pass_time(0.05)
             if cloud.clock.now - begun >= after:
                 cloud.things[key] = "running"

@@ -256,11 +256,11 @@ def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) ->
     return result
 
 
-def test_disconnected_launcher_does_not_loop_until_it_may_look_at_moves(
+def test_disconnected_launcher_does_not_loop_until_it_may_check_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assignment, looks = make(Tree(), Worker("one")), Mock()
-    monkeypatch.setattr(assignment._moves, "look", looks)
+    monkeypatch.setattr(assignment._moves, "check", looks)
     monkeypatch.setattr(assignment.state.zk, "connected", False)
     assignment._moves.due = hand(assignment).monotonic() - 1
     assignment._pass()

@@ -281,7 +281,10 @@ def test_new_request_is_only_reported_to_the_assignment(parts: Parts) -> None:
 def test_request_that_somebody_has_accepted_is_watched_once(parts: Parts) -> None:
     new = request(records.PENDING)
     told = f"assignment.request_changed('200-1', {new!r})"
-    assert parts.request_changed("200-1", request(), new) == {told, "cleanup.lost.taken('200-1')"}
+    assert parts.request_changed("200-1", request(), new) == {
+        told,
+        "cleanup.lost.watch_lock('200-1')",
+    }
     assert parts.request_changed("200-1", new, new) == {told}
 
 

@@ -47,7 +47,7 @@ class Bench:
         """Who is asked now, and who would be asked next."""
         for worker in self.workers.values():
             worker.ask.reset_mock()
-        self.moves.look()
+        self.moves.check()
         return [
             name + "".join(other.launcher_id for other in each.args[2])
             for name, worker in self.workers.items()

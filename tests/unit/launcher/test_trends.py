@@ -51,17 +51,17 @@ def request(at: float, requestor: str = "zuul", seconds: object = 2.0) -> Event:
 def test_launches_and_waits() -> None:
     clock = Clock()
     trends = Trends(clock)
-    trends.heard(node(clock.now, "ready", seconds=4.0))
-    trends.heard(node(clock.now, "failed"))
-    trends.heard(node(clock.now, "in-use", before="ready"))
-    trends.heard({"type": "node-created", "time": clock.now, "state": "ready", "labels": ["a"]})
-    trends.heard(request(clock.now))
-    trends.heard(request(clock.now, MIN_READY))
+    trends.count(node(clock.now, "ready", seconds=4.0))
+    trends.count(node(clock.now, "failed"))
+    trends.count(node(clock.now, "in-use", before="ready"))
+    trends.count({"type": "node-created", "time": clock.now, "state": "ready", "labels": ["a"]})
+    trends.count(request(clock.now))
+    trends.count(request(clock.now, MIN_READY))
     assert trends.labels() == {"a": {"launch": 4.0, "wait": 2.0}}
     last = trends.chart()[-1]
     assert (last["ready"], last["failed"], last["launch"], last["wait"]) == (1, 1, 4.0, 2.0)
     clock.now += 60
-    trends.heard(request(clock.now))
+    trends.count(request(clock.now))
     assert trends.labels()["a"]["a_minute"] == 2.0
 
 
@@ -69,10 +69,10 @@ def test_launches_that_end_without_a_ready_node_count_as_failed_once() -> None:
     clock = Clock()
     trends = Trends(clock)
     for state in ("failed", "aborted", "deleting"):
-        trends.heard(node(clock.now, state))
-        trends.heard(node(clock.now, "deleting", before=state))
-    trends.heard({"type": "node-removed", "time": clock.now, "before": "building", "labels": ["a"]})
-    trends.heard({"type": "node-removed", "time": clock.now, "before": "deleting", "labels": ["a"]})
+        trends.count(node(clock.now, state))
+        trends.count(node(clock.now, "deleting", before=state))
+    trends.count({"type": "node-removed", "time": clock.now, "before": "building", "labels": ["a"]})
+    trends.count({"type": "node-removed", "time": clock.now, "before": "deleting", "labels": ["a"]})
     assert (trends.chart()[-1]["ready"], trends.chart()[-1]["failed"]) == (0, 4)
 
 
@@ -81,7 +81,7 @@ def test_rate_of_requests_that_are_no_longer_served_is_no_estimate() -> None:
     trends = Trends(clock)
     for _ in range(10):
         clock.now += 8
-        trends.heard(request(clock.now))
+        trends.count(request(clock.now))
     clock.now += 20
     assert trends.labels()["a"]["a_minute"] == 6.522
     clock.now += 40
@@ -92,14 +92,14 @@ def test_durations_of_wrong_clocks_are_ignored() -> None:
     clock = Clock()
     trends = Trends(clock)
     for seconds in (None, "x", -1.0, float("nan"), 10**400):
-        trends.heard(node(clock.now, "ready", seconds=seconds))
+        trends.count(node(clock.now, "ready", seconds=seconds))
     assert trends.labels() == {} and trends.chart()[-1]["ready"] == 5
 
 
 def test_old_buckets_go() -> None:
     clock = Clock()
     trends = Trends(clock)
-    trends.heard(node(clock.now, "ready", seconds=4.0))
+    trends.count(node(clock.now, "ready", seconds=4.0))
     clock.now += BUCKET * BUCKETS
     chart = trends.chart()
     assert len(chart) == BUCKETS and not any(row["ready"] for row in chart)
@@ -110,12 +110,12 @@ def test_clock_that_is_set_back_ends_no_chart() -> None:
     trends = Trends(clock)
     for _ in range(BUCKETS + 1):
         clock.now += BUCKET
-        trends.heard(node(clock.now, "ready", seconds=4.0))
-        trends.heard(request(clock.now))
+        trends.count(node(clock.now, "ready", seconds=4.0))
+        trends.count(request(clock.now))
     clock.now -= 2 * BUCKET * BUCKETS
     for _ in range(2):
         clock.now += BUCKET
-        trends.heard(node(clock.now, "ready", seconds=4.0))
+        trends.count(node(clock.now, "ready", seconds=4.0))
     assert [row["ready"] for row in trends.chart()[-3:]] == [0, 1, 1]
     assert "a_minute" not in trends.labels()["a"]
 
@@ -125,7 +125,7 @@ def test_history_before_this_process() -> None:
     clock = Clock()
     then = clock.now - 2 * BUCKET
     trends = Trends(clock)
-    trends.heard(node(clock.now, "ready", seconds=4.0))
+    trends.count(node(clock.now, "ready", seconds=4.0))
     old, own = (
         node(then - BUCKET * BUCKETS, "ready", seconds=8),
         node(clock.now + 1, "ready", seconds=8),
@@ -171,10 +171,10 @@ def test_old_points_keep_few_durations_and_their_percentiles() -> None:
     clock = Clock()
     trends = Trends(clock)
     for wait in range(1, 1001):
-        trends.heard(request(clock.now, seconds=float(wait)))
+        trends.count(request(clock.now, seconds=float(wait)))
     assert (trends.chart()[-1]["wait"], trends.chart()[-1]["wait_p95"]) == (500.5, 950.0)
     clock.now += BUCKET
-    trends.heard(request(clock.now))
+    trends.count(request(clock.now))
     old = trends.chart()[-2]
     # Of every ten sorted waits the sixth is kept.
     assert (old["wait"], old["wait_p95"]) == (501.0, 946.0)

@@ -22,7 +22,7 @@ from nodepool.cmd.commands.context import (
     add_json,
     add_table,
     note,
-    say,
+    print_text,
 )
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
@@ -220,7 +220,7 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             detail = f" nodes {','.join(nodes)}" if nodes else ""
             if texts:
                 detail += f" declined by {'; '.join(texts)}"
-            say(f"{milliseconds:>7} ms  {request_id}  {state}{detail}")
+            print_text(f"{milliseconds:>7} ms  {request_id}  {state}{detail}")
             request = context.zk.getNodeRequest(request_id) if state == FAILED else None
             if request is not None:
                 note(f"{request_id}: {reasons.waits_for(context.zk, request)}")
@@ -261,7 +261,7 @@ def show(context: Context) -> None:
         else None
     )
     now = time.time()
-    say(f"Request {request.id}")
+    print_text(f"Request {request.id}")
     for title, value in (
         ("State", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
         ("Labels", ", ".join(request.node_types)),
@@ -274,9 +274,9 @@ def show(context: Context) -> None:
         *(("Declined by", text) for text in declined),
     ):
         if value not in (None, ""):
-            say(f"  {title}: {one_line(value)}")
+            print_text(f"  {title}: {one_line(value)}")
     for node in nodes:
-        say(f"  Node {requests_use.describe(node)}")
+        print_text(f"  Node {requests_use.describe(node)}")
 
 
 def cancel(context: Context) -> int:
@@ -296,6 +296,6 @@ def cancel(context: Context) -> int:
         try:
             context.kazoo.delete(paths.request(request_id))
         except NoNodeError:
-            say(f"Request {request_id} not found")
+            print_text(f"Request {request_id} not found")
             result = 1
     return result

@@ -20,7 +20,7 @@ from nodepool.cmd.commands.context import (
     add_command,
     add_json,
     note,
-    say,
+    print_text,
     user,
 )
 from nodepool.cmd.commands.foreground import Foreground
@@ -185,7 +185,7 @@ def _lease(context: Context) -> None:
     if lease.terms.limit:
         note(limited(lease))
     if not args.json:
-        say(f"Lease {lease.id} for {format_duration(min(lasts, most))}")
+        print_text(f"Lease {lease.id} for {format_duration(min(lasts, most))}")
     _print_nodes(context, lease.nodes)
 
 
@@ -194,7 +194,7 @@ def _print_nodes(context: Context, nodes: Sequence[Node]) -> None:
         print(json.dumps([inventory(node) for node in nodes]), flush=True)
     else:
         for node in nodes:
-            say(describe(node))
+            print_text(describe(node))
 
 
 def _take(context: Context, request_id: str) -> list[Any]:

@@ -64,7 +64,7 @@ class Waiting:
     def end(self) -> None:
         self._watcher.forget(self)
 
-    def tell(self, found: Object | None, deleted: str | None = None) -> None:
+    def notify(self, found: Object | None, deleted: str | None = None) -> None:
         if found is None:
             self._doubt, self.deleted = True, deleted or self.deleted
         else:
@@ -261,6 +261,6 @@ class Watcher:
 
     def _notify(self, waiting: Waiting, found: Object | None, deleted: str | None = None) -> None:
         try:
-            waiting.tell(found, deleted)
+            waiting.notify(found, deleted)
         except Exception:
             self._log.exception("Error reporting a change of %s %s:", self._kind.name, waiting.key)

@@ -67,7 +67,7 @@ class BackedCreateMachine(CreateMachine, Occupant):
             slots.connect(record)
             self._hosts.wake_on_change(self._wake)
             if host is not None:
-                host.look()
+                host.refresh()
             yield Wait(until=time.monotonic() + LOOK_AGAIN)
 
     def _get(self) -> Steps[None]:
@@ -99,7 +99,7 @@ class BackedCreateMachine(CreateMachine, Occupant):
     def _refused(self, host: ManagedHost, fault: RpcFault) -> None:
         assert self.record is not None
         host.forget()
-        host.look()
+        host.refresh()
         self.external_id = None
         alone = len(self.record.allocations()) <= 1
         if alone or fault.code != INTERNAL or not fault.text.startswith("quota:"):

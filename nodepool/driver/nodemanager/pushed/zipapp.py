@@ -74,7 +74,7 @@ def read(size):
         data += part
     return data
 
-def say(state, **more):
+def report(state, **more):
     os.write(1, b"nodepool:" + json.dumps({"state": state, **more}).encode() + b"\\n")
 
 line = b""
@@ -82,7 +82,7 @@ while not line.endswith(b"\\n"):
     line += read(1)
 job = json.loads(line)
 if sys.version_info < (3, 11):
-    say("failed", text="Python 3.11 or newer is needed, this is " + sys.version.split()[0])
+    report("failed", text="Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     sys.exit(1)
 try:
     os.umask(0o022)
@@ -109,9 +109,9 @@ try:
     except FileNotFoundError:
         known = False
     if known:
-        say("have")
+        report("have")
     else:
-        say("send")
+        report("send")
         data = read(job["size"])
         if hashlib.sha256(data).hexdigest() != job["sha256"]:
             raise OSError("the node manager arrived damaged")
@@ -122,7 +122,7 @@ try:
             os.fsync(file.fileno())
         os.replace(new, path)
 except OSError as error:
-    say("failed", text=str(error))
+    report("failed", text=str(error))
     sys.exit(1)
 os.set_inheritable(lock, True)
 environment = {**os.environ, "PYTHONPATH": path, "NODEPOOL_PUSHED_LOCK": str(lock)}

@@ -231,7 +231,7 @@ def test_only_accepted_requests_are_moved(
     moves = Moves(state, lambda _id: 0, lambda _id: None)
     looked: list[Any] = []
     monkeypatch.setattr(moves, "_check_pools", lambda handler, *_: looked.append(handler))
-    moves.look()
+    moves.check()
     assert looked == ([handler] if accepted and not done else [])
 
 

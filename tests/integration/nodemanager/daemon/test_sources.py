@@ -66,10 +66,10 @@ def test_default_slice_overrides_defaults_of_the_host(
             f'name="nm_pids_max"><value>{amount}</value></resource></slice>'
         )
         path.write_bytes(document("a").replace(b"</slices>", default.encode() + b"</slices>"))
-        assert source.look()
+        assert source.fetch()
         assert node.sliver_names() == ["a"] and node.granted("a")["nm_pids_max"] == amount
     path.write_bytes(document("a"))
-    assert source.look()
+    assert source.fetch()
     assert node.granted("a")["nm_pids_max"] == 1024
 
 
@@ -81,22 +81,22 @@ def test_unreadable_file_never_deletes_slivers(
 ) -> None:
     path = tmp_path / "slices.xml"
     source = from_file(node, path)
-    assert not source.look(), "not there yet"
+    assert not source.fetch(), "not there yet"
     path.write_bytes(document("a", "b"))
-    assert source.look()
+    assert source.fetch()
     assert node.sliver_names() == ["a", "b"]
-    assert not source.look(), "unchanged"
+    assert not source.fetch(), "unchanged"
     for broken in (b"", b"<slices><slice", b"<html/>", document("c")[:-5]):
         path.write_bytes(broken)
-        assert not source.look()
-        assert not source.look(), "and again"
+        assert not source.fetch()
+        assert not source.fetch(), "and again"
         assert node.sliver_names() == ["a", "b"]
     path.unlink()
-    assert not source.look()
+    assert not source.fetch()
     assert node.sliver_names() == ["a", "b"]
     assert "keeping slivers unchanged" in caplog.text
     path.write_bytes(document("b", "c"))
-    assert source.look()
+    assert source.fetch()
     assert node.sliver_names() == ["b", "c"]
 
 
@@ -112,8 +112,8 @@ def test_failed_delivery_is_tried_again(node: MemoryNode, tmp_path: pathlib.Path
         return node.deliver(*arguments)
 
     source = SlicesXmlSource("s", {"file": str(path)}, node.config, deliver)
-    assert not source.look()
-    assert source.look()
+    assert not source.fetch()
+    assert source.fetch()
     assert node.sliver_names() == ["a"]
 
 
@@ -121,18 +121,18 @@ def test_failed_delivery_is_tried_again(node: MemoryNode, tmp_path: pathlib.Path
 def test_last_good_copy_only_adds_records(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a", "b"))
-    assert from_file(node, path).look()
+    assert from_file(node, path).fetch()
     path.unlink()
     for key in ("sliver_a", "sliver_b"):
         node.database.delete(key)
-    assert not from_file(node, path).look()
+    assert not from_file(node, path).fetch()
     assert node.sliver_names() == [], "the database knows this source: it is right"
     source = from_file(node, path, new=True)
-    source.look()
+    source.fetch()
     assert node.sliver_names() == ["a", "b"]
     assert node.database.serial("slices-xml-0") == 1
     path.write_bytes(document("b"))
-    assert source.look()
+    assert source.fetch()
     assert node.sliver_names() == ["b"]
 
 
@@ -215,17 +215,17 @@ def test_document_is_fetched_over_pinned_tls_with_etag(
 ) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"), '"1"')
-    assert source.look()
-    assert not source.look()
+    assert source.fetch()
+    assert not source.fetch()
     assert [r.get("If-None-Match") for r in web.requests] == [None, '"1"']
     web.says(b"<slices><slice", '"2"')
-    assert not source.look()
-    assert not source.look(), "a broken one is not the last good one"
+    assert not source.fetch()
+    assert not source.fetch(), "a broken one is not the last good one"
     web.says(document("a", "b"), '"3"')
-    assert source.look()
+    assert source.fetch()
     assert node.sliver_names() == ["a", "b"]
     web.says(document("a", "b"))
-    assert not source.look(), "the same again, without ETag"
+    assert not source.fetch(), "the same again, without ETag"
 
 
 @pytest.mark.spec("NM-A.6 g: only a complete, parsed, authenticated update may sweep")
@@ -234,7 +234,7 @@ def test_incomplete_update_deletes_nothing(
 ) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"))
-    assert source.look()
+    assert source.fetch()
     empty = b"<slices/>" + b" " * 10
 
     def error(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -247,20 +247,20 @@ def test_incomplete_update_deletes_nothing(
 
     for answer in (error, elsewhere):
         web.answer = answer
-        assert not source.look()
+        assert not source.fetch()
     web.says(empty, length=len(empty) + 500)
-    assert not source.look(), "cut off"
+    assert not source.fetch(), "cut off"
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other", "other")
     web.says(empty)
     assert not SlicesXmlSource(
         "s", {"url": web.url, "ca": other.cert}, node.config, node.deliver
-    ).look(), "not pinned"
+    ).fetch(), "not pinned"
     assert node.sliver_names() == ["a"]
-    assert source.look()
+    assert source.fetch()
     assert node.sliver_names() == [], "this one is complete"
     web.stop()
-    assert not source.look()
+    assert not source.fetch()
     for wrong in ({"url": "http://127.0.0.1/x"}, {"url": web.url, "ca": "/nowhere"}):
         with pytest.raises(ConfigurationError, match="slices-xml"):
             SlicesXmlSource("s", wrong, node.config, node.deliver)

@@ -16,7 +16,7 @@ from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 class Subscribed:
     """A subscription whose answers the test gives."""
 
-    look: Any = None
+    latest: Any = None
     reached: bool | None = None
 
     def end(self, reached: bool = True) -> None:
@@ -67,7 +67,7 @@ def test_machine_that_failed_raises_its_error_again_and_never_completes() -> Non
     for _ in range(2):
         assert machine.advance() is None
         assert machine.next_wake == math.inf
-    watch.look = "lost"
+    watch.latest = "lost"
     for _ in range(2):
         with pytest.raises(ValueError, match="lost"):
             machine.advance()
