@@ -145,17 +145,30 @@ def test_close_sends_the_rest(client, server):
     assert server.recv(100) == b"a:1|c\nb:1|c"
 
 
-def test_recording_is_cheap(client):
-    best = min(_time_of(client) for _ in range(5))
-    assert best < 10e-6
+def test_recording_costs_less_than_sending(client, server):
+    """The recorder only collects: its caller pays for no system call.
+
+    CPU time of both in turn, so that it depends neither on the machine nor on its load.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as direct:
+        sent = server.getsockname()
+
+        def send() -> None:
+            direct.sendto(b"nodepool.launch.ready:1|c", sent)
+
+        def record() -> None:
+            client.incr("nodepool.launch.ready")
+
+        times = [(_time_of(send), _time_of(record)) for _ in range(9)]
+    sending, recording = (min(column) for column in zip(*times, strict=True))
+    assert recording < sending, (recording, sending)
 
 
-def _time_of(client, count=1000):
-    start = time.perf_counter()
+def _time_of(action, count=200):
+    start = time.thread_time()
     for _ in range(count):
-        client.incr("nodepool.launch.ready")
-        client.timing("nodepool.launch.ready", 1.5)
-    return (time.perf_counter() - start) / count / 2
+        action()
+    return time.thread_time() - start
 
 
 def test_address_from_environment():
