@@ -976,7 +976,7 @@ MUTATIONS: dict[str, Mutation] = {
         "self._moves.due, self._check_moves = math.inf, True",
         "self._check_moves = True",
         "tests/unit/launcher/test_assignment.py::test_disconnected_launcher_does_not_loop_until_it_"
-        "may_look_at_moves",
+        "may_check_moves",
     ),
     "idle-nodes-count-for-their-last-tenant": Mutation(
         "nodepool.zk.records",
