@@ -27,12 +27,12 @@ log = logging.getLogger("nodepool.nodemanager.host")
 UNLIMITED = 2**62
 
 
-def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
+def make_services(config: NodeManagerConfig, zygote: Zygote, free_space: FreeSpace) -> Services:
     """Return the services of this host: cgroups, disks and networks require root."""
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:
         return services
-    services.disks = Disks(config.state_dir, sparse=config.overcommit.disk > 1)
+    services.disks = Disks(config.state_dir, config.overcommit.disk > 1, free_space.keep)
     services.cgroups = Cgroups.detect(group_name(config.state_dir), services.disks.devices)
     services.net = Network(config)
     return services
@@ -75,7 +75,6 @@ class Host:
             helpers = [helper, *syscalls.children(helper)] if helper else []
             self._services.cgroups.shelter([os.getpid(), *helpers])
         if self._services.disks is not None:
-            self._services.disks.freed = self._free_space.keep
             # On a full file system the remaining space is for the database.
             self._services.disks.prepare(self._free_space.free() > 0)
         if self._services.net is not None:

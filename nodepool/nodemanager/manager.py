@@ -23,11 +23,11 @@ from nodepool.nodemanager.delivery import Delivery
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
-from nodepool.nodemanager.life import Life, RegularTasks, Step
 from nodepool.nodemanager.limits.free_space import FreeSpace
 from nodepool.nodemanager.limits.netlink import NetlinkLimit
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records.database import Database
+from nodepool.nodemanager.regular_tasks import RegularTasks
 from nodepool.nodemanager.rootfs.trees import Trees
 from nodepool.nodemanager.rootfs.uploaded import Images
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch
@@ -37,21 +37,24 @@ from nodepool.nodemanager.slivers.startup import Startup
 from nodepool.nodemanager.sources import tickets
 from nodepool.nodemanager.sources.sources import make as make_sources
 from nodepool.nodemanager.ssh.logins import Logins
+from nodepool.process.parts import Group, Part
 
 log = logging.getLogger("nodepool.nodemanager")
 
 #: Seconds that the start waits for a previous node manager to release the state directory.
 STATE_LOCK_TIMEOUT = 10.0
+#: Seconds for the stop of all parts, before the service gives up.
+STOP_TIMEOUT = 8.0
 
 
 class NodeManager:
-    """The daemon: its life, the calls of its API, and the delivery of records.
+    """The daemon: its parts, the calls of its API, and the delivery of records.
 
     :param startup: start every enabled sliver once.
     :param more: what else starts, after everything else.
     """
 
-    def __init__(self, config: NodeManagerConfig, startup: bool = False, *more: Step) -> None:
+    def __init__(self, config: NodeManagerConfig, startup: bool = False, *more: Part) -> None:
         descriptors.raise_limit()
         for directory in (config.state_dir, config.run_dir):
             try:
@@ -67,20 +70,22 @@ class NodeManager:
             zygote = Zygote()
             ending.callback(zygote.stop)
             zygote.start()
-            self._connect(config, startup, make_services(config, zygote), ending, more)
+            free_space = FreeSpace(config.state_dir, config.overcommit.disk)
+            services = make_services(config, zygote, free_space)
+            self._connect(config, startup, services, free_space, ending, more)
 
     def _connect(
         self,
         config: NodeManagerConfig,
         startup: bool,
         services: Services,
+        free_space: FreeSpace,
         ending: contextlib.ExitStack,
-        more: Iterable[Step],
+        more: Iterable[Part],
     ) -> None:
         if (missing := tickets.missing(config.tickets)) is not None:
             raise ConfigurationError(missing)
         backend, problems = _load_backend(config, services)
-        free_space = FreeSpace(config.state_dir, config.overcommit.disk)
         database = Database(
             os.path.join(config.state_dir, "nodemanager.sqlite"), free_ballast=free_space.ensure
         )
@@ -140,31 +145,32 @@ class NodeManager:
         preparation = threading.Thread(
             target=trees.prepare_host, name="Thread-nm-prepare", daemon=True
         )
-        self.life = Life(
-            [
-                (lambda: _report(problems), None),
-                (free_space.keep, None),
-                (database.open, database.close),
-                # Login keys are below the run directory, which a reboot empties.
-                (delivery.update_delegates, None),
-                (host.prepare, None),
-                (attachments.start, attachments.stop),
-                (reconciler.recover, None),
-                (lambda: host.rebalance(slivers.effective()), None),
-                (preparation.start, None),
-                (reconciler.start, reconciler.stop),
-                (tasks.start, tasks.stop),
-                (servers.start, servers.stop),
-                (slivers.check_all, None),
-                (
-                    lambda: delivery.start(
-                        make_sources(config, database, delivery.deliver, calls.capacity)
-                    ),
-                    delivery.stop,
+        # A part that has started only half is stopped, too.
+        self.parts = Group(
+            STOP_TIMEOUT,
+            Part("host", stop=ending.pop_all().close),
+            Part("report", lambda: _report(problems)),
+            Part("free space", free_space.keep),
+            Part("database", database.open, database.close),
+            # Login keys are below the run directory, which a reboot empties.
+            Part("delegates", delivery.update_delegates),
+            Part("services", host.prepare),
+            Part("attachments", attachments.start, attachments.stop),
+            Part("recovery", reconciler.recover),
+            Part("balance", lambda: host.rebalance(slivers.effective())),
+            Part("root trees", preparation.start),
+            Part("reconciler", reconciler.start, reconciler.stop),
+            Part("regular tasks", tasks.start, tasks.stop),
+            Part("servers", servers.start, servers.stop),
+            Part("checks", slivers.check_all),
+            Part(
+                "sources",
+                lambda: delivery.start(
+                    make_sources(config, database, delivery.deliver, calls.capacity)
                 ),
-                *more,
-            ],
-            ending.pop_all(),
+                delivery.stop,
+            ),
+            *more,
         )
 
 

@@ -11,7 +11,7 @@ from nodepool.process.program import arguments
 from nodepool.process.service import make_daemon_parser, run_daemon
 
 if TYPE_CHECKING:
-    from nodepool.nodemanager.life import Life, Step
+    from nodepool.process.parts import Group, Part
 
 PROG = "nodepool-nodemanager"
 PID_FILE = "/var/run/nodepool/nodepool-nodemanager.pid"
@@ -39,7 +39,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def create(args: argparse.Namespace, *more: Step) -> Life:
+def create(args: argparse.Namespace, *more: Part) -> Group:
     """Create the node manager while there is only one thread: this forks.
 
     :param more: what else starts with it.
@@ -51,7 +51,7 @@ def create(args: argparse.Namespace, *more: Step) -> Life:
     loaded = config.load(path)
     if loaded.log_file:
         log_format.install(loaded.log_file)
-    return NodeManager(loaded, args.startup, *more).life
+    return NodeManager(loaded, args.startup, *more).parts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

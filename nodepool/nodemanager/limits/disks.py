@@ -62,12 +62,17 @@ class Disks:
     """The disks below one state directory: ``<state>/slivers/<name>/disk.img``.
 
     :param sparse: images use disk space only as they are filled.
+    :param freed: called when the space of a deleted disk is free again.
     """
 
-    def __init__(self, state_dir: str | os.PathLike[str], sparse: bool = False) -> None:
+    def __init__(
+        self,
+        state_dir: str | os.PathLike[str],
+        sparse: bool = False,
+        freed: Callable[[], object] = lambda: None,
+    ) -> None:
         self._sparse = sparse
-        #: Called when the space of a deleted disk is free again.
-        self.freed: Callable[[], object] = lambda: None
+        self._freed = freed
         self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
         # The path as in /proc/self/mountinfo.
         self._state = Path(os.path.realpath(state_dir))
@@ -372,7 +377,7 @@ class Disks:
         except OSError as error:
             log.error("Remains of a deleted sliver cannot be removed, retrying later: %s", error)
             self._left.add(directory)
-        self.freed()
+        self._freed()
 
     def tidy(self) -> None:
         """Try again what could not be removed."""

@@ -166,6 +166,7 @@ def forget(place: str) -> None:
 def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     """Run the daemon; return whether it ended because it is not needed, and exit status."""
     from nodepool.nodemanager import service as nodemanager
+    from nodepool.process.parts import Part
     from nodepool.process.service import run_daemon
 
     args = nodemanager.create_parser().parse_args(
@@ -184,7 +185,7 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
         "nodepool-nodemanager",
         "nodepool-nodemanager",
         args,
-        lambda: nodemanager.create(args, (lonely.start, lonely.stop)),
+        lambda: nodemanager.create(args, Part("lonely", lonely.start, lonely.stop)),
     )
     return lonely.ended, status
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from nodepool.nodemanager.kernel.removal import remove_tree
-from nodepool.nodemanager.life import RegularTasks
+from nodepool.nodemanager.regular_tasks import RegularTasks
 from tests import REPOSITORY
 from tests.support.deadline import limit
 

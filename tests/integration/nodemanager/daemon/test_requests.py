@@ -175,5 +175,5 @@ def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
             "the same again costs no write"
         )  # type: ignore[union-attr]
     finally:
-        manager.life.stop()
+        manager.parts.stop()
         manager.calls.database.close()

@@ -178,11 +178,12 @@ def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
     """The name is free at once; what a killed daemon had not yet unmounted counts as taken, and
     goes.
     """
+    blocked, freed = threading.Event(), threading.Event()
+    bench.disks.stop()
+    bench.disks = Disks(bench.state, freed=freed.set)
     bench.make("alice", 64 << 10)
     bench.disks.settle()
-    blocked, freed = threading.Event(), threading.Event()
     bench.disks._later(blocked.wait, 60)
-    bench.disks.freed = freed.set
     bench.disks.discard("alice")
     assert bench.disks.found() == []
     assert sum(bench.disks.allocated().values()) >= 64 * MIB

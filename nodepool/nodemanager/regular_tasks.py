@@ -1,12 +1,11 @@
-"""Start, regular tasks and stop of the node manager (NM-A.2, NM-C.7)."""
+"""Regular tasks of the node manager (NM-A.2, NM-C.7)."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from nodepool.nodemanager.delivery import Delivery
 
@@ -14,33 +13,6 @@ log = logging.getLogger("nodepool.nodemanager")
 
 #: Maximum seconds between two checks of the expiry timer.
 EXPIRY_CHECK = 60.0
-
-
-#: Start of a part, and its stop, if any.
-Step = tuple[Callable[[], object], Callable[[], object] | None]
-
-
-class Life:
-    """Starts the parts in order, and stops them in reverse order.
-
-    :param steps: a part that has started only half is stopped, too.
-    :param ending: what is to be ended last, also without a start.
-    """
-
-    def __init__(self, steps: Iterable[Step], ending: contextlib.ExitStack) -> None:
-        self._steps = steps
-        self._ending = ending
-
-    def start(self) -> None:
-        """Start; wait until slivers that live are adopted and the API answers."""
-        for start, stop in self._steps:
-            if stop is not None:
-                self._ending.callback(stop)
-            start()
-
-    def stop(self) -> None:
-        """Stop the daemon; slivers and sessions keep running."""
-        self._ending.close()
 
 
 class RegularTasks:
