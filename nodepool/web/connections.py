@@ -26,10 +26,10 @@ class Connections:
     """The open connections, from the oldest; used on the loop of the server only."""
 
     def __init__(self) -> None:
-        self._open: dict[Connection, None] = {}
+        self._open: dict[HttpConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: HttpConnection) -> None:
         """Add a connection.
 
         If there are too many, the client with most of them loses its oldest idle one; if there are
@@ -42,7 +42,7 @@ class Connections:
             counts = Counter(each.address for each in self._open)
             most = max(counts.values())
 
-            def is_kept(each: Connection) -> bool:
+            def is_kept(each: HttpConnection) -> bool:
                 return each.answered or each is connection
 
             victim = min(
@@ -52,7 +52,7 @@ class Connections:
             if not is_kept(victim) or len(self._open) > 2 * CONNECTION_LIMIT:
                 victim.abort()
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         self._open.pop(connection, None)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Connections:
         )
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection that times what its client sends and reads.
 
     The protocol of the library does everything else.

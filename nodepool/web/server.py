@@ -25,7 +25,7 @@ from nodepool.web.access import LOOPBACK, Callers
 from nodepool.web.actions.actions import Actions
 from nodepool.web.application import Application
 from nodepool.web.cache import ResponseCache
-from nodepool.web.connections import Connection, Connections
+from nodepool.web.connections import Connections, HttpConnection
 from nodepool.web.http import Request, Response, Stream, Write
 from nodepool.web.shares import Shares
 from nodepool.web.streams import Streams
@@ -149,7 +149,7 @@ class WebApp(threading.Thread):
             self.actions.waiting.start()
         listening = [
             await loop.create_server(
-                lambda: Connection(opened, server()), sock=each, backlog=BACKLOG
+                lambda: HttpConnection(opened, server()), sock=each, backlog=BACKLOG
             )
             for each in self._sockets
         ]
@@ -165,7 +165,7 @@ class WebApp(threading.Thread):
         """Answer one request."""
         if given.transport is None:
             raise ConnectionResetError("The client has disconnected")
-        connection = cast(Connection, given.transport.get_protocol())
+        connection = cast(HttpConnection, given.transport.get_protocol())
         try:
             request = await _read(given, connection)
         except web.HTTPException as error:
@@ -209,7 +209,7 @@ def _begin(
 ) -> web.BaseRequest:
     """Return the request whose head has arrived, before anything of its body is counted."""
     if protocol.transport is not None:
-        cast(Connection, protocol.transport.get_protocol()).begin()
+        cast(HttpConnection, protocol.transport.get_protocol()).begin()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(
         head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY
@@ -236,7 +236,7 @@ async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
     return response
 
 
-async def _read(given: web.BaseRequest, connection: Connection) -> Request:
+async def _read(given: web.BaseRequest, connection: HttpConnection) -> Request:
     """Return the request when it has arrived.
 
     :raises web.HTTPException: it is too large, or malformed.

@@ -25,7 +25,7 @@ from nodepool.zk.records import RecordError, parse_object
 
 if TYPE_CHECKING:
     from nodepool.zk.connection.client import ZooKeeperClient
-    from nodepool.zk.connection.protocol import Client
+    from nodepool.zk.connection.protocol import SessionClient
     from nodepool.zk.records import Node
 
 #: Keys of the metadata of machines; uploads have the cluster id only.
@@ -176,7 +176,7 @@ def created_times(node: Node) -> set[int]:
 class ClusterHistory:
     """Reads and writes ``/nodepool/cluster`` for one process; callable from any thread."""
 
-    def __init__(self, client: ZooKeeperClient, kazoo: Callable[[], Client]) -> None:
+    def __init__(self, client: ZooKeeperClient, kazoo: Callable[[], SessionClient]) -> None:
         self._kazoo = kazoo
         self._lock = threading.Lock()
         #: Counts connections: what was read on an earlier one may have been undone by a restore.

@@ -14,7 +14,7 @@ from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, 
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from nodepool.zk import paths
-from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.connection.reply import Reply
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Txn:
 
     __slots__ = ("callback", "client", "operations", "records", "sent_again")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: SessionClient) -> None:
         self.client = client
         self.operations: list[Any] = []
         #: operation index -> (tree, path or parent, record): what the mirror shows after the
@@ -130,7 +130,7 @@ class Writer:
     #: message.
     MAX_BYTES = 256 * 1024
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: SessionClient) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._waiting: deque[Txn] = deque()

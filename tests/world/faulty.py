@@ -8,7 +8,7 @@ import errno
 from typing import Any
 
 from nodepool.lab.simulation.kernel import Kernel, Process
-from nodepool.lab.simulation.network import Address, Connection, Network, Socket
+from nodepool.lab.simulation.network import Address, Network, SimulatedConnection, Socket
 
 #: Seconds until the other side of a cut connection learns about it, if it does not send anything.
 RESET_DELAY = 0.001
@@ -43,7 +43,7 @@ class FaultyKernel(Kernel):
         self.ready += held
 
 
-class FaultyConnection(Connection):
+class FaultyConnection(SimulatedConnection):
     """A connection that faults are injected into."""
 
     def __init__(self, network: Network, client: Process, address: Address) -> None:

@@ -27,7 +27,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 if TYPE_CHECKING:
     from nodepool.config.model import Config
     from nodepool.driver.provider import Provider
-    from nodepool.zk.connection.protocol import Client
+    from nodepool.zk.connection.protocol import SessionClient
 
 Subparsers = Any
 Command = Callable[["Context"], "int | None"]
@@ -109,7 +109,7 @@ class Context:
         return self._zk
 
     @property
-    def kazoo(self) -> Client:
+    def kazoo(self) -> SessionClient:
         return self.zk.kazoo_client
 
     def show(self, results: status.Results) -> None:

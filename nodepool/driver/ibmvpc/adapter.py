@@ -18,7 +18,7 @@ from nodepool.driver.common.adapter import (
 )
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.ibmvpc import names
-from nodepool.driver.ibmvpc.client import Client
+from nodepool.driver.ibmvpc.client import VpcClient
 from nodepool.driver.ibmvpc.config import IBMVPCProviderConfig
 from nodepool.driver.ibmvpc.errors import classify, kind_of_code
 from nodepool.driver.ibmvpc.images import IBMVPCImages
@@ -43,7 +43,7 @@ class IBMVPCAdapter(MachineAdapter):
 
     def __init__(self, provider_config: IBMVPCProviderConfig) -> None:
         super().__init__(provider_config, classify, retry_after)
-        self.client = Client(provider_config.credentials_file, provider_config.region)
+        self.client = VpcClient(provider_config.credentials_file, provider_config.region)
         self.images = IBMVPCImages(self)
 
     def stop(self) -> None:

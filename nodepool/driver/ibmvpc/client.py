@@ -90,7 +90,7 @@ def authenticator(settings: Settings, service: str = "VPC") -> Any:
     )
 
 
-class Client:
+class VpcClient:
     """Calls of one provider, without rate limit and retries. NoAccess, NoAnswer, HttpRefused."""
 
     def __init__(self, credentials_file: str | None, region: str) -> None:

@@ -14,7 +14,7 @@ from nodepool.driver.common import adapter as common
 from nodepool.driver.common.adapter import MachineInstance
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
-from nodepool.driver.kubernetes.api.client import Client, Object
+from nodepool.driver.kubernetes.api.client import ClusterClient, Object
 from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.driver.kubernetes.api.kinds import (
     DAEMON_SET,
@@ -84,7 +84,7 @@ class KubernetesAdapter(Adapter):
             log=self.log,
             retry_after=retry_after,
         )
-        self._cluster: Client | None = None
+        self._cluster: ClusterClient | None = None
         self._watchers: dict[tuple[Kind, str | None], Watcher] = {}
         #: Why there is no client, for operators.
         self.problem: str | None = None
@@ -100,18 +100,18 @@ class KubernetesAdapter(Adapter):
         return None if self.cluster.access.in_cluster else self.provider.context
 
     @property
-    def cluster(self) -> Client:
+    def cluster(self) -> ClusterClient:
         """Client of the cluster. Raises NoAccess: the kubeconfig cannot be used."""
         if self._cluster is None:
             raise NoAccess(self.problem or "not connected to the cluster")
         return self._cluster
 
-    def connect(self) -> Client:
+    def connect(self) -> ClusterClient:
         """Return a client for the context of the kubeconfig, without calling the cluster.
 
         :raises NoAccess: the kubeconfig cannot be used; this is retried every minute.
         """
-        return Client(KubeconfigAccess(self.provider.context), self.log)
+        return ClusterClient(KubeconfigAccess(self.provider.context), self.log)
 
     def _open(self) -> None:
         try:

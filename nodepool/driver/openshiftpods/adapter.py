@@ -9,7 +9,7 @@ from nodepool import exceptions
 from nodepool.cloud.http import NoAccess
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.adapter import ContainerInstance, KubernetesAdapter, Leftover
-from nodepool.driver.kubernetes.api.client import Client, Object
+from nodepool.driver.kubernetes.api.client import ClusterClient, Object
 from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import POD, Kind
 from nodepool.driver.kubernetes.config import KubernetesLabel
@@ -26,7 +26,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         self.pool_of: dict[str, str] = {}
         super().__init__(provider_config)
 
-    def connect(self) -> Client:
+    def connect(self) -> ClusterClient:
         client = super().connect()
         if client.access.token() is None:
             raise NoAccess(

@@ -196,7 +196,7 @@ class _Reader(io.RawIOBase):
         return len(data)
 
 
-class Connection:
+class SimulatedConnection:
     """Between a client and a service.
 
     :param receive: called with data that have arrived at the service.
@@ -276,22 +276,22 @@ class Network:
     :param mean: seconds that it takes longer, on average.
     """
 
-    connection_class = Connection
+    connection_class = SimulatedConnection
 
     def __init__(self, kernel: Kernel, shortest: float = 0.0002, mean: float = 0.001) -> None:
         self.kernel = kernel
         self.files = Files()
         self._shortest = shortest
         self._mean = mean
-        self._services: dict[Address, Callable[[Connection], None]] = {}
-        self.connections: dict[Connection, None] = {}
+        self._services: dict[Address, Callable[[SimulatedConnection], None]] = {}
+        self.connections: dict[SimulatedConnection, None] = {}
 
     def latency(self) -> float:
         return self._shortest + (
             self.kernel.random.expovariate(1 / self._mean) if self._mean else 0.0
         )
 
-    def serve(self, address: Address, accept: Callable[[Connection], None]) -> None:
+    def serve(self, address: Address, accept: Callable[[SimulatedConnection], None]) -> None:
         self._services[address] = accept
 
     # -- the functions of the standard library

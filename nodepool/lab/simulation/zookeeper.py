@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodepool.lab.simulation.kernel import EPOCH, Kernel
-from nodepool.lab.simulation.network import Address, Connection, Network
+from nodepool.lab.simulation.network import Address, Network, SimulatedConnection
 from nodepool.lab.zkserver.core import Keep
 from nodepool.lab.zkserver.requests import StandaloneServer
 
@@ -29,7 +29,7 @@ class ZooKeeper:
         )
         network.serve(ADDRESS, self._accept)
 
-    def _accept(self, connection: Connection) -> None:
+    def _accept(self, connection: SimulatedConnection) -> None:
         client = self.server.connect(
             connection.write, connection.hang_up, {("ip", "127.0.0.1")}, connection.client.name
         )

@@ -83,7 +83,7 @@ class Session:
         return Reader(self.call(Create(path, data, OPEN_ACL_UNSAFE, flags))[1]).string()
 
 
-class Client:
+class ReplayClient:
     """A client like Zuul.
 
     :param submitted: called with the id of a request and what it asks for.

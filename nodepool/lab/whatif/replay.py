@@ -112,7 +112,7 @@ class _Run:
     def __init__(self, job: dict[str, Any]) -> None:
         from nodepool.driver import lifecycle
         from nodepool.lab.whatif import machines
-        from nodepool.lab.whatif.client import Client
+        from nodepool.lab.whatif.client import ReplayClient
         from nodepool.launcher import report, statistics
 
         self._config_file = _file_in_memory(job["config"])
@@ -133,7 +133,7 @@ class _Run:
             lambda: self._kernel.now, lambda name, nodes: self._client.ended(name, nodes)
         )
         zookeeper = ZooKeeper(self._kernel, network, self._measures.observe)
-        self._client = Client(self._kernel, zookeeper.server, self._measures.submitted)
+        self._client = ReplayClient(self._kernel, zookeeper.server, self._measures.submitted)
 
     def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
         complaints = _Complaints(self._config_file)

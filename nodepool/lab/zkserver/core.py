@@ -47,14 +47,14 @@ class Session:
     timeout: int
     #: When the client was last heard of, in seconds of the server's clock.
     heard: float
-    connection: Connection | None = None
+    connection: ServedConnection | None = None
 
     @property
     def ends(self) -> float:
         return self.heard + self.timeout / 1000
 
 
-class Connection:
+class ServedConnection:
     """One client, as long as it is connected."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Server:
     """
 
     #: By the type of the request; :mod:`nodepool.lab.zkserver.requests` has them.
-    operations: ClassVar[Mapping[int, Callable[[Any, Connection, Reader], bytes]]] = {}
+    operations: ClassVar[Mapping[int, Callable[[Any, ServedConnection, Reader], bytes]]] = {}
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Server:
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.tree = Tree()
-        self.watches: Watches[Connection] = Watches()
+        self.watches: Watches[ServedConnection] = Watches()
         self.sessions: dict[int, Session] = {}
         self._last_session = int(wall() * 1000) << 20
         self._random = random
@@ -99,7 +99,7 @@ class Server:
         self.keep = keep
         self.clock = clock
         self._wall = wall
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[ServedConnection, None] = {}
         self.requests = 0
 
     # -- transports
@@ -110,18 +110,18 @@ class Server:
         hang_up: Callable[[], None],
         identities: set[tuple[str, str]],
         peer: str = "",
-    ) -> Connection:
+    ) -> ServedConnection:
         """Add a connection.
 
         :param write: sends bytes to the client.
         :param hang_up: closes the connection after what was written.
         :param identities: what the transport knows about the client, such as its address.
         """
-        connection = Connection(write, hang_up, identities, peer)
+        connection = ServedConnection(write, hang_up, identities, peer)
         self.connections[connection] = None
         return connection
 
-    def receive(self, connection: Connection, data: bytes) -> None:
+    def receive(self, connection: ServedConnection, data: bytes) -> None:
         """Handle what has arrived. A client that breaks the protocol is disconnected."""
         if connection.session is not None:
             connection.session.heard = self.clock()
@@ -154,7 +154,7 @@ class Server:
                 log.warning("Disconnecting %s: %s", connection.peer, error)
                 self.drop(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: ServedConnection) -> None:
         """Note that the connection has ended; its session lasts until its timeout."""
         connection.open = False
         self.connections.pop(connection, None)
@@ -162,7 +162,7 @@ class Server:
         if connection.session is not None and connection.session.connection is connection:
             connection.session.connection = None
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: ServedConnection) -> None:
         if connection.open:
             self.lost(connection)
             connection.hang_up()
@@ -177,7 +177,7 @@ class Server:
 
     # -- sessions
 
-    def _greet(self, connection: Connection, reader: Reader) -> None:
+    def _greet(self, connection: ServedConnection, reader: Reader) -> None:
         reader.integer()
         seen, timeout, session_id, password = (
             reader.long(),
@@ -224,7 +224,7 @@ class Server:
         return session
 
     @staticmethod
-    def session_of(connection: Connection) -> Session:
+    def session_of(connection: ServedConnection) -> Session:
         assert connection.session is not None
         return connection.session
 
@@ -240,7 +240,7 @@ class Server:
 
     # -- requests
 
-    def _request(self, connection: Connection, reader: Reader) -> None:
+    def _request(self, connection: ServedConnection, reader: Reader) -> None:
         xid, kind = reader.integer(), reader.integer()
         self.requests += 1
         operation = self.operations.get(kind)
@@ -277,14 +277,14 @@ class Server:
                 if self.tree.may(acl, READ, client.identities):
                     self.send_event(client, what, path)
 
-    def send_event(self, client: Connection, what: int, path: str) -> None:
+    def send_event(self, client: ServedConnection, what: int, path: str) -> None:
         if client.open:
             body = codec.int_(what) + codec.int_(CONNECTED) + codec.string(path)
             client.write(codec.reply(EVENT_XID, -1, 0, body))
 
     # -- four-letter words
 
-    def _letters(self, connection: Connection, word: str) -> None:
+    def _letters(self, connection: ServedConnection, word: str) -> None:
         known: dict[str, Callable[[], str]] = {
             "ruok": lambda: "imok",
             "isro": lambda: "rw",

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from nodepool.lab.zkserver import codec, watches
 from nodepool.lab.zkserver.codec import Acl, Code, Reader, Refused
-from nodepool.lab.zkserver.core import Connection, Server
+from nodepool.lab.zkserver.core import ServedConnection, Server
 from nodepool.lab.zkserver.tree import ADMIN, CHANGED, CHILD, CREATED, DELETED, READ
 
-Operation = Callable[[Server, Connection, Reader], bytes]
+Operation = Callable[[Server, ServedConnection, Reader], bytes]
 
 _CREATE, _DELETE, _SET, _SET_ACL, _CHECK, _CREATE2, _ERROR = 1, 2, 5, 7, 13, 15, -1
 #: Flags of a creation that this server knows: ephemeral and sequential.
@@ -32,7 +32,7 @@ _FIELDS: dict[int, tuple[Callable[[Reader], Any], ...]] = {
 
 
 def _apply(
-    server: Server, client: Connection, kind: int, values: Sequence[Any], zxid: int, time: int
+    server: Server, client: ServedConnection, kind: int, values: Sequence[Any], zxid: int, time: int
 ) -> tuple[bytes, list[Any]]:
     """Apply one write; return the body of its answer, and what the journal keeps."""
     tree, who, path = server.tree, client.identities, values[0]
@@ -62,7 +62,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def _write(kind: int) -> Operation:
-    def operation(server: Server, client: Connection, reader: Reader) -> bytes:
+    def operation(server: Server, client: ServedConnection, reader: Reader) -> bytes:
         values = [read(reader) for read in _FIELDS[kind]]
         zxid, time = server.begin()
         with server.tree.transaction() as events:
@@ -73,7 +73,7 @@ def _write(kind: int) -> Operation:
     return operation
 
 
-def _multi(server: Server, client: Connection, reader: Reader) -> bytes:
+def _multi(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     parts = []
     while True:
         kind, done, _error = reader.integer(), reader.boolean(), reader.integer()
@@ -113,14 +113,14 @@ def _header(kind: int, code: int = 0, done: bool = False) -> bytes:
 # -- reads
 
 
-def _exists(server: Server, client: Connection, reader: Reader) -> bytes:
+def _exists(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     path, watch = reader.string(), reader.boolean()
     if watch:
         server.watches.add("data", path, client)
     return server.tree.get(path).stat()
 
 
-def _get(server: Server, client: Connection, reader: Reader) -> bytes:
+def _get(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     path, watch = reader.string(), reader.boolean()
     node = server.tree.get(path)
     server.tree.allow(node, READ, client.identities)
@@ -130,7 +130,7 @@ def _get(server: Server, client: Connection, reader: Reader) -> bytes:
 
 
 def _children(with_stat: bool) -> Operation:
-    def operation(server: Server, client: Connection, reader: Reader) -> bytes:
+    def operation(server: Server, client: ServedConnection, reader: Reader) -> bytes:
         path, watch = reader.string(), reader.boolean()
         node = server.tree.get(path)
         server.tree.allow(node, READ, client.identities)
@@ -141,7 +141,7 @@ def _children(with_stat: bool) -> Operation:
     return operation
 
 
-def _get_acl(server: Server, client: Connection, reader: Reader) -> bytes:
+def _get_acl(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     node = server.tree.get(reader.string())
     server.tree.allow(node, READ | ADMIN, client.identities)
     return (
@@ -158,18 +158,18 @@ def _masked(acl: Iterable[Acl]) -> Iterator[Acl]:
         yield Acl((perms, scheme, name.partition(":")[0] + ":x" if scheme == "digest" else name))
 
 
-def _sync(_server: Server, _client: Connection, reader: Reader) -> bytes:
+def _sync(_server: Server, _client: ServedConnection, reader: Reader) -> bytes:
     return codec.string(reader.string())
 
 
-def _ping(_server: Server, _client: Connection, _reader: Reader) -> bytes:
+def _ping(_server: Server, _client: ServedConnection, _reader: Reader) -> bytes:
     return b""
 
 
 # -- watches
 
 
-def _add_watch(server: Server, client: Connection, reader: Reader) -> bytes:
+def _add_watch(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     path, mode = reader.string(), reader.integer()
     if mode not in (watches.PERSISTENT, watches.RECURSIVE):
         raise Refused(Code.BAD_ARGUMENTS)
@@ -177,7 +177,7 @@ def _add_watch(server: Server, client: Connection, reader: Reader) -> bytes:
     return codec.int_(0)
 
 
-def _remove_watches(server: Server, client: Connection, reader: Reader) -> bytes:
+def _remove_watches(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     if not server.watches.remove(reader.string(), client, reader.integer()):
         raise Refused(Code.NO_WATCHER)
     return b""
@@ -186,7 +186,7 @@ def _remove_watches(server: Server, client: Connection, reader: Reader) -> bytes
 def _set_watches(with_persistent: bool) -> Operation:
     """Add watches of an earlier connection; report changes since then immediately."""
 
-    def operation(server: Server, client: Connection, reader: Reader) -> bytes:
+    def operation(server: Server, client: ServedConnection, reader: Reader) -> bytes:
         seen = reader.long()
         data, exist, children = (reader.strings() for _ in range(3))
         persistent, recursive = (
@@ -221,7 +221,7 @@ def _set_watches(with_persistent: bool) -> Operation:
 # -- clients
 
 
-def _auth(_server: Server, client: Connection, reader: Reader) -> bytes:
+def _auth(_server: Server, client: ServedConnection, reader: Reader) -> bytes:
     reader.integer()
     scheme, secret = reader.string(), reader.buffer() or b""
     if scheme == "digest":
@@ -234,7 +234,7 @@ def _auth(_server: Server, client: Connection, reader: Reader) -> bytes:
     return b""
 
 
-def _close(server: Server, client: Connection, _reader: Reader) -> bytes:
+def _close(server: Server, client: ServedConnection, _reader: Reader) -> bytes:
     session = server.session_of(client)
     server.lost(client)
     server.end_session(session)

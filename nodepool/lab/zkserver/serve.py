@@ -14,7 +14,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from nodepool.lab.zkserver.core import Connection
+from nodepool.lab.zkserver.core import ServedConnection
 from nodepool.lab.zkserver.journal import Journal
 from nodepool.lab.zkserver.requests import StandaloneServer
 
@@ -44,7 +44,7 @@ class _Protocol(asyncio.Protocol):
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server = server
         self._transport: Any = None
-        self._connection: Connection | None = None
+        self._connection: ServedConnection | None = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport

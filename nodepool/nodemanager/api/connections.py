@@ -48,7 +48,7 @@ _WANTED = {READING: IN, LINGERING: IN, SENDING: OUT, WAITING: 0, PARKED: 0}
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Connection(Waiter):
+class ApiConnection(Waiter):
     """A connection from its request to the end of its answer."""
 
     def __init__(self, stream: socket.socket, peer: Peer, owner: Connections) -> None:
@@ -122,7 +122,7 @@ class Connections:
         self._workers = Workers("Thread-nm-api", sum(CONCURRENCY.values()))
         self.shares = Shares(self._time_again)
         self._busy: Counter[str] = Counter()
-        self._parked: dict[str, set[Connection]] = {}
+        self._parked: dict[str, set[ApiConnection]] = {}
         self._ready: dict[str, deque[Share]] = {kind: deque() for kind in CONCURRENCY}
 
     # -- from any thread
@@ -173,7 +173,7 @@ class Connections:
     def enter(self, stream: socket.socket, peer: Peer) -> None:
         """Admit the connection and start reading, or close it."""
         oldest = None
-        connection = Connection(stream, peer, self)
+        connection = ApiConnection(stream, peer, self)
         with self.shares.lock:
             share = self.shares.of(peer.key, peer.kind)
             have = len(share.connections)
@@ -211,7 +211,7 @@ class Connections:
             # causes no event.
             self.event(connection)
 
-    def _close(self, connection: Connection, stream: bool = True) -> None:
+    def _close(self, connection: ApiConnection, stream: bool = True) -> None:
         """Forget the connection and close its stream. Idempotent; not while a thread answers it."""
         with self.shares.lock:
             share, connection.share = connection.share, None
@@ -236,7 +236,7 @@ class Connections:
 
     # -- events
 
-    def event(self, connection: Connection) -> None:
+    def event(self, connection: ApiConnection) -> None:
         share = connection.share
         if share is None or connection.dead:
             self._close(connection)
@@ -264,7 +264,7 @@ class Connections:
         finally:
             share.use(time.thread_time() - begun, self.shares.everybody)
 
-    def late(self, connection: Connection) -> None:
+    def late(self, connection: ApiConnection) -> None:
         if connection.state == PARKED and connection.parked is not None:
             self._answer(connection, self._desk.encode(connection.caller, connection.parked.late))
         elif connection.state == READING:
@@ -288,7 +288,7 @@ class Connections:
 
     # -- reading
 
-    def _read(self, connection: Connection, share: Share) -> None:
+    def _read(self, connection: ApiConnection, share: Share) -> None:
         while True:
             try:
                 piece = connection.stream.recv(PIECE)
@@ -305,7 +305,7 @@ class Connections:
             if not isinstance(connection.stream, ssl.SSLSocket) or not connection.stream.pending():
                 return
 
-    def _take(self, connection: Connection, share: Share, piece: bytes) -> bool:
+    def _take(self, connection: ApiConnection, share: Share, piece: bytes) -> bool:
         """Read what has arrived; return whether no more is to be read."""
         request = connection.request
         try:
@@ -327,7 +327,7 @@ class Connections:
 
     # -- answering
 
-    def _ask(self, connection: Connection, share: Share) -> None:
+    def _ask(self, connection: ApiConnection, share: Share) -> None:
         connection.state = WAITING
         self.loop.at(connection, None)
         self.loop.watch(connection, 0)
@@ -354,7 +354,7 @@ class Connections:
                     self._workers.do(lambda connection=connection: self._job(connection))  # type: ignore[misc]
                     self._queue(share)
 
-    def _job(self, connection: Connection) -> None:
+    def _job(self, connection: ApiConnection) -> None:
         """Answer a request, in a thread."""
         begun = time.thread_time()
         answer: bytes | Parked | Program | None = None
@@ -369,7 +369,7 @@ class Connections:
             self.loop.post(lambda: self._done(connection, answer, used))
 
     def _done(
-        self, connection: Connection, answer: bytes | Parked | Program | None, used: float
+        self, connection: ApiConnection, answer: bytes | Parked | Program | None, used: float
     ) -> None:
         share = connection.share
         assert share is not None, "closed while a thread answered it"
@@ -386,13 +386,13 @@ class Connections:
             # The rest of a refused image may still be arriving.
             self._answer(connection, answer, LINGER_BYTES if connection.request.is_image else 0)
 
-    def _let_others_speak(self, connection: Connection, share: Share) -> None:
+    def _let_others_speak(self, connection: ApiConnection, share: Share) -> None:
         if connection.speaking:
             connection.speaking = False
             share.speaking.discard(connection.speaker)
         self._queue(share)
 
-    def _park(self, connection: Connection, share: Share, parked: Parked) -> None:
+    def _park(self, connection: ApiConnection, share: Share, parked: Parked) -> None:
         first = connection.parked is None
         connection.parked = parked
         connection.state = PARKED
@@ -416,7 +416,7 @@ class Connections:
             else:
                 connection.again = True
 
-    def _answer(self, connection: Connection, answer: bytes, linger: int = 0) -> None:
+    def _answer(self, connection: ApiConnection, answer: bytes, linger: int = 0) -> None:
         """Send the answer; read up to ``linger`` more bytes, so that the client can receive it."""
         connection.state = SENDING
         connection.linger = linger
@@ -428,7 +428,7 @@ class Connections:
             log.debug("Connection of %s: %s", connection.caller, error)
             self._close(connection)
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: ApiConnection) -> None:
         while connection.output:
             try:
                 sent = connection.stream.send(connection.output)

@@ -17,7 +17,7 @@ from kazoo.retry import KazooRetry
 from nodepool.base.connection_string import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.connection.previous_session import SessionFile, end_session
-from nodepool.zk.connection.protocol import Client, Handler, ThreadEnd
+from nodepool.zk.connection.protocol import Handler, SessionClient, ThreadEnd
 
 if TYPE_CHECKING:
     from nodepool.config.model import Config
@@ -108,7 +108,7 @@ class ZooKeeperClient:
         self.hosts = hosts
         self.read_only = read_only
         self.timeout = float(timeout)
-        self.client: Client | None = None
+        self.client: SessionClient | None = None
         #: File that stores the session for the next process (see ``previous_session``).
         self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
@@ -183,7 +183,7 @@ class ZooKeeperClient:
                 self.log.exception("Error in a connection listener")
 
     @property
-    def kazoo(self) -> Client:
+    def kazoo(self) -> SessionClient:
         """Return kazoo's client object.
 
         :raises RuntimeError: not connected yet.
@@ -225,7 +225,7 @@ class ZooKeeperClient:
         servers, chroot = split_hosts(self.hosts)
         left_behind = self.session_file.acquire() if self.session_file is not None else None
         retry = KazooRetry(max_tries=-1, delay=0.2, backoff=1.5, max_delay=1.0, max_jitter=0.3)
-        client = Client(
+        client = SessionClient(
             hosts=servers + chroot,
             timeout=self.timeout,
             read_only=self.read_only,
@@ -261,7 +261,7 @@ class ZooKeeperClient:
             end_session(
                 left_behind,
                 self.hosts,
-                lambda client_id: Client(
+                lambda client_id: SessionClient(
                     hosts=servers + chroot,
                     timeout=self.timeout,
                     client_id=client_id,

@@ -157,10 +157,10 @@ class Handler(SequentialThreadingHandler):
         return readable, writable, []
 
 
-class Connection(kazoo_connection.ConnectionHandler):
+class SessionConnection(kazoo_connection.ConnectionHandler):
     """Reads and writes many messages per system call, and dispatches persistent watch events."""
 
-    client: Client
+    client: SessionClient
     _xid: int
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -358,7 +358,7 @@ class Connection(kazoo_connection.ConnectionHandler):
             self._write(out, connect_timeout)
 
 
-class Client(KazooClient):
+class SessionClient(KazooClient):
     """kazoo's client on our connection."""
 
     _connection: Any
@@ -375,7 +375,7 @@ class Client(KazooClient):
         super().__init__(*args, **kwargs)
         self.abandoned = AbandonedLocks(self)
         old = self._connection
-        self._connection = Connection(
+        self._connection = SessionConnection(
             self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options
         )
 

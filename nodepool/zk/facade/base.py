@@ -18,7 +18,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.mirror.feed import Mirror
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.requests import RequestTree
@@ -44,7 +44,7 @@ class FacadeBase(Mirror):
     reservations: Reservations
 
     @property
-    def kazoo_client(self) -> Client:
+    def kazoo_client(self) -> SessionClient:
         """Return kazoo's client object.
 
         :raises RuntimeError: not connected yet.

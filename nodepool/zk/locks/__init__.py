@@ -16,7 +16,7 @@ from kazoo.protocol.states import KazooState
 from nodepool.base import hostnames
 from nodepool.exceptions import TimeoutException, ZKLockException
 from nodepool.zk import paths
-from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.reading import children
 from nodepool.zk.writer import Txn
 
@@ -68,7 +68,7 @@ def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
 
 
 def acquire(
-    client: Client,
+    client: SessionClient,
     directory: str,
     record: str | None,
     blocking: bool = True,
@@ -121,7 +121,9 @@ def acquire(
         raise
 
 
-def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, data: bytes) -> str:
+def _enter(
+    client: SessionClient, directory: str, record: str | None, ephemeral: bool, data: bytes
+) -> str:
     prefix = contender_prefix(directory)
     make_directory = False
     for _attempt in range(20):
@@ -154,7 +156,7 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
     raise ZKLockException(f"Did not get lock on {directory}: it keeps changing")
 
 
-def withdraw(client: Client, path: str, ephemeral: bool = True) -> None:
+def withdraw(client: SessionClient, path: str, ephemeral: bool = True) -> None:
     """Delete a contender or another mark of ours; at the latest after the next reconnect."""
     if client.state != KazooState.CONNECTED:
         client.abandoned.add(path, ephemeral)  # a call would wait for the server
@@ -168,12 +170,12 @@ def withdraw(client: Client, path: str, ephemeral: bool = True) -> None:
         client.abandoned.add(path, ephemeral)
 
 
-def release(client: Client, handle: LockHandle) -> None:
+def release(client: SessionClient, handle: LockHandle) -> None:
     """Release a lock, if it exists; at the latest after the next reconnect."""
     withdraw(client, handle.path, handle.ephemeral)
 
 
-def names_in_order(client: Client, directory: str) -> list[str]:
+def names_in_order(client: SessionClient, directory: str) -> list[str]:
     """Return the contenders, holder first."""
     names = children(client, directory)
     numbered = sorted(

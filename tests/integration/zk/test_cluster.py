@@ -10,7 +10,7 @@ from kazoo.protocol.serialization import Create, SetData, Transaction
 
 from nodepool.zk import paths
 from nodepool.zk.cluster import Cluster
-from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.records import Node, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
@@ -205,7 +205,7 @@ def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(
     zk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = lose_nodes(zk)
-    call, left = Client._call, [0]
+    call, left = SessionClient._call, [0]
 
     def failing(self: Any, request: Any, async_object: Any) -> Any:
         if isinstance(request, (Create, SetData, Transaction)):
@@ -214,7 +214,7 @@ def test_skipping_that_is_interrupted_at_any_write_exposes_no_machine(
                 raise ConnectionLoss
         return call(self, request, async_object)
 
-    monkeypatch.setattr(Client, "_call", failing)
+    monkeypatch.setattr(SessionClient, "_call", failing)
     for writes in range(10):
         left[0] = writes
         try:

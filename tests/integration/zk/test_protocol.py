@@ -27,7 +27,7 @@ from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED, Connec
 from kazoo.protocol.serialization import GetData
 from kazoo.protocol.states import KazooState
 
-from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Client
+from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, SessionClient
 from nodepool.zk.connection.reply import Reply
 from tests.conftest import Chroot, wait_for
 from tests.support.deadline import limit
@@ -49,7 +49,7 @@ def arm(client: Any, root: str, events: list[tuple[int, str]]) -> None:
 
 
 def test_our_classes_are_in_use(client: Any) -> None:
-    assert isinstance(client, Client)
+    assert isinstance(client, SessionClient)
     assert type(client._connection).__module__ == "nodepool.zk.connection.protocol"
 
 
@@ -398,7 +398,7 @@ def test_servers_that_are_not_reached_do_not_count_as_restored(
 
 
 def test_server_that_owes_an_answer_for_too_long_is_left() -> None:
-    client = Client(hosts="127.0.0.1:1")
+    client = SessionClient(hosts="127.0.0.1:1")
     connection = client._connection
     connection._read_sock, other = socket.socketpair()
     with connection._read_sock, other:

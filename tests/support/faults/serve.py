@@ -140,16 +140,16 @@ def patch_client() -> None:
     """Before each write to ZooKeeper, the point ``write-before`` is passed."""
     from kazoo.protocol.serialization import Create, SetData, Transaction
 
-    from nodepool.zk.connection.protocol import Client
+    from nodepool.zk.connection.protocol import SessionClient
 
-    call = Client._call
+    call = SessionClient._call
 
     def _call(self: Any, request: Any, async_object: Any) -> Any:
         if isinstance(request, (Create, SetData, Transaction)):
             passed("write-before")
         return call(self, request, async_object)
 
-    Client._call = _call  # type: ignore[method-assign]
+    SessionClient._call = _call  # type: ignore[method-assign]
 
 
 def patch_intervals() -> None:

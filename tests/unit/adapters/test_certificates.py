@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import certifi
 import pytest
 
-from nodepool.adapters.gitea.api import Connection
+from nodepool.adapters.gitea.api import RunnerConnection
 from nodepool.adapters.github.service import Place, Service
 from nodepool.adapters.runners.forge import ForgeError
 from tests.support.authority import Authority
@@ -50,7 +50,9 @@ def _github(url: str, ca_file: str) -> None:
 
 
 def _gitea(url: str, ca_file: str) -> None:
-    Connection(url.removesuffix("/acme"), "secret", ca_file=ca_file or None).call("GET", "/jobs")
+    RunnerConnection(url.removesuffix("/acme"), "secret", ca_file=ca_file or None).call(
+        "GET", "/jobs"
+    )
 
 
 @pytest.mark.spec("GitHub 8.8: Enterprise Server with its own authority")

@@ -17,7 +17,7 @@ import pytest
 from nodepool.cloud.http import NoAnswer, new_session, send
 from nodepool.driver.gce.client import Transport
 from nodepool.driver.kubernetes.api import kinds
-from nodepool.driver.kubernetes.api.client import Client
+from nodepool.driver.kubernetes.api.client import ClusterClient
 from nodepool.driver.openstack.api.transport import prepare
 
 TOO_LONG = "its answer has more than 67108864 bytes"
@@ -103,7 +103,7 @@ def test_endless_answer_of_kubernetes_is_an_error_with_the_name_of_the_call(
         authorization=lambda: None,
         renew=lambda: None,
     )
-    client = Client(access, logging.getLogger("test"))
+    client = ClusterClient(access, logging.getLogger("test"))
     with pytest.raises(NoAnswer, match=f"list .* at {url}.*{TOO_LONG}"):
         client.list(kinds.POD)
     client.close()

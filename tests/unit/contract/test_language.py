@@ -123,6 +123,25 @@ def spoken_names(tree: ast.AST) -> list[tuple[int, str]]:
     ]
 
 
+def homonyms(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return the classes whose names do not say whose client or connection they are."""
+    return [
+        (node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name in ("Client", "Connection")
+    ]
+
+
+def test_clients_and_connections_say_whose_they_are() -> None:
+    found = {
+        str(path.relative_to(REPOSITORY / "nodepool"))
+        for path in (REPOSITORY / "nodepool").rglob("*.py")
+        if homonyms(ast.parse(path.read_text()))
+    }
+    # Scripts of users import it: doc/nodemanager.rst.
+    assert found == {"nodemanager/client/rpc.py"}
+
+
 @pytest.mark.parametrize("find", [avoided, too_long, returns_nothing, spoken_names])
 def test_texts_are_plain(find) -> None:
     found = []

@@ -12,7 +12,7 @@ import pytest
 
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.http import NoAnswer
-from nodepool.driver.kubernetes.api.client import Client
+from nodepool.driver.kubernetes.api.client import ClusterClient
 from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.driver.kubernetes.api.kinds import POD
 from nodepool.driver.kubernetes.api.watches import QUIET, WITHOUT, Watcher
@@ -44,7 +44,7 @@ class Script:
         self.events.put(None)
 
 
-class Server(Client):
+class Server(ClusterClient):
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []
         self.lists = 0

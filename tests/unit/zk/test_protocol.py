@@ -10,7 +10,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Create
 
 from nodepool.zk.connection.client import RepeatFilter
-from nodepool.zk.connection.protocol import BROKEN, Client
+from nodepool.zk.connection.protocol import BROKEN, SessionClient
 
 
 def test_no_answer_in_time() -> None:
@@ -18,7 +18,7 @@ def test_no_answer_in_time() -> None:
     gets that.
     """
     with pytest.raises(KazooException, match="no answer in time") as raised:
-        Client(hosts="127.0.0.1:1").handler.async_result().get(timeout=0.01)
+        SessionClient(hosts="127.0.0.1:1").handler.async_result().get(timeout=0.01)
     assert isinstance(raised.value, KazooTimeoutError) and isinstance(raised.value, BROKEN)
 
 

@@ -62,7 +62,7 @@ class Stream:
             pass  # it has ended
 
 
-class Client:
+class ClusterClient:
     """An API server. Thread-safe; calls raise ApiError, NoAnswer and NoAccess."""
 
     def __init__(self, access: KubeconfigAccess, log: logging.Logger) -> None:

@@ -15,7 +15,7 @@ from nodepool.base.backoff import Backoff
 from nodepool.cloud import CloudCalls
 from nodepool.cloud.errors import CallsStopped
 from nodepool.cloud.http import NoAccess, NoAnswer
-from nodepool.driver.kubernetes.api.client import Client, Object, Stream
+from nodepool.driver.kubernetes.api.client import ClusterClient, Object, Stream
 from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.kinds import Kind
 
@@ -81,7 +81,7 @@ class Watcher:
 
     def __init__(
         self,
-        cluster: Client,
+        cluster: ClusterClient,
         calls: CloudCalls,
         kind: Kind,
         selector: str,

@@ -449,16 +449,16 @@ def test_stop_cuts_off(folder: pathlib.Path) -> None:
 def test_stop_closes_what_is_being_answered(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered: list[connections.Connection] = []
+    answered: list[connections.ApiConnection] = []
     begun, go_on = threading.Event(), threading.Event()
 
-    def result(connection: connections.Connection, _desk: object) -> bytes:
+    def result(connection: connections.ApiConnection, _desk: object) -> bytes:
         answered.append(connection)
         begun.set()
         go_on.wait(10)
         return b""
 
-    monkeypatch.setattr(connections.Connection, "result", result)
+    monkeypatch.setattr(connections.ApiConnection, "result", result)
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as stream:
         stream.connect(running.socket)
         stream.sendall(post(b"<methodCall><methodName>Help</methodName></methodCall>"))
