@@ -55,11 +55,6 @@ def known_hosts(nodes: Sequence[Node]) -> str:
     return ssh.known_hosts(machines(nodes))
 
 
-def config(nodes: Sequence[Node], directory: str, insecure: bool = False) -> str:
-    """Return the configuration; see `nodepool.ssh.config`."""
-    return ssh.config(machines(nodes), directory, insecure)
-
-
 def directory_of(lease_id: str = "") -> str:
     """Return the directory of the files of a lease."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -437,8 +438,7 @@ def renew(context: Context, leases: Leases, lease: Lease) -> None:
 
 @_of_lease
 def ssh_config(context: Context, leases: Leases, lease: Lease) -> None:
-    ssh.write(leases, lease, context.args.insecure)
-    print(ssh.config(lease.nodes, ssh.directory_of(lease.id), context.args.insecure), end="")
+    print(Path(ssh.write(leases, lease, context.args.insecure)).read_text(), end="")
 
 
 @_of_lease

@@ -22,6 +22,8 @@ from nodepool.base.offered_labels import why_not_offered
 from nodepool.config.model import Config
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms, certificates, ssh
 from nodepool.lease.record import MOST_NOTES
+from nodepool.ssh import config as ssh_config
+from nodepool.ssh import known_hosts
 from nodepool.status import causes
 from nodepool.status.explain import places
 from nodepool.status.once import Once
@@ -405,11 +407,9 @@ class LeaseCalls:
                 "bad-request",
                 "format must be config or known_hosts",
             )
-        nodes = self.held(call).nodes
+        nodes = ssh.machines(self.held(call).nodes)
         try:
-            return Reply(
-                ssh.config(nodes, directory) if form == "config" else ssh.known_hosts(nodes)
-            )
+            return Reply(ssh_config(nodes, directory) if form == "config" else known_hosts(nodes))
         except ValueError as error:
             raise Refused(http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", str(error)) from None
 
