@@ -30,6 +30,10 @@ class DirectSession(requests.Session):
         return None
 
 
+class _Body(io.BytesIO):
+    """Lets a library set attributes that a connection has."""
+
+
 class CloudSession(DirectSession):
     """A session of which every answer is bounded, also for libraries that use it."""
 
@@ -44,7 +48,7 @@ class CloudSession(DirectSession):
         """
         answer = super().send(request, **{**options, "stream": True})
         try:
-            answer.raw = io.BytesIO(body_of(answer.raw))
+            answer.raw = _Body(body_of(answer.raw))
         except OSError as error:
             answer.close()
             raise requests.ConnectionError(str(error), request=request) from error

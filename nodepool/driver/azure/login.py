@@ -9,6 +9,7 @@ from typing import Any
 
 import requests
 
+from nodepool.answers import CloudSession
 from nodepool.base import optional
 from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, send
 from nodepool.driver.azure.config import AzureProviderConfig
@@ -168,21 +169,29 @@ class Login:
     @staticmethod
     def _credential(auth: dict[str, Any], login: str) -> Any:
         import azure.identity as identity
+        from azure.core.pipeline.transport import RequestsTransport
 
+        bounded = RequestsTransport(session=CloudSession(), session_owner=False)
         kind, tenant, client = auth["type"], auth.get("tenant-id"), auth.get("client-id")
         if kind == "certificate":
             return identity.CertificateCredential(
-                str(tenant), str(client), auth["certificate-path"], authority=login
+                str(tenant),
+                str(client),
+                auth["certificate-path"],
+                authority=login,
+                transport=bounded,
             )
         if kind == "workload-identity":
             return identity.WorkloadIdentityCredential(
-                tenant_id=tenant, client_id=client, authority=login
+                tenant_id=tenant, client_id=client, authority=login, transport=bounded
             )
         if kind == "managed-identity":
-            return identity.ManagedIdentityCredential(client_id=client)
+            return identity.ManagedIdentityCredential(client_id=client, transport=bounded)
         if kind == "cli":
             return identity.AzureCliCredential(tenant_id=tenant or "")
-        return identity.DefaultAzureCredential(authority=login, managed_identity_client_id=client)
+        return identity.DefaultAzureCredential(
+            authority=login, managed_identity_client_id=client, transport=bounded
+        )
 
 
 def _first_line(error: BaseException) -> str:

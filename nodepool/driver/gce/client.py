@@ -66,10 +66,11 @@ class Transport:
         found = dict(headers)
         with self._lock:
             try:
-                if self._credentials is None:
-                    self._credentials = google.auth.default(scopes=SCOPES)[0]
                 if self._ask is None:
                     self._ask = google.auth.transport.requests.Request(CloudSession())
+                if self._credentials is None:
+                    # It may ask the metadata server.
+                    self._credentials = google.auth.default(SCOPES, self._ask)[0]
                 if renew:
                     self._credentials.refresh(self._ask)
                 self._credentials.before_request(self._ask, method, url, found)

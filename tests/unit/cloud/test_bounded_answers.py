@@ -14,7 +14,8 @@ import keystoneauth1.exceptions
 import keystoneauth1.session
 import pytest
 
-from nodepool.cloud.http import NoAnswer, new_session, send
+from nodepool.cloud.http import NoAccess, NoAnswer, new_session, send
+from nodepool.driver.azure.login import Login
 from nodepool.driver.gce.client import Transport
 from nodepool.driver.kubernetes.api import kinds
 from nodepool.driver.kubernetes.api.client import ClusterClient
@@ -69,15 +70,20 @@ def test_endless_answer_of_google_is_an_error_with_the_name_of_the_call(
     transport.close()
 
 
+@pytest.mark.parametrize("which", ["token service", "metadata server"])
 def test_endless_answer_of_a_token_service_is_an_error(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    def refresh(ask: Callable[..., object], *_rest: object) -> None:
-        ask(f"{url}/200")
+    def default(_scopes: object, ask: Callable[..., object]) -> tuple[Any, None]:
+        def refresh(ask: Callable[..., object], *_rest: object) -> None:
+            ask(f"{url}/200")
+
+        if which == "metadata server":
+            ask(f"{url}/200")
+        return SimpleNamespace(before_request=refresh), None
 
     transport = Transport()
-    credentials = SimpleNamespace(before_request=refresh)
-    monkeypatch.setattr("google.auth.default", lambda **_options: (credentials, None))
+    monkeypatch.setattr("google.auth.default", default)
     with pytest.raises(NoAnswer, match="the token service"):
         transport.send("GET", url, "list things")
     transport.close()
@@ -107,3 +113,13 @@ def test_endless_answer_of_kubernetes_is_an_error_with_the_name_of_the_call(
     with pytest.raises(NoAnswer, match=f"list .* at {url}.*{TOO_LONG}"):
         client.list(kinds.POD)
     client.close()
+
+
+def test_endless_answer_to_the_library_of_azure_is_an_error(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IDENTITY_ENDPOINT", f"{url}/200")
+    monkeypatch.setenv("IDENTITY_HEADER", "secret")
+    provider: Any = SimpleNamespace(auth={"type": "managed-identity"})
+    with new_session() as session, pytest.raises((NoAnswer, NoAccess), match=TOO_LONG):
+        Login(provider, session).token()
