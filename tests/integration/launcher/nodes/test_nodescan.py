@@ -247,16 +247,28 @@ def test_waiting_scan_starts_when_another_one_ends(
 
 @pytest.mark.spec("LAU-16: start the clock when scanning starts")
 def test_waiting_in_the_queue_is_not_on_the_clock(
-    worker: NodescanWorker, peer: Any, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
+    peer: Any, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NodescanWorker, "MAX_REQUESTS", 1)
-    silent = peer(lambda sock: None)
-    slow = NodescanRequest(target(silent.port), True, 2, None)
-    done = threading.Event()
-    queued = NodescanRequest(target(sshd.port), True, 1.5, None, lambda request: done.set())
+    silent, skipped = peer(lambda sock: None), 0.0
+
+    def clock() -> float:
+        return time.monotonic() + skipped
+
+    worker = NodescanWorker("queue", clock=clock)
+    worker.start()
+    slow, queued, waking = (
+        NodescanRequest(target(port), True, 60, None, clock=clock)
+        for port in (silent.port, sshd.port, sshd.port)
+    )
     worker.addRequest(slow)
     worker.addRequest(queued)
-    assert done.wait(20)
+    _wait(lambda: slow.start_time is not None, 20)
+    skipped = 61.0
+    worker.addRequest(waking)
+    _wait(lambda: waking.complete, 60)
+    worker.stop()
+    worker.join()
     assert slow.complete
     assert len(queued.result()) == 5
 
