@@ -31,7 +31,7 @@ class FaultyKernel(Kernel):
             if task.awaited is not None and task.awaited.abandoned:
                 self.wake(task)
         if self.task is not None and self.task.process is process:
-            self._leave()
+            self._switch_away()
 
     def pause(self, process: Process) -> None:
         """Stop a process as SIGSTOP does."""

@@ -119,6 +119,24 @@ def test_lock_of_a_killed_process_is_free(start: Callable[..., Kernel]) -> None:
     assert not reached
 
 
+def test_process_that_kills_itself_does_nothing_more(start: Callable[..., Kernel]) -> None:
+    kernel, reached = start(), []
+
+    def main() -> None:
+        victim = kernel.process("victim")
+
+        def work() -> None:
+            reached.append("before")
+            kernel.kill(victim)
+            reached.append("after")
+
+        kernel.spawn(work, process=victim)
+        kernel.sleep(1.0)
+
+    kernel.run(main)
+    assert reached == ["before"]
+
+
 def test_paused_process_stands_still_until_it_is_resumed(start: Callable[..., Kernel]) -> None:
     kernel, seen = start(), []
     process = kernel.process("paused")
