@@ -34,7 +34,7 @@ RECORDED = 0.2
 #: take, and of long ones.
 NEVER_SHORT = ("full", "real", "openstack", "kubernetes", "gitea", "github")
 #: Which part of the time of all tests of a stage the rest takes.
-PART = 1 / 12
+PART = 1 / 16
 #: Seconds; longer tests, such as builds of packages, run only with all variants.
 LONGEST = 60.0
 #: Tests that fail when a guard is taken away.
