@@ -134,7 +134,7 @@ class WebApp(threading.Thread):
         loop, opened = asyncio.get_running_loop(), Connections()
         most = connections.MOST_HEAD + connections.MOST_BODY
         server = web.Server(
-            self._handle,
+            self._respond,
             request_factory=_begin,
             handler_cancellation=True,
             keepalive_timeout=connections.IDLE_TIMEOUT,
@@ -161,7 +161,7 @@ class WebApp(threading.Thread):
             each.close()
         opened.close()
 
-    async def _handle(self, given: web.BaseRequest) -> web.StreamResponse:
+    async def _respond(self, given: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         if given.transport is None:
             raise ConnectionResetError("The client has disconnected")
