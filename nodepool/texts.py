@@ -19,6 +19,11 @@ def printable(text: str) -> str:
     )
 
 
+def print_text(text: str) -> None:
+    """Print a text that may contain what others have written."""
+    print(printable(text), flush=True)
+
+
 def counted(names: Iterable[str]) -> str:
     """Return the names, each once with how often it occurs: ``a x2, b``."""
     return ", ".join(

@@ -86,7 +86,7 @@ worker.setServiceParent(application)
 """
 
 T = TypeVar("T")
-Told = Callable[[str], object]
+Show = Callable[[str], object]
 #: Of Buildbot, which has no types.
 Build = Any
 
@@ -148,7 +148,7 @@ class Machine:
                 )
                 lease.give_back()
 
-    def start(self, purpose: str, password: str, show: Told) -> None:
+    def start(self, purpose: str, password: str, show: Show) -> None:
         """Lease a node and start the worker's program on it.
 
         :raises NodepoolError, NodeError: there is no node, or it is not usable.
@@ -175,7 +175,7 @@ class Machine:
             text.encode(),
         )
 
-    def _wait(self, lease: Lease, limit: float, show: Told) -> None:
+    def _wait(self, lease: Lease, limit: float, show: Show) -> None:
         shown = ""
         while lease.state != "held":
             why = lease.why or {}

@@ -33,7 +33,7 @@ from nodepool.client import (
     read_secret,
     seconds,
 )
-from nodepool.texts import printable
+from nodepool.texts import print_text, printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
 AFTERWARDS = 900
@@ -53,10 +53,6 @@ class JobError(Exception):
 
 class SystemFailure(Exception):
     """The environment is broken; the text is for the log of the job. GitLab may try again."""
-
-
-def print_text(text: str) -> None:
-    print(printable(text), flush=True)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class NodeManager:
         preparation = threading.Thread(
             target=trees.prepare_host, name="Thread-nm-prepare", daemon=True
         )
-        # A part that has started only half is stopped, too.
+        # Each stop works without a start, too: a part may have started only half.
         self.parts = Group(
             STOP_TIMEOUT,
             Part("host", stop=ending.pop_all().close),

@@ -94,7 +94,7 @@ def _anonymous(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-class RunnerConnection:
+class ForgeConnection:
     """Calls of one forge.
 
     :param scope: empty (all of it), ``user``, ``orgs/NAME`` or ``repos/OWNER/NAME``.
@@ -247,7 +247,7 @@ class Gitea:
     command = "gitea-runner daemon"
     no_job: Sequence[int] = ()
 
-    def __init__(self, connection: RunnerConnection) -> None:
+    def __init__(self, connection: ForgeConnection) -> None:
         self._connection = connection
 
     def queue(self) -> list[Job]:
@@ -365,7 +365,7 @@ class Forgejo:
     command = "forgejo-runner one-job"
     no_job: Sequence[int] = (2,)
 
-    def __init__(self, connection: RunnerConnection) -> None:
+    def __init__(self, connection: ForgeConnection) -> None:
         self._connection = connection
 
     def queue(self) -> list[Job]:
@@ -438,4 +438,4 @@ class Forgejo:
         )
 
 
-DIALECTS: Mapping[str, Callable[[RunnerConnection], Api]] = {"gitea": Gitea, "forgejo": Forgejo}
+DIALECTS: Mapping[str, Callable[[ForgeConnection], Api]] = {"gitea": Gitea, "forgejo": Forgejo}

@@ -17,7 +17,7 @@ from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError
 from nodepool.client import is_protected
 
 with needing("gitea"):
-    from nodepool.adapters.gitea.api import DIALECTS, RunnerConnection
+    from nodepool.adapters.gitea.api import DIALECTS, ForgeConnection
     from nodepool.adapters.gitea.instance import Instance, Runners
 
 PROGRAM = "nodepool-gitea"
@@ -138,9 +138,7 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
     """
     name, kind = entry["name"], entry["type"]
     token = program.read_secret(entry["token-file"])
-    api = DIALECTS[kind](
-        RunnerConnection(entry["url"], token, entry["scope"], entry.get("ca-file"))
-    )
+    api = DIALECTS[kind](ForgeConnection(entry["url"], token, entry["scope"], entry.get("ca-file")))
     secret = None
     if path := entry.get("webhook-secret-file"):
         if api.binds:

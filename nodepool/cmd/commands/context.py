@@ -48,11 +48,6 @@ def note(text: str) -> None:
     print(printable(f"nodepool: {text}"), file=sys.stderr, flush=True)
 
 
-def print_text(text: str) -> None:
-    """Print a text that may contain what others have written."""
-    print(printable(text), flush=True)
-
-
 def user() -> str:
     """Return the user of this command and the host, as the owner of what it creates."""
     try:

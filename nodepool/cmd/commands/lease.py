@@ -25,7 +25,6 @@ from nodepool.cmd.commands.context import (
     add_json,
     add_listing,
     note,
-    print_text,
     user,
 )
 from nodepool.cmd.commands.foreground import Foreground
@@ -39,7 +38,7 @@ from nodepool.ssh import Lost, remote, run
 from nodepool.ssh import Node as Machine
 from nodepool.status.explain import places
 from nodepool.status.results import Results, format_duration
-from nodepool.texts import one_line
+from nodepool.texts import one_line, print_text
 from nodepool.zk.records import FAILED, FULFILLED
 
 #: Seconds that an attached lease outlives its holder, and between two renewals.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import certifi
 import pytest
 
-from nodepool.adapters.gitea.api import RunnerConnection
+from nodepool.adapters.gitea.api import ForgeConnection
 from nodepool.adapters.github.service import Place, Service
 from nodepool.adapters.runners.forge import ForgeError
 from tests.support.authority import Authority
@@ -50,7 +50,7 @@ def _github(url: str, ca_file: str) -> None:
 
 
 def _gitea(url: str, ca_file: str) -> None:
-    RunnerConnection(url.removesuffix("/acme"), "secret", ca_file=ca_file or None).call(
+    ForgeConnection(url.removesuffix("/acme"), "secret", ca_file=ca_file or None).call(
         "GET", "/jobs"
     )
 

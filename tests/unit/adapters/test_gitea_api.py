@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nodepool import answers
-from nodepool.adapters.gitea.api import Forgejo, Gitea, Job, RunnerConnection
+from nodepool.adapters.gitea.api import ForgeConnection, Forgejo, Gitea, Job
 from nodepool.adapters.runners.forge import ForgeError
 from tests.support.fault_proxy import FaultProxy, Forward, Reply, Request
 
@@ -41,8 +41,8 @@ class Served:
             204 if content == "" else 200, b"" if content == "" else json.dumps(content).encode()
         )
 
-    def connection(self, scope: str = "") -> RunnerConnection:
-        return RunnerConnection(self.url, TOKEN, scope)
+    def connection(self, scope: str = "") -> ForgeConnection:
+        return ForgeConnection(self.url, TOKEN, scope)
 
     def asked(self) -> list[str]:
         return [request.operation for request in self.proxy.requests]
@@ -336,7 +336,7 @@ def test_forgejo_program_gets_its_token_by_a_file(
     show.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > words\n')
     show.chmod(0o755)
     (tmp_path / "secret").write_text(f"t-t\nu-u\n{handle}\n")
-    script = Forgejo(RunnerConnection("https://forge.example.com", TOKEN)).script(
+    script = Forgejo(ForgeConnection("https://forge.example.com", TOKEN)).script(
         f"{show} one-job", ["noble:host", "a b:host"]
     )
     subprocess.run(["sh", "-c", f"umask 077; {script}"], cwd=tmp_path, check=True, timeout=10)

@@ -64,8 +64,9 @@ PRINTERS = {
     "process/stack_dump.py",
     "lab/whatif/__main__.py",
     "lab/zkserver/__main__.py",
+    "texts.py",
 }
-#: In commands that print texts of others, only these arguments are printed without `say`.
+#: In commands that print texts of others, only these arguments are printed without `print_text`.
 SAYING = (
     "cmd/commands/lease.py",
     "cmd/commands/requests/__init__.py",

@@ -133,6 +133,21 @@ def test_each_test_is_in_one_of_the_sets(
     assert not selection.is_short(request.node)
 
 
+def test_rest_runs_all_core_tests_that_the_short_set_has_not(
+    pytestconfig: pytest.Config, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection: Any = pytestconfig.pluginmanager.get_plugin("nodepool-selection")
+    for name, chosen in (("_short", False), ("_rest", True), ("_sampled", True)):
+        monkeypatch.setattr(selection, name, chosen)
+    monkeypatch.setattr("tests.support.selection.choose_part", lambda *_args: set())
+    request.node.add_marker("openstack")
+    selection.pytest_collection_modifyitems(pytestconfig, items := [request.node])
+    assert items == []
+    request.node.add_marker("core")
+    selection.pytest_collection_modifyitems(pytestconfig, items := [request.node])
+    assert items == [request.node]
+
+
 def test_rest_runs_one_variant_each_of_tests_that_take_a_part_of_the_time() -> None:
     seconds = {f"a.py::test_{test}[{n}]": 1.0 + n for test in range(30) for n in range(3)}
     chosen = choose_part(seconds, 7)

@@ -22,14 +22,13 @@ from nodepool.cmd.commands.context import (
     add_json,
     add_table,
     note,
-    print_text,
 )
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
 from nodepool.process.program import seconds, whole_number
 from nodepool.status.results import format_duration
-from nodepool.texts import one_line
+from nodepool.texts import one_line, print_text
 from nodepool.zk import paths
 from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
 

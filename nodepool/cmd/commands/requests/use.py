@@ -20,7 +20,6 @@ from nodepool.cmd.commands.context import (
     add_command,
     add_json,
     note,
-    print_text,
     user,
 )
 from nodepool.cmd.commands.foreground import Foreground
@@ -30,6 +29,7 @@ from nodepool.process.program import describe as describe_error
 from nodepool.process.program import duration, seconds
 from nodepool.status import REDACTED
 from nodepool.status.results import format_duration
+from nodepool.texts import print_text
 from nodepool.zk.records import FULFILLED, HOLD, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 

@@ -247,7 +247,7 @@ def test_waiting_scan_starts_when_another_one_ends(
 
 @pytest.mark.spec("LAU-16: start the clock when scanning starts")
 def test_waiting_in_the_queue_is_not_on_the_clock(
-    peer: Any, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
+    worker: NodescanWorker, peer: Any, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NodescanWorker, "MAX_REQUESTS", 1)
     silent, skipped = peer(lambda sock: None), 0.0
@@ -255,8 +255,7 @@ def test_waiting_in_the_queue_is_not_on_the_clock(
     def clock() -> float:
         return time.monotonic() + skipped
 
-    worker = NodescanWorker("queue", clock=clock)
-    worker.start()
+    worker.clock = clock
     slow, queued, waking = (
         NodescanRequest(target(port), True, 60, None, clock=clock)
         for port in (silent.port, sshd.port, sshd.port)
@@ -267,8 +266,6 @@ def test_waiting_in_the_queue_is_not_on_the_clock(
     skipped = 61.0
     worker.addRequest(waking)
     _wait(lambda: waking.complete, 60)
-    worker.stop()
-    worker.join()
     assert slow.complete
     assert len(queued.result()) == 5
 

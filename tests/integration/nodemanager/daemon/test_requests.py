@@ -141,6 +141,18 @@ def test_loans_again_and_again(nm: NmDaemon) -> None:
         nm.client.call("SetLoans", "lender", [])
 
 
+def test_stop_of_a_node_manager_that_has_not_started_needs_nothing(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nodepool.nodemanager.config import parse
+    from nodepool.nodemanager.manager import NodeManager
+
+    given = {name: str(tmp_path / name) for name in ("state-dir", "run-dir")}
+    for _ in range(2):  # the second one gets the lock
+        NodeManager(parse({**given, "backend": "rootless"}, "test")).parts.stop()
+    assert "stopping" not in caplog.text
+
+
 @pytest.mark.spec("issue 10, F14: the family: what is noted of a sliver needs a record of it")
 def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
     from nodepool.nodemanager.api.methods import NodeError
