@@ -29,7 +29,7 @@ def test_pinned_packages_accept_the_python_of_each_release(python: str) -> None:
             continue  # of another platform or version of Python
         # Only what is installed here says what it accepts.
         if pinned.specifier.contains(found.version):
-            wanted = found.metadata["Requires-Python"]
+            wanted = found.metadata.get("Requires-Python")
             if wanted and not SpecifierSet(wanted).contains(python):
                 refused.append(f"{pinned} wants Python {wanted}")
     assert refused == []
