@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -85,6 +86,11 @@ class NodeManager:
     ) -> None:
         if (missing := tickets.missing(config.tickets)) is not None:
             raise ConfigurationError(missing)
+
+        def room_left() -> int:
+            return host.left(slivers.effective())
+
+        services = dataclasses.replace(services, free_space=room_left)
         backend, problems = _load_backend(config, services)
         database = Database(
             os.path.join(config.state_dir, "nodemanager.sqlite"), free_ballast=free_space.ensure
@@ -97,10 +103,7 @@ class NodeManager:
             database, slivers, host, Startup(database, slivers) if startup else None
         )
 
-        def room_left() -> int:
-            return host.left(slivers.effective())
-
-        trees = Trees(backend, room_left, delivery.announce)
+        trees = Trees(backend, delivery.announce)
         images = Images(
             os.path.join(config.state_dir, "images"),
             lambda name: trees.prepare(f"image:{name}"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ class Services:
     net: Network | None = None
     """None: only network "none"."""
     id_base: int = DEFAULT_ID_BASE
+    free_space: Callable[[], int] = lambda: sys.maxsize
+    """Bytes of the disk that are not promised to slivers."""
 
 
 class Backend(ABC):

@@ -48,7 +48,7 @@ class NativeBackend(Backend):
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         super().__init__(state_dir, services)
-        self.roots = RootStore(state_dir)
+        self.roots = RootStore(state_dir, services.free_space)
         self._claims = threading.Lock()
 
     @property

@@ -52,14 +52,12 @@ class RootTree:
 class RootStore:
     """Finds and builds templates. Safe for threads and processes (one lock file each)."""
 
-    def __init__(
-        self, state_dir: str | os.PathLike[str], limits: tar_image.Limits | None = None
-    ) -> None:
+    def __init__(self, state_dir: str | os.PathLike[str], free_space: Callable[[], int]) -> None:
+        """:param free_space: bytes that a new tree may use."""
         self.directory = Path(state_dir) / "templates"
         self.images = Path(state_dir) / "images"
-        self.limits = limits or tar_image.Limits()
-        #: Bytes that a new tree may use.
-        self.free_space: Callable[[], int] = lambda: self.limits.size
+        self.limits = tar_image.Limits()
+        self._free_space = free_space
 
     def tree(self, image: str, sliver: str) -> RootTree:
         """Return the tree of an image, building it if needed, and count the sliver as user."""
@@ -115,7 +113,7 @@ class RootStore:
             tree = target / "root"
             tree.mkdir(mode=0o755)
             limits = dataclasses.replace(
-                self.limits, size=min(self.limits.size, max(0, self.free_space()))
+                self.limits, size=min(self.limits.size, max(0, self._free_space()))
             )
             tar_image.extract(path, tree, limits)
             _check_tree(tree, f"image {path}")

@@ -19,15 +19,11 @@ TEMPLATE_IDLE = 86400.0
 class Trees:
     """Root trees of the backend, if it has any.
 
-    :param free_space: bytes that a new one may use.
     :param made: called when one was created.
     """
 
-    def __init__(
-        self, backend: object, free_space: Callable[[], int], made: Callable[[], None]
-    ) -> None:
+    def __init__(self, backend: object, made: Callable[[], None]) -> None:
         self._roots = getattr(backend, "roots", None)
-        self._free_space = free_space
         self._made = made
         #: Whether the root tree of image host was prepared, and the first sliver need not wait for
         #: it.
@@ -36,7 +32,6 @@ class Trees:
     def prepare(self, image: str) -> None:
         """Create the tree of an image. Raises BackendError."""
         if self._roots is not None:
-            self._roots.free_space = self._free_space
             self._roots.tree(image, PREPARING)
             self._roots.release(PREPARING)
         self._made()

@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import stat
 import struct
+import sys
 import tarfile
 import threading
 import time
@@ -242,7 +243,7 @@ def image(path: pathlib.Path, extra: bytes = b"") -> pathlib.Path:
 
 
 def test_template_is_shared_and_goes_when_unused(tmp_path: pathlib.Path) -> None:
-    store = RootStore(tmp_path / "state")
+    store = RootStore(tmp_path / "state", lambda: sys.maxsize)
     path = image(tmp_path / "i.tar")
     first, second = store.tree(f"tar:{path}", "s1"), store.tree(f"tar:{path}", "s2")
     assert first == second
@@ -256,15 +257,27 @@ def test_template_is_shared_and_goes_when_unused(tmp_path: pathlib.Path) -> None
     assert store.templates() == {}
 
 
+def test_tree_larger_than_the_free_space_is_refused(tmp_path: pathlib.Path) -> None:
+    rooms = iter([3, 1 << 20])
+    store, path = (
+        RootStore(tmp_path / "state", lambda: next(rooms)),
+        image(tmp_path / "i.tar", b"xx"),
+    )
+    with pytest.raises(BackendError, match="larger than 3 bytes"):
+        store.tree(f"tar:{path}", "s1")
+    assert store.templates() == {}
+    assert store.tree(f"tar:{path}", "s1").key
+
+
 def test_users_that_no_longer_exist_do_not_hold_a_template(tmp_path: pathlib.Path) -> None:
-    store = RootStore(tmp_path / "state")
+    store = RootStore(tmp_path / "state", lambda: sys.maxsize)
     tree = store.tree(f"tar:{image(tmp_path / 'i.tar')}", "lost")
     assert store.prune({"other"}) == [tree.key]
 
 
 @pytest.mark.spec("issue 10, F3a: who is not known yet because it has just come keeps its tree")
 def test_a_user_that_comes_meanwhile(tmp_path: pathlib.Path) -> None:
-    store, source = RootStore(tmp_path / "state"), image(tmp_path / "i.tar")
+    store, source = RootStore(tmp_path / "state", lambda: sys.maxsize), image(tmp_path / "i.tar")
     asked = time.time() - 1
     tree = store.tree(f"tar:{source}", "new")
     assert store.prune(set(), asked=asked) == []
@@ -279,7 +292,7 @@ def test_a_user_that_comes_meanwhile(tmp_path: pathlib.Path) -> None:
 )
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
-    store, source = RootStore(tmp_path / "state"), image(tmp_path / "i.tar")
+    store, source = RootStore(tmp_path / "state", lambda: sys.maxsize), image(tmp_path / "i.tar")
     ready = store.tree(f"tar:{source}", "s1")
     building, go = threading.Event(), threading.Event()
 
@@ -295,7 +308,7 @@ def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
         try:
             first = threads.submit(store.made, "slow", build, "s2", "image slow")
             assert building.wait(10)
-            other = RootStore(tmp_path / "state") if elsewhere else store
+            other = RootStore(tmp_path / "state", lambda: sys.maxsize) if elsewhere else store
             assert other.tree(f"tar:{source}", "s3").key == ready.key
             assert other.prune({"s1", "s3"}) == []
             # Who wants the same one waits for it, and it is built once.
@@ -309,7 +322,7 @@ def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
 
 
 def test_changed_tar_is_a_new_template(tmp_path: pathlib.Path) -> None:
-    store = RootStore(tmp_path / "state")
+    store = RootStore(tmp_path / "state", lambda: sys.maxsize)
     first = store.tree(f"tar:{image(tmp_path / 'i.tar')}", "s1")
     time.sleep(0.01)
     second = store.tree(f"tar:{image(tmp_path / 'i.tar', b'new')}", "s2")
@@ -324,7 +337,7 @@ def test_changed_tar_is_a_new_template(tmp_path: pathlib.Path) -> None:
 
 
 def test_half_built_template_is_built_again(tmp_path: pathlib.Path) -> None:
-    store = RootStore(tmp_path / "state")
+    store = RootStore(tmp_path / "state", lambda: sys.maxsize)
     path = image(tmp_path / "i.tar")
     key = store.tree(f"tar:{path}", "s1").key
     done = tmp_path / "state/templates" / key
@@ -338,7 +351,7 @@ def test_half_built_template_is_built_again(tmp_path: pathlib.Path) -> None:
 
 
 def test_failed_extraction_leaves_no_template(tmp_path: pathlib.Path) -> None:
-    store = RootStore(tmp_path / "state")
+    store = RootStore(tmp_path / "state", lambda: sys.maxsize)
     bad = archive(tmp_path / "bad.tar", directory("bin"), member("bin/sh"), member("../x"))
     no_shell = archive(tmp_path / "empty.tar", directory("etc"))
     for path, text in ((bad, "'..' in its path"), (no_shell, "no /bin/sh")):
@@ -617,7 +630,7 @@ def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFi
             def tree(image: str, sliver: str) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device", "/state/templates")
 
-    trees = Trees(Backend(), lambda: 0, lambda: None)  # type: ignore[arg-type]
+    trees = Trees(Backend(), lambda: None)  # type: ignore[arg-type]
     trees.prepare_host()
     assert trees.prepared
     assert (
