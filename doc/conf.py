@@ -4,7 +4,10 @@ import pathlib
 import re
 import sys
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent / "ext"), str(pathlib.Path(__file__).parent.parent)]
+sys.path[:0] = [
+    str(pathlib.Path(__file__).parent / "ext"),
+    str(pathlib.Path(__file__).parent.parent),
+]
 
 project = "Nodepool"
 author = "The Nodepool authors"

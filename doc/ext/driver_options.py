@@ -1,9 +1,10 @@
-"""Reference of the options of a driver or a file, generated from the schema that its configuration is validated with.
+"""Reference of the options of a driver or a file, from the schema that validates it.
 
-``.. driver-options:: aws`` makes lists of every option of the driver: name and type from the schema, default and meaning from
-the declarations in ``nodepool/driver/aws/config.py``. The keys of ``CLASSES`` stand for files and for options of all drivers.
-``.. driver-options:: nodepool.yaml labels`` makes the list of ``labels`` only; ``top`` is that of the outer options. An option
-without meaning is an error of the build.
+``.. driver-options:: aws`` makes lists of every option of the driver: name and type from the
+schema, default and meaning from the declarations in ``nodepool/driver/aws/config.py``. The keys of
+``CLASSES`` stand for files and for options of all drivers. ``.. driver-options:: nodepool.yaml
+labels`` makes the list of ``labels`` only; ``top`` is that of the outer options. An option without
+meaning is an error of the build.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ CLASSES = {
     "providers": ("nodepool.config.model", "ProviderConfig"),
     "pools": ("nodepool.config.model", "ConfigPool"),
 }
-TYPES = {object: "dict", str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
+TYPES = {
+    object: "dict",
+    str: "str",
+    int: "int",
+    float: "number",
+    bool: "bool",
+    dict: "dict",
+    list: "list",
+}
 
 
 class ReferenceError(Exception):
@@ -82,7 +91,12 @@ def options(body: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
     named = {marker: value for marker, value in _body(body).items() if not isinstance(marker, type)}
     for marker, value in named.items():
         name = str(marker)
-        yield Option((*path, name), kind(value), isinstance(marker, v.Required), getattr(marker, "group_of_exclusion", None))
+        yield Option(
+            (*path, name),
+            kind(value),
+            isinstance(marker, v.Required),
+            getattr(marker, "group_of_exclusion", None),
+        )
     for marker, value in named.items():
         for inner in _inner(value):
             yield from options(inner, (*path, str(marker)))
@@ -98,14 +112,18 @@ def _body(body: Any) -> dict[Any, Any]:
 
 
 def _inner(value: Any) -> list[Any]:
-    """The schemas of the dict (or of those in the list), alternatives each; none when it has no named keys."""
+    """Return the schemas of dicts with named keys, in lists and alternatives, too."""
     while isinstance(value, list) and value:
         value = value[0]
     if isinstance(value, v.All):
         value = value.validators[0]
     if isinstance(value, v.Any):
         return [found for item in value.validators for found in _inner(item)]
-    return [value] if isinstance(value, dict) and any(not isinstance(key, type) for key in value) else []
+    return (
+        [value]
+        if isinstance(value, dict) and any(not isinstance(key, type) for key in value)
+        else []
+    )
 
 
 def kind(value: Any) -> str:
@@ -122,7 +140,10 @@ def kind(value: Any) -> str:
         return "number"
     if isinstance(value, v.Any):
         given = [item for item in value.validators if item is not None]
-        found = [f"``{str(item).lower()}``" if isinstance(item, str | bool) else kind(item) for item in given]
+        found = [
+            f"``{str(item).lower()}``" if isinstance(item, str | bool) else kind(item)
+            for item in given
+        ]
         return "number" if set(found) == {"int", "number"} else ", ".join(found)
     raise ReferenceError(f"no words for {value!r}")
 
@@ -144,19 +165,25 @@ def default_text(option: Any) -> str:
 def texts(driver: str) -> dict[str, tuple[str, str]]:
     """Default and meaning of each option by its key."""
     config = class_of(driver)
-    return {".".join(path): (default_text(option), option.doc) for path, option in rows(config, config)}
+    return {
+        ".".join(path): (default_text(option), option.doc) for path, option in rows(config, config)
+    }
 
 
 def check(driver: str) -> list[str]:
     """What is wrong with the texts; empty when nothing is."""
     known, said = {option.key for option in options(schema_of(driver))}, texts(driver)
-    return [f"{driver}: option {key} has no text" for key in sorted(known) if not said.get(key, ("", ""))[1]] + [
-        f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)
-    ]
+    return [
+        f"{driver}: option {key} has no text"
+        for key in sorted(known)
+        if not said.get(key, ("", ""))[1]
+    ] + [f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)]
 
 
 def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    """Lists: where the options are, and their rows (name, type, default, meaning), required ones first."""
+    """Yield where the options are, and rows of name, type, default and meaning, required ones
+    first.
+    """
     if wrong := check(driver):
         raise ReferenceError("; ".join(wrong))
     said = texts(driver)
@@ -164,7 +191,12 @@ def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]
     for option in options(schema_of(driver)):
         default, meaning = said[option.key]
         tables.setdefault(option.path[:-1], []).append(
-            (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
+            (
+                f"``{option.name}``",
+                option.kind,
+                "required" if option.required else default or "none",
+                meaning,
+            )
         )
     for path, found in tables.items():
         top = driver if driver in CLASSES else "provider"
@@ -175,7 +207,9 @@ def lines(driver: str, only: str | None = None) -> list[str]:
     """The reference as reStructuredText."""
     found: list[str] = []
     tables = list(sections(driver))
-    if only is not None and not (tables := tables[:1] if only == "top" else [each for each in tables if each[0] == only]):
+    if only is not None and not (
+        tables := tables[:1] if only == "top" else [each for each in tables if each[0] == only]
+    ):
         raise ReferenceError(f"{driver} has no options in {only}")
     for where, options_there in tables:
         found += [f".. rubric:: Options of ``{where}``", ""]
@@ -203,7 +237,9 @@ def setup(app: Any) -> dict[str, Any]:
             except ReferenceError as error:
                 raise self.error(str(error)) from error
             parent = nodes.Element()
-            self.state.nested_parse(StringList(content, source=f"options of {driver}"), self.content_offset, parent)
+            self.state.nested_parse(
+                StringList(content, source=f"options of {driver}"), self.content_offset, parent
+            )
             return list(parent.children)
 
     app.add_directive("driver-options", DriverOptions)

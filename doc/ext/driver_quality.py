@@ -1,4 +1,4 @@
-"""Comparison of the drivers, generated from ``nodepool/driver/quality.yaml`` and ``nodepool/driver/NAME/quality.yaml``.
+"""Comparison of the drivers, from ``nodepool/driver/quality.yaml`` and those of each driver.
 
 ``.. driver-quality::`` shows which driver follows which rule, and the reasons of those that do not.
 """
@@ -36,7 +36,9 @@ def names() -> list[str]:
 
 
 def marks(driver: str) -> dict[str, Any]:
-    """Return the mark of each rule: ``done``, or a dict with ``done``, ``exempt`` or a member of ``KINDS``."""
+    """Return the mark of each rule: ``done``, or a dict with ``done``, ``exempt`` or a member of
+    ``KINDS``.
+    """
     loaded: dict[str, Any] = yaml.safe_load((DRIVERS / driver / "quality.yaml").read_text())
     return loaded
 
@@ -54,9 +56,16 @@ def lines() -> list[str]:
     for driver in names():
         found = marks(driver)
         rows.append((f"``{driver}``", *("yes" if is_done(found[rule]) else "no" for rule in done)))
-        reasons += [(f"``{driver}``", rule, found[rule]["exempt"]) for rule in done if not is_done(found[rule])]
+        reasons += [
+            (f"``{driver}``", rule, found[rule]["exempt"])
+            for rule in done
+            if not is_done(found[rule])
+        ]
     tested: list[tuple[str, ...]] = [
-        (f"``{driver}``", kind, text) for driver in names() for kind, text in marks(driver)[TESTED].items() if kind in KINDS
+        (f"``{driver}``", kind, text)
+        for driver in names()
+        for kind, text in marks(driver)[TESTED].items()
+        if kind in KINDS
     ]
     return [
         *table(("Driver", *done), rows, " ".join(["16"] + ["9"] * len(done))),
@@ -81,7 +90,9 @@ def setup(app: Any) -> dict[str, Any]:
             for path in (DRIVERS / "quality.yaml", *DRIVERS.glob("*/quality.yaml")):
                 self.env.note_dependency(str(path))
             parent = nodes.Element()
-            self.state.nested_parse(StringList(lines(), source="quality of drivers"), self.content_offset, parent)
+            self.state.nested_parse(
+                StringList(lines(), source="quality of drivers"), self.content_offset, parent
+            )
             return list(parent.children)
 
     app.add_directive("driver-quality", DriverQuality)

@@ -12,14 +12,22 @@ def metrics() -> list[tuple[str, str, str]]:
 
     found = {each for each in vars(metrics).values() if isinstance(each, Definition)}
     return sorted(
-        (f"``{each.statsd}``", f"``{each.family}`` " + (f"({', '.join(each.labels)})" if each.labels else ""), each.help)
+        (
+            f"``{each.statsd}``",
+            f"``{each.family}`` " + (f"({', '.join(each.labels)})" if each.labels else ""),
+            each.help,
+        )
         for each in found
     )
 
 
 def lines() -> list[str]:
     """As reStructuredText. Any width fits, which a table of three columns does not on a phone."""
-    return [line for statsd, family, meaning in metrics() for line in (statsd, f"    {meaning}. Prometheus: {family}", "")]
+    return [
+        line
+        for statsd, family, meaning in metrics()
+        for line in (statsd, f"    {meaning}. Prometheus: {family}", "")
+    ]
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -30,7 +38,9 @@ def setup(app: Any) -> dict[str, Any]:
     class MetricReference(SphinxDirective):
         def run(self) -> list[nodes.Node]:
             parent = nodes.Element()
-            self.state.nested_parse(StringList(lines(), source=self.name), self.content_offset, parent)
+            self.state.nested_parse(
+                StringList(lines(), source=self.name), self.content_offset, parent
+            )
             return list(parent.children)
 
     app.add_directive("metric-reference", MetricReference)

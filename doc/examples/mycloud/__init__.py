@@ -65,7 +65,7 @@ class Pool(ConfigPool):
         self.use_internal_ip = False
         for name in pool_config["labels"]:
             self.labels[name] = Label(name, self)
-            # Says that this pool offers the label. A label that is not at top level is an error here.
+            # This pool offers the label. A label that is not at top level is an error here.
             full_config.labels[name].pools.append(self)
 
 
@@ -93,11 +93,20 @@ class MyCloudProviderConfig(ProviderConfig):
             self._pools[pool.name] = pool
 
     def getSchema(self) -> v.Schema:
-        pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, v.Required("labels"): [str]}
+        pool = {
+            **ConfigPool.getCommonSchemaDict(),
+            v.Required("name"): str,
+            v.Required("labels"): [str],
+        }
         return v.Schema({v.Required("pools"): [pool]})
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {label for pool in self._pools.values() if pool_name in (None, pool.name) for label in pool.labels}
+        return {
+            label
+            for pool in self._pools.values()
+            if pool_name in (None, pool.name)
+            for label in pool.labels
+        }
 
 
 # -- machines
@@ -125,11 +134,15 @@ class Create(statemachine.StateMachine):
 
     def advance(self) -> MyInstance | None:
         if self.state == self.START:
-            # Never wait in here: the call runs on a thread of the adapter, and its end wakes this machine.
-            self.waiting_future = self.adapter.executor.submit(self.adapter.cloud.create, self.name, self.metadata)
+            # Never wait in here: the call runs on a thread of the adapter, and its end wakes this
+            # machine.
+            self.waiting_future = self.adapter.executor.submit(
+                self.adapter.cloud.create, self.name, self.metadata
+            )
             self.state = self.CREATING
         if self.state == self.CREATING and self.waiting_future.done():
-            machine = self.waiting_future.result()  # what it raises fails this attempt; another one follows
+            # What it raises fails this attempt; another one follows.
+            machine = self.waiting_future.result()
             # From now on the framework can delete it, whatever becomes of this machine.
             self.external_id = machine["id"]
             self.state, self.complete = self.COMPLETE, True
@@ -146,7 +159,9 @@ class Delete(statemachine.StateMachine):
 
     def advance(self) -> None:
         if self.state == self.START:
-            self.waiting_future = self.adapter.executor.submit(self.adapter.cloud.delete, self.external_id)
+            self.waiting_future = self.adapter.executor.submit(
+                self.adapter.cloud.delete, self.external_id
+            )
             self.state = self.DELETING
         if self.state == self.DELETING and self.waiting_future.done():
             self.waiting_future.result()
@@ -163,15 +178,23 @@ class MyCloudAdapter(statemachine.Adapter):
     def __init__(self, provider_config: MyCloudProviderConfig) -> None:
         super().__init__(provider_config)
         self.cloud = Cloud()
-        self.executor = ThreadPoolExecutor(4, thread_name_prefix=f"ThreadPoolExecutor-{provider_config.name}")
+        self.executor = ThreadPoolExecutor(
+            4, thread_name_prefix=f"ThreadPoolExecutor-{provider_config.name}"
+        )
 
     def stop(self) -> None:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     def getCreateStateMachine(
-        self, hostname: str, label: Label, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
-    ) -> Create:  # fmt: skip
+        self,
+        hostname: str,
+        label: Label,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: Any,
+        az: str | None,
+        log: Any,
+    ) -> Create:
         return Create(self, hostname, metadata)
 
     def getDeleteStateMachine(self, external_id: str, log: Any) -> Delete:
