@@ -25,6 +25,7 @@ from demo import image
 
 TIMEOUT = 1800.0
 MIRROR = "http://deb.debian.org/debian"
+SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
 #: Trusted certificates of this machine, which may reach its mirrors through a proxy of its own.
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 COMMANDS = (["tools/quickstart", "--no-image"], ["tools/run-tests", "--quick"])
@@ -62,9 +63,11 @@ def make_root(root: pathlib.Path, release: str) -> None:
     root.chmod(0o755)  # as any root: other users could not even enter /proc
     mirror = image.apt_mirrors(image.read_apt_sources()).get("DIB_DISTRIBUTION_MIRROR", MIRROR)
     include = "--include=ca-certificates,git,iproute2,procps,python3"
+    # A release that is newer than this machine's debootstrap is made like sid.
+    script = release if (SCRIPTS / release).exists() else "sid"
     run(
         f"debootstrap {release}",
-        ["debootstrap", "--variant=minbase", include, release, str(root), mirror],
+        ["debootstrap", "--variant=minbase", include, release, str(root), mirror, script],
         stdout=subprocess.DEVNULL,
     )
     if CERTIFICATES.exists():
@@ -72,6 +75,8 @@ def make_root(root: pathlib.Path, release: str) -> None:
     for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/etc/pip.conf"):
         if os.path.exists(name):
             shutil.copy(name, f"{root}{name}")
+    # A mirror may keep a release that still changes for longer than its index is valid.
+    (root / "etc/apt/apt.conf.d/mirror").write_text('Acquire::Check-Valid-Until "false";\n')
     run("clone", ["git", "clone", "-q", str(bootstrap.REPOSITORY), str(root / "root" / "nodepool")])
 
 
