@@ -6,7 +6,9 @@ The calls and reasons are in :mod:`system_calls`; additional calls that a label 
 capabilities that the sliver has lost), sockets only of the families and protocols that jobs use,
 since every other one is kernel code that a hostile program could attack.  Filter programs, on
 sockets and of system calls, only with a privilege: the kernel compiles all of them into one area
-(net.core.bpf_jit_limit) that no limit of a sliver covers and that logins need.
+(net.core.bpf_jit_limit) that no limit of a sliver covers and that logins need. Without the
+privilege ``seccomp`` the call ``seccomp`` is refused, but ``prctl`` does nothing and succeeds: sshd
+of OpenSSH 10.4 and newer, which uses it, ends each connection if it fails.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _one_of(values: Iterable[int]) -> list[bytes]:
 def _refuse_these(values: Iterable[int], *refusal: bytes) -> list[bytes]:
     """Return code that refuses these loaded values and allows others; without `refusal`, all."""
     refused = (
-        [part for value in values for part in (_jump(_JEQ, value, 0, 1), *refusal)]
+        [part for value in values for part in (_jump(_JEQ, value, 0, len(refusal)), *refusal)]
         if refusal
         else []
     )
@@ -134,6 +136,8 @@ def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
     eperm = _refuse(errno.EPERM)
     # As a kernel without seccomp answers, which programs are prepared for.
     no_filters = [] if "seccomp" in given else [_refuse(errno.EINVAL)]
+    # A program that only looks whether there are filters passes none, and gets the true answer.
+    pretended = no_filters and [_argument(2), _jump(_JEQ, 0, 0, 1), *no_filters, _refuse(0)]
     allow = _statement(_RETURN, _ALLOW)
     spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
     return {
@@ -158,7 +162,7 @@ def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
             _jump(_JEQ, _PR_SET_SECCOMP, 1, 0),
             allow,
             _argument(1),
-            *_refuse_these((_SECCOMP_MODE_FILTER,), *no_filters),
+            *_refuse_these((_SECCOMP_MODE_FILTER,), *pretended),
         ],
         "seccomp": [
             _argument(0),

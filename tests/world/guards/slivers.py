@@ -76,7 +76,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "slivers-install-filters-by-prctl": Mutation(
         _IN_SECCOMP,
-        "*_refuse_these((_SECCOMP_MODE_FILTER,), *no_filters),",
+        "*_refuse_these((_SECCOMP_MODE_FILTER,), *pretended),",
         "*_refuse_these((_SECCOMP_MODE_FILTER,)),",
         f"{_FILTER}test_filter_of_arguments[x86_64]",
     ),

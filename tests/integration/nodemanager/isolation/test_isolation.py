@@ -321,6 +321,27 @@ def test_dangerous_system_calls_are_refused(sliver: Sliver) -> None:
     assert answer.text.splitlines() == ["Function not implemented"] * 4
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers here are those of x86_64")
+@pytest.mark.spec("NM-C.2: sshd of OpenSSH 10.4 and newer ends connections without a filter")
+def test_prctl_pretends_to_install_a_filter(sliver: Sliver) -> None:
+    # One statement: refuse all system calls.
+    program = CALL + (
+        "refuse = ctypes.create_string_buffer(bytes.fromhex('0600000001000500'))\n"
+        "class Filter(ctypes.Structure):\n"
+        "    _fields_ = [('length', ctypes.c_ushort), ('code', ctypes.c_void_p)]\n"
+        "given = ctypes.byref(Filter(1, ctypes.addressof(refuse)))\n"
+        "status = lambda: open('/proc/self/status').read()\n"
+        "filters = lambda: status().partition('filters:')[2][:3]\n"
+        "before = filters()\n"
+        "print(call(157, 38, 1, 0, 0, 0), call(157, 22, 2, given), call(157, 22, 2, 0))\n"
+        "print(call(317, 1, 0, given), filters() == before)\n"
+    )
+    assert sliver.python(program).text.splitlines() == [
+        "done done Invalid argument",
+        "Invalid argument True",
+    ]
+
+
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="machine code of x86_64")
 def test_calls_of_32_bit_programs(sliver: Sliver) -> None:
     # mov eax, 20 (getpid of i386); int 0x80; ret
