@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
-from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, ssh_files
+from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, own_files
+from nodepool.nodemanager.backends.processes import ContainerProcesses
 from nodepool.nodemanager.kernel import syscalls
 
 
@@ -18,6 +19,7 @@ class MountedTreeBackend(NativeBackend):
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         super().__init__(state_dir, services)
+        self.processes = ContainerProcesses(services, self.processes.members)
         #: Of this node manager's containers: several may share a host.
         self.label = hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]
         #: Here, because the sliver's root, which sets up the container, has no access to our
@@ -26,7 +28,7 @@ class MountedTreeBackend(NativeBackend):
 
     def _mount(self, spec: SliverSpec, layers: Mapping[str, list[str]]) -> Path:
         target = self.trees / spec.name
-        with self._claims:
+        with self.folders.lock:
             self.trees.mkdir(mode=0o711, exist_ok=True)
             target.mkdir(mode=0o700, exist_ok=True)
         if not os.path.ismount(target):
@@ -35,8 +37,8 @@ class MountedTreeBackend(NativeBackend):
                 {
                     "base": self.base(spec.index),
                     "count": self.ids,
-                    "writable": str(self._writable(spec.name)),
-                    "stage": str(self.state_dir / "stage"),
+                    "writable": str(self.folders.writable(spec.name)),
+                    "stage": str(self.folders.stage),
                     "layers": dict(layers),
                     "target": str(target),
                 },
@@ -49,7 +51,7 @@ class MountedTreeBackend(NativeBackend):
         try:
             self._confine(spec, handle)
             request = self._furnishing(spec)
-            request["files"] += [*ssh_files(private, public), *self._network_files(spec)]
+            request["files"] += own_files(private, public, spec, self.services)
             self.services.zygote.call(
                 "furnish",
                 {
@@ -64,7 +66,7 @@ class MountedTreeBackend(NativeBackend):
             )
             self._begin_work(spec, handle)
         except BaseException:
-            self._kill(spec.name, spec.index, handle)
+            self.processes.kill(spec.name, spec.index, handle)
             raise
         return handle
 
@@ -75,14 +77,15 @@ class MountedTreeBackend(NativeBackend):
         """Remove what the container's program still has of it. Raises BackendError."""
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        self.directory(name)  # refuses invalid names
-        self._kill(name, self.number(name) or index, handle)
-        self._drop_network(name)
+        self.folders.of(name)  # refuses invalid names
+        self.processes.kill(name, self.number(name) or index, handle)
+        if self.services.net is not None:
+            self.services.net.destroy(name)
         self._forget(name)
         tree = self.trees / name
         if os.path.ismount(tree):
             syscalls.umount(str(tree))
-        with self._claims:
+        with self.folders.lock:
             with contextlib.suppress(FileNotFoundError):
                 tree.rmdir()
             with contextlib.suppress(OSError):

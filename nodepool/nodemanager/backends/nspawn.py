@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from nodepool.base.boot import boot_id
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
+from nodepool.nodemanager.backends.processes import Processes, alive
 from nodepool.nodemanager.client.privileges import PRIVILEGES
 from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
@@ -34,21 +35,17 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
     """Return the limits of a systemd unit (NM-C.3), from per mille of the whole host."""
-    guaranteed = int(rspec.get("nm_cpu_guaranteed_share", 0))
-    weight = guaranteed or int(rspec.get("nm_cpu_share", 32))
-    found = [
+    weight = int(rspec.get("nm_cpu_guaranteed_share", 0)) or int(rspec.get("nm_cpu_share", 32))
+    limit = int(rspec.get("nm_cpu_limit", 0))
+    memory = int(rspec.get("nm_mem_limit", 0))
+    return [
         f"CPUWeight={max(1, min(10000, weight))}",
         f"TasksMax={int(rspec.get('nm_pids_max', 1024))}",
-    ]
-    limit = int(rspec.get("nm_cpu_limit", 0))
-    found.append(f"CPUQuota={max(1, limit * cores // 10)}%" if limit else "CPUQuota=")
-    memory = int(rspec.get("nm_mem_limit", 0))
-    found.append(f"MemoryMax={memory}M" if memory else "MemoryMax=infinity")
-    found += [
+        f"CPUQuota={max(1, limit * cores // 10)}%" if limit else "CPUQuota=",
+        f"MemoryMax={memory}M" if memory else "MemoryMax=infinity",
         f"MemorySwapMax={0 if memory else 'infinity'}",
         f"MemoryMin={int(rspec.get('nm_mem_guaranteed', 0))}M",
     ]
-    return found
 
 
 def run_argv(
@@ -106,6 +103,53 @@ def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]
     ]
 
 
+def run_command(argv: list[str], timeout: float = COMMAND_TIMEOUT) -> str:
+    return commands.run(argv, timeout, argv[0], retry=True)
+
+
+class Units(Processes):
+    """Processes in the units of slivers, which systemd starts and limits."""
+
+    def __init__(
+        self, label: str, services: Services, members: Callable[[str, int], list[int]]
+    ) -> None:
+        super().__init__(services, members)
+        self._label = label
+
+    def machine(self, name: str) -> str:
+        # Machine names have no "_"; the hash distinguishes a_b from a-b, and limits the length to
+        # 64.
+        short = hashlib.sha256(name.encode()).hexdigest()[:8]
+        return f"nm-{self._label[:6]}-{name.replace('_', '-')[:30].rstrip('-')}-{short}"
+
+    def cgroup(self, name: str) -> Path:
+        return CGROUP / "system.slice" / f"{self.machine(name)}.service"
+
+    def procs(self, name: str) -> list[str]:
+        """Return the leaf that holds processes: cgroups that pass on controllers have none."""
+        files = [
+            self.cgroup(name) / leaf / "cgroup.procs" for leaf in ("payload/init.scope", "payload")
+        ]
+        return [str(path) for path in files if path.exists()][:1]
+
+    def end(self, name: str, *words: str) -> None:
+        """End a unit; one that has ended may be unloaded at any moment."""
+        if self.cgroup(name).exists():
+            try:
+                run_command(["systemctl", *words, f"{self.machine(name)}.service"])
+            except BackendError as error:
+                if "not loaded" not in str(error) and self.cgroup(name).exists():
+                    raise
+
+    def empty(self, name: str, index: int) -> bool:
+        return not self.cgroup(name).exists() and super().empty(name, index)
+
+    def kill(self, name: str, index: int, handle: Handle | None) -> None:
+        self.end(name, "kill", "--kill-whom=all", "--signal=SIGKILL")
+        self.end(name, "stop")
+        self.kill_members(name, index)
+
+
 class NspawnBackend(MountedTreeBackend):
     """Slivers with systemd; requires root and systemd on the host."""
 
@@ -115,6 +159,7 @@ class NspawnBackend(MountedTreeBackend):
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         # systemd owns the cgroups of its units: ours would conflict.
         super().__init__(state_dir, replace(services, cgroups=None))
+        self.processes: Units = Units(self.label, self.services, self.processes.members)
         self._cores = os.cpu_count() or 1
 
     def check(self) -> list[Problem]:
@@ -144,19 +189,6 @@ class NspawnBackend(MountedTreeBackend):
     def freezes(self) -> bool:
         return True
 
-    def _machine(self, name: str) -> str:
-        # Machine names have no "_"; the hash distinguishes a_b from a-b, and limits the length to
-        # 64.
-        short = hashlib.sha256(name.encode()).hexdigest()[:8]
-        return f"nm-{self.label[:6]}-{name.replace('_', '-')[:30].rstrip('-')}-{short}"
-
-    def _cgroup(self, name: str) -> Path:
-        return CGROUP / "system.slice" / f"{self._machine(name)}.service"
-
-    @staticmethod
-    def _run_command(argv: list[str], timeout: float = COMMAND_TIMEOUT) -> str:
-        return commands.run(argv, timeout, argv[0], retry=True)
-
     def _tree(self, spec: SliverSpec) -> RootTree:
         if spec.image == "host":
             raise BackendError(
@@ -165,19 +197,11 @@ class NspawnBackend(MountedTreeBackend):
             )
         return super()._tree(spec)
 
-    def _procs(self, name: str) -> list[str]:
-        """Return the leaf that holds processes: cgroups that pass on controllers have none."""
-        for leaf in ("payload/init.scope", "payload"):
-            path = self._cgroup(name) / leaf / "cgroup.procs"
-            if path.exists():
-                return [str(path)]
-        return []
-
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
-        self._ensure_disk(spec)
-        machine = self._machine(spec.name)
-        private, public = self._host_key(spec.name)
-        self._run_command(
+        self.folders.ensure_disk(spec)
+        machine = self.processes.machine(spec.name)
+        private, public = self.folders.host_key(spec.name)
+        run_command(
             run_argv(
                 machine,
                 spec,
@@ -188,9 +212,7 @@ class NspawnBackend(MountedTreeBackend):
             ),
             START_TIMEOUT + 10,
         )
-        shown = self._run_command(
-            ["machinectl", "show", "--property=Leader", "--value", machine]
-        ).strip()
+        shown = run_command(["machinectl", "show", "--property=Leader", "--value", machine]).strip()
         started = syscalls.start_time(int(shown)) if shown.isdigit() else None
         if started is None:
             raise BackendError(
@@ -208,35 +230,22 @@ class NspawnBackend(MountedTreeBackend):
 
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
         handle = super().configure(spec, handle)
-        if self._alive(handle):
-            self._run_command(limits_argv(self._machine(spec.name), spec.rspec, self._cores))
+        if alive(handle):
+            run_command(limits_argv(self.processes.machine(spec.name), spec.rspec, self._cores))
         return handle
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
-        self._run_command(
-            ["systemctl", "freeze" if frozen else "thaw", f"{self._machine(spec.name)}.service"]
+        run_command(
+            [
+                "systemctl",
+                "freeze" if frozen else "thaw",
+                f"{self.processes.machine(spec.name)}.service",
+            ]
         )
 
     def _forget(self, name: str) -> None:
         if shutil.which("systemctl") is not None:
-            self._end_unit(name, "stop")
-
-    def _end_unit(self, name: str, *words: str) -> None:
-        """End a unit; one that has ended may be unloaded at any moment."""
-        if self._cgroup(name).exists():
-            try:
-                self._run_command(["systemctl", *words, f"{self._machine(name)}.service"])
-            except BackendError as error:
-                if "not loaded" not in str(error) and self._cgroup(name).exists():
-                    raise
-
-    def _is_removed(self, name: str, index: int) -> bool:
-        return not self._cgroup(name).exists() and not self._members(index)
-
-    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
-        self._end_unit(name, "kill", "--kill-whom=all", "--signal=SIGKILL")
-        self._end_unit(name, "stop")
-        self._kill_all(lambda: self._members(index), name)
+            self.processes.end(name, "stop")
 
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        return {**super().usage(spec, handle), **cgroup_v2.usage(self._cgroup(spec.name))}
+        return {**super().usage(spec, handle), **cgroup_v2.usage(self.processes.cgroup(spec.name))}

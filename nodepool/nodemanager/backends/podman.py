@@ -94,8 +94,8 @@ def run_argv(
         f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
         # Process 1 only sleeps; programs of sessions get the sliver's privileges.
         "--cap-drop=all",
+        f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}",
     ]
-    argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")
     if spec.api_socket:
         target = (
             "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
@@ -189,9 +189,9 @@ class PodmanBackend(MountedTreeBackend):
     # ----------------------------------------------------------------------------------------------
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
-        self._ensure_disk(spec)
-        handle = self._limit(spec, handle)
-        private, public = self._host_key(spec.name)
+        self.folders.ensure_disk(spec)
+        handle = self.processes.limit(spec, handle)
+        private, public = self.folders.host_key(spec.name)
         container = self._container(spec.name)
         self._podman("rm", "--force", "--time", "0", "--ignore", container)
         root = str(self._mount(spec, layers))
@@ -218,20 +218,12 @@ class PodmanBackend(MountedTreeBackend):
     def _confine(self, spec: SliverSpec, handle: Handle) -> None:
         """Put process 1 into the sliver's cgroups; all others are started there."""
         try:
-            for path in self._procs(spec.name):
+            for path in self.processes.procs(spec.name):
                 Path(path).write_text(str(handle["pid"]), encoding="ascii")
         except OSError as error:
             raise BackendError(
                 f"cannot limit container {handle['container']}: {error.strerror}", retry=True
             ) from error
-
-    def _is_removed(self, name: str, index: int) -> bool:
-        # A crash may have happened between the start of process 1 and its move to our cgroups.
-        return super()._is_removed(name, index) and not self._members(index)
-
-    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
-        super()._kill(name, index, handle)
-        self._kill_all(lambda: self._members(index), name)
 
     def _forget(self, name: str) -> None:
         if shutil.which("podman") is not None:
@@ -241,9 +233,8 @@ class PodmanBackend(MountedTreeBackend):
         names = set(super().found())
         with contextlib.suppress(BackendError):
             prefix = self._container("")
-            for line in self._podman(
+            shown = self._podman(
                 "ps", "--all", "--filter", f"label={LABEL}={self.label}", "--format", "{{.Names}}"
-            ).splitlines():
-                if line.startswith(prefix):
-                    names.add(line.removeprefix(prefix))
+            ).splitlines()
+            names.update(line.removeprefix(prefix) for line in shown if line.startswith(prefix))
         return sorted(names)

@@ -13,10 +13,12 @@ from nodepool.nodemanager.backends.base import (
     BackendError,
     Handle,
     Problem,
+    Services,
     SliverSpec,
     missing_ssh_server,
 )
 from nodepool.nodemanager.backends.native import NativeBackend
+from nodepool.nodemanager.backends.processes import ContainerProcesses
 from nodepool.nodemanager.helper.operations import ALL_NAMESPACES
 from nodepool.nodemanager.kernel import removal
 from nodepool.nodemanager.setup.rootless import MARK
@@ -41,6 +43,10 @@ class RootlessBackend(NativeBackend):
     ids = 1
     privileges = frozenset()
 
+    def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
+        super().__init__(state_dir, services)
+        self.processes = ContainerProcesses(services, self._marked)
+
     def check(self) -> list[Problem]:
         problems = [
             Problem(
@@ -54,16 +60,14 @@ class RootlessBackend(NativeBackend):
             ),
             *missing_ssh_server(),
         ]
-        self._prepare()
-        name = "probe"
+        self.folders.prepare()
         directory = Path(tempfile.mkdtemp(prefix="probe-", dir=self.state_dir))
         try:
             trial = RootlessBackend(directory, self.services)
-            spec = SliverSpec(name, 1, "host", {}, username="zuul")
             try:
-                trial.create(spec)
+                trial.create(SliverSpec("probe", 1, "host", {}, username="zuul"))
             finally:
-                trial.destroy(name, 1, None)
+                trial.destroy("probe", 1, None)
         except BackendError as error:
             problems.insert(0, Problem("user namespaces", True, str(error)))
         finally:
@@ -86,27 +90,28 @@ class RootlessBackend(NativeBackend):
             )
         return super().create(spec)
 
-    def _extra(self, spec: SliverSpec) -> dict[str, Any]:
-        return {
-            "api": None,
-            "mark": self._mark(spec.name),
-            "limits": self._limits(spec.rspec),
-            "owner": 1000,
-        }
-
     def _mark(self, name: str) -> str:
         return f"{self.state_dir.resolve()}/{name}"
 
     @staticmethod
     def _limits(rspec: Mapping[str, Any]) -> dict[str, int]:
-        limits = {"CORE": 0}
-        for resource, name, unit in _RLIMITS:
-            if int(rspec.get(resource, 0)) > 0:
-                limits[name] = int(rspec[resource]) * unit
-        return limits
+        return {
+            "CORE": 0,
+            **{
+                name: int(rspec[resource]) * unit
+                for resource, name, unit in _RLIMITS
+                if int(rspec.get(resource, 0)) > 0
+            },
+        }
 
     def _furnishing(self, spec: SliverSpec) -> dict[str, Any]:
-        return {**super()._furnishing(spec), "owner": 1000}
+        return {
+            **super()._furnishing(spec),
+            "api": None,
+            "mark": self._mark(spec.name),
+            "limits": self._limits(spec.rspec),
+            "owner": 1000,
+        }
 
     def _identity(self, handle: Handle) -> dict[str, Any]:
         return {
@@ -122,13 +127,7 @@ class RootlessBackend(NativeBackend):
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
         return super().configure(spec, {**handle, "limits": self._limits(spec.rspec)})
 
-    def _members(self, index: int) -> list[int]:
-        return []
-
-    def _is_removed(self, name: str, index: int) -> bool:
-        return not self._marked(name)
-
-    def _marked(self, name: str) -> list[int]:
+    def _marked(self, name: str, _index: int) -> list[int]:
         """Return process 1 of the sliver by its environment; several only after crashes."""
         wanted = f"{MARK}={self._mark(name)}".encode()
         found = []
@@ -139,13 +138,9 @@ class RootlessBackend(NativeBackend):
                         found.append(int(entry))
         return found
 
-    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
-        super()._kill(name, index, handle)
-        self._kill_all(lambda: self._marked(name), name)
-
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         # The work directory of an overlay has mode 0; its owner may change that.
         with contextlib.suppress(FileNotFoundError):
-            for path in (self.directory(name) / "mnt").glob("*-work/work"):
+            for path in self.folders.writable(name).glob("*-work/work"):
                 path.chmod(0o700)
         super().destroy(name, index, handle)

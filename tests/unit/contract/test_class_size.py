@@ -12,10 +12,8 @@ MOST = 25
 #: Larger classes that are still to be split: the number may only become smaller. A class is split
 #: where a part has its own state and name; a base class only for the number is no part.
 TO_SPLIT = {
-    # The tree, the processes and the programs of a sliver, which three backends change in parts.
-    "backends/native.py NativeBackend": 47,
     # Groups and processes, and the division of CPU between the groups.
-    "limits/cgroups/__init__.py Cgroups": 41,
+    "limits/cgroups/__init__.py Cgroups": 41
 }
 
 

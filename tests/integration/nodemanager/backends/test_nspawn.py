@@ -68,7 +68,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
 
 
 def cgroup(machine: Machine, name: str) -> pathlib.Path:
-    return machine.backend._cgroup(name)  # type: ignore[no-any-return]
+    return machine.backend.processes.cgroup(name)  # type: ignore[no-any-return]
 
 
 @pytest.mark.spec(

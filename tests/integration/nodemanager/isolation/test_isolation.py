@@ -264,7 +264,7 @@ def test_root_in_a_sliver_cannot_mount_block_devices(
         sliver.destroy()
     with_mount = machine.sliver("s3", 3)
     try:
-        upper = machine.backend.directory("s3") / "mnt/root"
+        upper = machine.backend.folders.writable("s3") / "root"
         os.mknod(upper / "disk", stat.S_IFBLK | 0o666, number)
         answer = with_mount.shell(
             "mount -o remount,dev / ; mount -o remount,dev,bind /; mount --bind / /mnt; "
@@ -566,7 +566,7 @@ def test_images_with_links(machine: Machine, tmp_path: pathlib.Path, name: str) 
 def test_link_made_before_a_restart(machine: Machine) -> None:
     sliver = machine.sliver("s6", 6)
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
-    upper = machine.backend.directory("s6") / "mnt/root"
+    upper = machine.backend.folders.writable("s6") / "root"
     (upper / "run").symlink_to("/etc")
     with pytest.raises(BackendError, match="not a plain directory"):
         machine.backend.start(sliver.spec, sliver.handle)

@@ -104,7 +104,9 @@ def test_nspawn_command_line_isolates_the_container(tmp_path: pathlib.Path) -> N
 
 
 def test_names_of_machines(backend: NspawnBackend) -> None:
-    found = {backend._machine(name) for name in ("a_b", "a-b", "x" * 63, "x" * 62 + "y", "a_")}
+    found = {
+        backend.processes.machine(name) for name in ("a_b", "a-b", "x" * 63, "x" * 62 + "y", "a_")
+    }
     assert len(found) == 5
     assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?", name) for name in found)
 
