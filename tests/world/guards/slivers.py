@@ -7,6 +7,7 @@ from tests.world.mutation import Mutation
 #: Modules.
 _IN_SECCOMP = "nodepool.nodemanager.confinement.seccomp"
 _IN_CGROUPS = "nodepool.nodemanager.limits.cgroups"
+_IN_TREE = "nodepool.nodemanager.limits.cgroups.tree"
 _IN_KILL = "nodepool.nodemanager.limits.cgroups.kill"
 _IN_V2 = "nodepool.nodemanager.limits.cgroups.v2"
 _IN_DAILY_BYTES = "nodepool.nodemanager.limits.daily_bytes"
@@ -137,8 +138,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "other-limits-change-before-memory": Mutation(
         _IN_CGROUPS,
-        'sorted(self._places, key=lambda each: "memory" not in each.controllers)',
-        'sorted(self._places, key=lambda each: "memory" in each.controllers)',
+        'sorted(self.tree.places, key=lambda each: "memory" not in each.controllers)',
+        'sorted(self.tree.places, key=lambda each: "memory" in each.controllers)',
         f"{_CGROUPS}test_refused_memory_limit_changes_no_other_limit",
     ),
     "cores-of-refused-changes-stay-reserved": Mutation(
@@ -148,27 +149,28 @@ GUARDS: dict[str, Mutation] = {
         f"{_CGROUPS}test_refused_memory_limit_changes_no_other_limit",
     ),
     "names-of-slivers-make-paths": Mutation(
-        _IN_CGROUPS,
+        _IN_TREE,
         "        directory = check_name(name) + SUFFIX",
         "        directory = name + SUFFIX",
         f"{_CGROUPS}test_names_that_are_none_make_no_path[../x]",
     ),
     "removed-trees-are-not-created-again": Mutation(
         _IN_CGROUPS,
-        " or not all(parent.is_dir() for place in self._places for parent in self._parents(place))",
+        " or not all(parent.is_dir() for place in self.tree.places"
+        " for parent in self.tree.parents(place))",
         "",
         f"{_CGROUPS}test_tree_that_others_removed_is_created_again",
     ),
     "processes-that-start-during-a-move-stay": Mutation(
-        _IN_CGROUPS,
-        "        while pids := processes(old):",
-        "        if pids := processes(old):",
+        _IN_TREE,
+        "    while pids := processes(old):",
+        "    if pids := processes(old):",
         f"{_CGROUPS}test_processes_that_start_during_a_move_are_moved_too",
     ),
     "moved-slivers-are-thawed": Mutation(
-        _IN_CGROUPS,
-        "            files.freeze(new, True)",
-        "            pass",
+        _IN_TREE,
+        "        files.freeze(new, True)",
+        "        pass",
         f"{_CGROUPS}test_frozen_sliver_is_frozen_after_a_move",
     ),
     "all-cores-are-reserved": Mutation(

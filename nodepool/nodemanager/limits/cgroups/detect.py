@@ -8,11 +8,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import Place
 from nodepool.nodemanager.outcomes import Problem
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
+#: Limits in each version.
+FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 #: First kernel whose version 2 can freeze.
 FREEZER_KERNEL = (5, 2)
 
@@ -74,27 +77,23 @@ _MISSING = {
 
 def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
     """Return what these controllers (name -> "v1", "v2" or None) do not support."""
-    found = []
-    for name, effect in _MISSING.items():
-        if controllers[name] is None:
-            mount = name if name != "io" else "blkio (io)"
-            found.append(
-                Problem(
-                    f"cgroup controller {name}",
-                    False,
-                    f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o "
-                    f"{mount})",
-                )
-            )
+    found = [
+        Problem(
+            f"cgroup controller {name}",
+            False,
+            f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o "
+            f"{'blkio (io)' if name == 'io' else name})",
+        )
+        for name, effect in _MISSING.items()
+        if controllers[name] is None
+    ]
     if controllers["memory"] == "v1":
-        found.append(
+        found += [
             Problem(
                 "memory guarantee",
                 False,
                 "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2",
-            )
-        )
-        found.append(
+            ),
             Problem(
                 "network buffers",
                 False,
@@ -102,8 +101,8 @@ def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
                 "those of TCP are added to it "
                 "(a quarter at most): a sliver can use more memory than its limit; boot with "
                 "version 2",
-            )
-        )
+            ),
+        ]
     if controllers["io"] == "v1":
         found.append(
             Problem(

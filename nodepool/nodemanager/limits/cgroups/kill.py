@@ -11,12 +11,11 @@ from pathlib import Path
 
 from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
-from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.detect import FILES
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, processes
 
 #: Seconds until processes that have joined after the kernel's kill are killed, too.
 AGAIN = 0.5
-_FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
 def kill(
@@ -34,12 +33,12 @@ def kill(
     end = time.monotonic() + timeout
     while True:
         groups = find()
-        whole = [(place, group) for place, group in groups if _FILES[place.kind].kill(group)]
+        whole = [(place, group) for place, group in groups if FILES[place.kind].kill(group)]
         thaw()
         if not whole:
             _signal({pid for _, group in groups for pid in processes(group)}, groups)
         for place, group in whole or groups[:1]:
-            _FILES[place.kind].wait_empty(group, min(AGAIN, end - time.monotonic()))
+            FILES[place.kind].wait_empty(group, min(AGAIN, end - time.monotonic()))
         # A process that is joining may be in some hierarchies only.
         rest = {pid for _, group in groups for pid in processes(group)}
         if not rest:

@@ -56,14 +56,12 @@ def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
                 "nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)"
             )
         return
-    if per_mille == 0:
-        write(group / "cpu.cfs_quota_us", -1)
-        return
-    amount, period = quota(per_mille, processors)
     # The old quota with the new period may for a moment be below the kernel's minimum.
     write(group / "cpu.cfs_quota_us", -1)
-    write(group / "cpu.cfs_period_us", period)
-    write(group / "cpu.cfs_quota_us", amount)
+    if per_mille:
+        amount, period = quota(per_mille, processors)
+        write(group / "cpu.cfs_period_us", period)
+        write(group / "cpu.cfs_quota_us", amount)
 
 
 def cpus(group: Path, processors: Iterable[int], nodes: Iterable[int]) -> None:

@@ -23,6 +23,7 @@ from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.detect import detect_places
 from nodepool.nodemanager.limits.cgroups.files import Place
+from nodepool.nodemanager.limits.cgroups.tree import empty_base
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="cgroups of slivers need root")
@@ -65,7 +66,7 @@ class Bench:
         base = place.base / self.parent
         if place.kind == "v2" and place.base != place.mount:
             # As the daemon does: a group with processes of its own cannot pass controllers on.
-            Cgroups._empty_base(place.base)
+            empty_base(place.base)
         files.delegate(place.base, place.controllers)
         base.mkdir()
         files.made(base)
@@ -128,8 +129,8 @@ class Bench:
 
         Periods are counted instead of seconds, so that it does not matter what else uses the cores.
         """
-        place = self.cgroups._where["cpu"]
-        (group,) = self.cgroups._existing(place, name)
+        place = self.cgroups.tree.where["cpu"]
+        (group,) = self.cgroups.tree.existing(place, name)
         found = [0.0]
 
         def numbers() -> tuple[int, int, int]:
@@ -160,7 +161,7 @@ class Bench:
             self.cgroups.remove(name)
         self.cgroups.destroy_tree()
         for base in {
-            place.base for place in self.cgroups._places if place.base.name == self.parent
+            place.base for place in self.cgroups.tree.places if place.base.name == self.parent
         }:
             for group in (base / "daemon", base):
                 if group.is_dir():
@@ -170,7 +171,7 @@ class Bench:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench()
-    root_name = made.cgroups._root_name
+    root_name = made.cgroups.tree.root_name
     try:
         yield made
     finally:
@@ -222,12 +223,12 @@ def test_who_uses_little_goes_first(bench: Bench) -> None:
     for name in ("alice", "bob"):
         bench.cgroups.create(name, {"nm_cpu_share": 32})
     bench.cgroups.create("carol", {"nm_cpu_guaranteed_share": 100})
-    place = bench.cgroups._where["cpu"]
+    place = bench.cgroups.tree.where["cpu"]
     files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
 
     def weights() -> tuple[int | None, ...]:
         return tuple(
-            files.get_cpu_weight(bench.cgroups._existing(place, name)[0])
+            files.get_cpu_weight(bench.cgroups.tree.existing(place, name)[0])
             for name in ("alice", "bob", "carol")
         )
 
@@ -254,14 +255,14 @@ def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
     bench.cgroups.create("alice", {"nm_cpu_share": 32})
     bench.cgroups.create("bob", {"nm_cpu_guaranteed_share": 200})
     bench.cgroups.create("carol", {"nm_cpu_guaranteed_share": 400})
-    place = bench.cgroups._where["cpu"]
+    place = bench.cgroups.tree.where["cpu"]
     files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
 
     def weights() -> tuple[int | None, ...]:
-        groups = [bench.cgroups._existing(place, name)[0] for name in ("bob", "carol")]
+        groups = [bench.cgroups.tree.existing(place, name)[0] for name in ("bob", "carol")]
         return tuple(
             files.get_cpu_weight(group)
-            for group in (*groups, bench.cgroups._root(place) / "besteffort")
+            for group in (*groups, bench.cgroups.tree.root(place) / "besteffort")
         )
 
     before = weights()
@@ -421,7 +422,7 @@ def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
 @pytest.mark.parametrize("guarantee", [0, 100])
 def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:
     need(bench, "cpu", "cpuacct")
-    service = bench.cgroups._where["cpu"].base / "service"
+    service = bench.cgroups.tree.where["cpu"].base / "service"
     service.mkdir()
     try:
         for name, share in (("alice", guarantee), ("bob", 0)):
@@ -546,7 +547,9 @@ def test_a_process_that_joins_while_others_are_killed(
 
     joined: list[subprocess.Popen[bytes]] = []
     files = (
-        cgroup_v2 if any(place.kind == "v2" for place in each_bench.cgroups._places) else cgroup_v1
+        cgroup_v2
+        if any(place.kind == "v2" for place in each_bench.cgroups.tree.places)
+        else cgroup_v1
     )
     original = files.wait_empty
     monkeypatch.setattr(files, "wait_empty", joins)
@@ -556,7 +559,7 @@ def test_a_process_that_joins_while_others_are_killed(
 
 def test_process_that_has_joined_one_hierarchy_only_is_killed(bench: Bench) -> None:
     (group,) = bench.cgroups.create("alice", {})[:1]
-    if len({place.kind for place in bench.cgroups._places}) == 1:
+    if len({place.kind for place in bench.cgroups.tree.places}) == 1:
         pytest.skip(
             "this host has hierarchies of one version only, whose kill reaches all of their "
             "processes"
@@ -644,12 +647,12 @@ def test_another_daemon_finds_everything(bench: Bench) -> None:
     process = bench.run("alice", "import time; print(1, flush=True); time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
-    other = Cgroups(bench.cgroups._places, bench.cgroups._root_name)
+    other = Cgroups(bench.cgroups.tree.places, bench.cgroups.tree.root_name)
     other.prepare(50)
     assert other.found() == ["alice"]
     assert not other.empty("alice")
     if other.controllers["cpu"] is not None:
-        assert other._guarantees == {"alice": 250}
+        assert other.cpu.guarantees == {"alice": 250}
     other.kill("alice", 10)
     assert process.wait(10) == -9
 
@@ -660,11 +663,11 @@ def test_a_move_that_was_interrupted_is_finished(bench: Bench) -> None:
     process = bench.run("alice", "import time; print(1, flush=True); time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
-    place = bench.cgroups._where["cpu"]
-    (bench.cgroups._root(place) / "alice.sliver").mkdir()
-    assert len(bench.cgroups._existing(place, "alice")) == 2
+    place = bench.cgroups.tree.where["cpu"]
+    (bench.cgroups.tree.root(place) / "alice.sliver").mkdir()
+    assert len(bench.cgroups.tree.existing(place, "alice")) == 2
     bench.cgroups.apply("alice", {"nm_cpu_guaranteed_share": 100})
-    (group,) = bench.cgroups._existing(place, "alice")
+    (group,) = bench.cgroups.tree.existing(place, "alice")
     assert (group / "cgroup.procs").read_text().split() == [str(process.pid)]
 
 
@@ -705,4 +708,4 @@ def test_nothing_of_ours_stays_without_slivers() -> None:
     assert cgroups.found() == ["alice"]
     cgroups.remove("alice")
     cgroups.stop()
-    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{cgroups._root_name}"))
+    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{cgroups.tree.root_name}"))

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.limits import cgroups
 from nodepool.nodemanager.limits.cgroups import Cgroups, detect
 from nodepool.nodemanager.limits.cgroups import files as cgroup_files
 from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
+from nodepool.nodemanager.limits.cgroups import tree as cgroup_tree
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
@@ -53,14 +53,6 @@ FILES = {
 }
 
 
-class Imitated(Cgroups):
-    """Groups of the imitated tree go with their files, as the kernel's do."""
-
-    @staticmethod
-    def _rmdir(place: Place, group: pathlib.Path, deadline: float) -> None:
-        shutil.rmtree(group)
-
-
 @pytest.fixture
 def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     def populate(group: pathlib.Path) -> None:
@@ -74,16 +66,18 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
     monkeypatch.setattr(cgroup_v2, "made", populate)
     monkeypatch.setattr(cgroup_v2, "write", write)
-    monkeypatch.setattr(cgroups, "write", write)
+    monkeypatch.setattr(cgroup_tree, "write", write)
+    # Groups of the imitated tree go with their files, as the kernel's do.
+    monkeypatch.setattr(cgroup_tree, "remove", lambda group, _deadline: shutil.rmtree(group))
     populate(tmp_path)
     return tmp_path
 
 
 def service(
     tree: pathlib.Path, io_devices: Callable[[str], Sequence[str]] = lambda name: ()
-) -> Imitated:
+) -> Cgroups:
     place = Place("v2", tree, frozenset({"cpu", "cpuset", "memory", "pids", "io", "freezer"}), tree)
-    return Imitated([place], "ours", processors=8, io_devices=io_devices)
+    return Cgroups([place], "ours", processors=8, io_devices=io_devices)
 
 
 def content(group: pathlib.Path, *names: str) -> list[str]:
@@ -174,7 +168,7 @@ def test_refused_memory_limit_changes_no_other_limit(tree: pathlib.Path) -> None
     for place in places:
         place.mount.mkdir()
         cgroup_v2.made(place.mount)
-    groups = Imitated(places, "ours", processors=8)
+    groups = Cgroups(places, "ours", processors=8)
     groups.create("alice", {"nm_mem_limit": 512, "nm_pids_max": 10, "nm_cpu_cores": 2})
     memory, other = (
         next(tree.glob(f"{name}/ours/**/alice.sliver")) for name in ("memory", "other")
@@ -222,7 +216,7 @@ def test_tree_that_others_removed_is_created_again(tree: pathlib.Path) -> None:
 def test_processes_that_start_during_a_move_are_moved_too(
     tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, write, moved = service(tree), cgroups.write, []
+    groups, write, moved = service(tree), cgroup_tree.write, []
     groups.create("alice", {})
     old = tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.procs"
     old.write_text("10\n11")
@@ -234,7 +228,7 @@ def test_processes_that_start_during_a_move_are_moved_too(
         old.write_text("\n".join(left + ([later.pop()] if later else [])))
         write(path, pid)
 
-    monkeypatch.setattr(cgroups, "write", move)
+    monkeypatch.setattr(cgroup_tree, "write", move)
     groups.apply("alice", {"nm_cpu_guaranteed_share": 200})
     assert sorted(moved) == [10, 11, 12, 13]
 
