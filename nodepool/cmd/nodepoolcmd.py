@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nodepool.cmd import audit
-from nodepool.cmd.commands import (
-    agents,
-    aliens,
-    configuration,
-    data,
-    dev,
-    images,
-    lease,
-    login,
-    nodes,
-    observe,
-    providers,
-    recover,
-    requests,
-    simulate,
-    token,
-)
 from nodepool.cmd.commands.context import Context
 from nodepool.process.program import (
     arguments,
@@ -33,23 +17,36 @@ from nodepool.process.program import (
     setup_command_logging,
 )
 
-COMMANDS = (
-    nodes,
-    login,
-    images,
-    aliens,
-    providers,
-    data,
-    configuration,
-    requests,
-    lease,
-    token,
-    observe,
-    recover,
-    dev,
-    simulate,
-    agents,
-)
+#: Modules of :mod:`nodepool.cmd.commands` in the order of the help, and their subcommands.
+COMMANDS = {
+    "nodes": ("list", "delete", "hold"),
+    "login": ("ssh",),
+    "images": (
+        "image-list",
+        "dib-image-list",
+        "image-status",
+        "image-build",
+        "image-pause",
+        "image-unpause",
+        "image-delete",
+        "dib-image-delete",
+        "image-log",
+    ),
+    "aliens": ("alien-image-list",),
+    "providers": ("info", "erase", "problem-list"),
+    "data": ("export-image-data", "import-image-data"),
+    "configuration": ("config-validate", "plan", "config-schema"),
+    "requests": ("request-list", "request"),
+    "lease": ("lease",),
+    "token": ("token",),
+    "observe": ("status", "top", "explain", "hosts", "tenants", "pools", "events"),
+    "recover": ("recover",),
+    "dev": ("dev",),
+    "simulate": ("simulate",),
+    "agents": ("mcp",),
+}
+#: Options before the subcommand that have a value.
+VALUED = frozenset({"-c", "-s", "-l", "--connect-timeout"})
 EPILOG = (
     "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the "
     "source, also as rendered pages."
@@ -57,7 +54,18 @@ EPILOG = (
 WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate", "mcp"})
 
 
-def create_parser() -> argparse.ArgumentParser:
+def modules_for(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the module of the subcommand in these arguments, or all if there is none.
+
+    Importing a module takes longer than most subcommands.
+    """
+    pairs = zip(given, ["", *given], strict=False)
+    words = (word for word, before in pairs if word[:1] != "-" and before not in VALUED)
+    first = next(words, "")
+    return tuple(name for name, names in COMMANDS.items() if first in names) or tuple(COMMANDS)
+
+
+def create_parser(modules: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     parser = make_parser("nodepool", "Inspect and manage nodes, images and requests.")
     parser.epilog = EPILOG
     parser.add_argument(
@@ -79,8 +87,8 @@ def create_parser() -> argparse.ArgumentParser:
     # Of subcommands without these options.
     parser.set_defaults(command=None, watch=False, filters=(), layout=None, detail=False)
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
-    for module in COMMANDS:
-        module.register(subparsers)
+    for name in modules:
+        importlib.import_module(f"nodepool.cmd.commands.{name}").register(subparsers)
     return parser
 
 
@@ -89,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Exceptions are passed to the caller.
     """
-    parser = create_parser()
     given = arguments(argv)
+    parser = create_parser(modules_for(given))
     args = parser.parse_args(given)
     if args.command:
         # argparse removes every "--", even those that belong to the command.
@@ -107,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _ = context.config
             _ = context.zk
         if args.watch:
+            from nodepool.cmd.commands import observe
+
             return observe.watch(context, args.function)
         return audit.run(context)
     finally:
