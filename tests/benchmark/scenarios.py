@@ -207,7 +207,7 @@ def steady(bench: Bench, idle: int = 10_000, rate: float = 10.0, seconds: float 
         zuul.create_nodes(idle)
         time.sleep(8.0)
         cpu, start = bench.launcher.cpu(), time.monotonic()
-        time.sleep(10.0)
+        time.sleep(60.0)  # with all that is done once a minute
         figures[f"idle CPU beside {idle} nodes: %"] = (
             (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100
         )
