@@ -326,10 +326,13 @@ def run(
     # Every shell reads this alike between quotes.
     encoded = re.sub(r"['\\!\n]", lambda found: f"\\0{ord(found[0]):03o}", command or "")
     framed = [] if command is None else [f"exec sh -c '{_FRAME}' sh '{encoded}' {mark}"]
+    # Without it, ssh itself marks that the login is done.
+    local = f'LocalCommand=sh -c \'m="\\036{mark}0;"; printf "$m"; printf "$m" >&2\''
+    marked = ["-oPermitLocalCommand=yes", f"-o{local}"] if argv[0] == "ssh" and not framed else []
     while True:
-        streams = [_Stream(output, pattern, [] if framed else [0]) for output in outputs]
+        streams = [_Stream(output, pattern, [0] if argv[0] == "scp" else []) for output in outputs]
         try:
-            status = _call([*argv, *framed], streams, data, deadline, running)
+            status = _call([argv[0], *marked, *argv[1:], *framed], streams, data, deadline, running)
         except BaseException:
             if framed and streams[1].numbers:
                 kill = "kill -TERM -- -{0}; sleep 1; kill -KILL -- -{0}".format(
@@ -346,8 +349,11 @@ def run(
             raise
         if any(stream.numbers[1:] for stream in streams) or (not framed and status != LOST):
             return status
-        if framed and streams[1].numbers:
-            raise Lost("the connection was lost before the program ended")
+        if streams[1].numbers and argv[0] == "ssh":
+            raise Lost(
+                "the connection was lost before the program ended"
+                + ("" if framed else ", or that has ended with status 255")
+            )
         text = streams[1].last.decode("utf-8", "replace").strip()
         if not _TOO_MANY.search(text) or time.monotonic() > min(limit, deadline or limit):
             raise Lost(text or f"{argv[0]} has ended without a reason")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import io
 import os
 import pathlib
@@ -125,6 +126,17 @@ def test_process_in_the_background_does_not_keep_the_command_open(
 @pytest.mark.parametrize("status", [0, 1, 254, 255])
 def test_status_is_that_of_the_command(path: str, node: ssh.Node, status: int) -> None:
     assert run(path, node, f"exit {status}") == (status, b"", b"")
+
+
+def test_command_on_a_network_device_runs_once_whatever_it_says(
+    path: str, node: ssh.Node, tmp_path: pathlib.Path
+) -> None:
+    """Its text and status may be those of a refused login, which is repeated."""
+    device, note = dataclasses.replace(node, connection_type="network_cli"), tmp_path / "ran"
+    assert run(path, device, "echo out; echo err >&2; exit 7") == (7, b"out\n", b"err\n")
+    with pytest.raises(ssh.Lost, match="or that has ended with status 255"):
+        run(path, device, f"echo x >> {note}; echo Connection reset by peer >&2; exit 255")
+    assert note.read_text() == "x\n"
 
 
 def test_command_that_a_signal_ended_has_the_status_of_shells(path: str, node: ssh.Node) -> None:
