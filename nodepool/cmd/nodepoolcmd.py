@@ -59,8 +59,11 @@ def modules_for(given: Sequence[str]) -> tuple[str, ...]:
 
     Importing a module takes longer than most subcommands.
     """
-    pairs = zip(given, ["", *given], strict=False)
-    words = (word for word, before in pairs if word[:1] != "-" and before not in VALUED)
+    words = (
+        word
+        for word, before in zip(given, ["", *given], strict=False)
+        if word[:1] != "-" and before not in VALUED
+    )
     first = next(words, "")
     return tuple(name for name, names in COMMANDS.items() if first in names) or tuple(COMMANDS)
 

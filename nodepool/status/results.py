@@ -35,6 +35,8 @@ USES = frozenset({"limits", "used"})
 #: Resource of a limit -> its name, and the bytes of one unit if it is a size.
 RESOURCES = {"ram": ("RAM", 2**20), "disk": ("disk", 2**30), "volume-gb": ("volume size", 2**30)}
 _USE = re.compile(r"(?<!\S)(\S+) ([\d.e+-]+)/([\d.e+-]+)")
+#: Numbers of YAML 1.2.
+_NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+")
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,10 @@ def _csv(results: Results, now: float) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(results.columns)
-    for row in results.rows:
-        cells = [harmless(_cell(key, row[key], now, False)) for key in results.columns]
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+    writer.writerows(
+        [printable(harmless(str(_cell(key, row[key], now, False)))) for key in results.columns]
+        for row in results.rows
+    )
     return stream.getvalue().rstrip("\n")
 
 
@@ -239,9 +242,20 @@ def output(
     if fmt == "yaml":
         import yaml
 
-        rows = json.loads(json.dumps(results.rows, default=plain))
-        rows = [{key: row[key] for key in results.columns} for row in rows]
-        return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True).rstrip("\n")
+        class Dumper(yaml.SafeDumper):
+            """Quotes what readers of YAML 1.2 take for a number, such as ids with an 8."""
+
+        Dumper.add_representer(
+            str,
+            lambda dumper, text: dumper.represent_scalar(
+                "tag:yaml.org,2002:str", text, style="'" if _NUMBER.fullmatch(text) else None
+            ),
+        )
+        rows = [
+            {key: row[key] for key in results.columns}
+            for row in json.loads(json.dumps(results.rows, default=plain))
+        ]
+        return yaml.dump(rows, Dumper=Dumper, sort_keys=False, allow_unicode=True).rstrip("\n")
     if fmt == "csv":
         return _encodable(_csv(results, clock()))
     raise ValueError(f"unknown output format {fmt!r}; use one of pretty, {', '.join(FORMATS)}")

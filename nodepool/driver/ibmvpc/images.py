@@ -70,8 +70,11 @@ class IBMVPCImages:
                 try:
                     import ibm_boto3
                     from ibm_botocore.client import Config
+                    from ibm_botocore.credentials import DefaultTokenManager
                 except ImportError:
                     raise NoAccess(f"images need {optional.missing(['ibm_boto3'])}") from None
+                # Its requests for tokens ignore the configuration of the client.
+                DefaultTokenManager.set_default_auth_function_timeout(READ_TIMEOUT)
                 values = self.adapter.client.settings.values()
                 address = values.get("VPC_AUTH_URL")
                 self._storage = ibm_boto3.client(

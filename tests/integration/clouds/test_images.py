@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ibm_botocore.credentials import DefaultTokenManager
 
 from nodepool import exceptions
 from nodepool.driver.provider import Driver
@@ -127,6 +128,14 @@ def test_uploads_survive_lost_answers(
     fault = scene.proxy.fail(scene.matches(data), action, 2)
     uploader.check(uploader.upload())
     assert fault.used == 2
+
+
+def test_login_to_object_storage_has_the_deadline_of_its_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for ibm in opened(Ibm, monkeypatch, tmp_path):
+        Uploader(ibm, tmp_path).adapter.images.storage()
+        assert DefaultTokenManager.get_default_auth_function_timeout() == 60
 
 
 @pytest.mark.spec(

@@ -349,6 +349,17 @@ def test_yaml_and_csv():
     assert lines[1][2] == "l1,l2" and 'a "b", c' in lines[1] and lines[1][7] == "00:00:07:49"
 
 
+@pytest.mark.parametrize(
+    "text", ["0000000007", "0000000008", "12e34567", "1.5", "-8", ".8e1", "0o17", "08"]
+)
+def test_texts_that_look_like_numbers_are_quoted_in_yaml(text: str) -> None:
+    """Readers of YAML 1.2 take more texts for numbers than PyYAML does."""
+    shown = status.output(
+        status.Results([{"id": text, "count": 8}], {"id": "", "count": ""}), "yaml"
+    )
+    assert shown == f"- id: '{text}'\n  count: 8"
+
+
 def test_csv_has_neither_formulas_nor_control_characters():
     zk = FakeZK([make_node(1, comment="=cmd|x"), make_node(2, comment="\x1b[2Jx\u202ey")])
     text = status.output(status.node_list(zk, clock=clock), "csv")

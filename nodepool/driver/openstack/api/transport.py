@@ -36,7 +36,7 @@ CONNECTIONS = 32
 DELETED = (202, 204)
 """Statuses of the services for deletions; anything else is from something else, such as a proxy."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
-AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
+AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0, "connect_retries": 0}
 """Options for the SDK's requests: new tokens and retries are done here, at our pace."""
 IDENTITY = "identity"
 """Lane of the calls for tokens."""

@@ -4,8 +4,10 @@ logins.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,9 @@ from unittest.mock import Mock
 
 import pytest
 import requests
+from keystoneauth1.adapter import Adapter
 from keystoneauth1.discover import get_discovery
+from keystoneauth1.exceptions import ConnectFailure
 from keystoneauth1.noauth import NoAuth
 from keystoneauth1.session import Session
 from openstack.cloud import meta
@@ -383,6 +387,37 @@ def transport(auth: Auth) -> Iterator[Transport]:
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as executor:
         yield executor
+
+
+def test_request_whose_answer_is_lost_is_not_sent_again_by_the_sdk() -> None:
+    """``connect_retries`` of clouds.yaml would repeat the creation of a server."""
+    bodies: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                with contextlib.suppress(OSError), server.accept()[0] as connection:
+                    bodies.append(connection.recv(1 << 16))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v2.1"
+        session = Session(auth=NoAuth())
+        compute = Adapter(
+            session, endpoint_override=url, connect_retries=1, connect_retry_delay=0.01
+        )
+        client: Any = SimpleNamespace(session=session, compute=compute)
+        provider: Any = SimpleNamespace(name="p", cloud_config=SimpleNamespace(name="c"))
+        calls = CloudCalls("p", classify, {})
+        try:
+            transport = Transport(client, calls, provider, logging.getLogger("nodepool.test"))
+            with pytest.raises(ConnectFailure):
+                transport.send("compute", "POST", "/servers", None, {"json": {"server": {}}})
+        finally:
+            calls.stop()
+            socket.create_connection(server.getsockname()).close()
+            thread.join(10)
+    assert [body.split(b" ")[0] for body in bodies if body] == [b"POST"]
 
 
 def waiting(transport: Transport, count: int) -> bool:
