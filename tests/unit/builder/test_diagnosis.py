@@ -49,6 +49,10 @@ TRACE = "+ diskimage_builder/lib/img-functions:trap_cleanup:37       :   exit 10
             ],
             "Element 'nonsense' not found in /elements",
         ),
+        (
+            ["cp: writing 'image.raw': No space left on device", "Cleaning the chroot"],
+            "cp: writing 'image.raw': No space left on device",
+        ),
         (["error " + "x" * 1000], ("error " + "x" * 1000)[:300]),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nodepool.cloud import CallsStopped, CallTimeout, ErrorKind
+from nodepool.cloud.polling import Observation
 from nodepool.driver.aws import quota
 from nodepool.driver.aws.adapter import (
     HOST_QUOTA_CODES,
@@ -391,3 +392,20 @@ def test_what_an_abandoned_launch_has_created_is_deleted(
         else:
             started[-1].set_exception(RuntimeError("refused"))
     assert deletions == [deleted]
+
+
+def test_instance_that_is_not_shown_after_its_launch_is_waited_for() -> None:
+    wanted: Any = SimpleNamespace(name="small", tags={}, dynamic_tags={})
+    nothing: Any = None
+    log: Any = logging.getLogger("test")
+    machine = AwsCreateStateMachine(nothing, "np1", wanted, "ami", {}, nothing, log)
+    running = {"InstanceId": "i-1", "State": {"Name": "running"}}
+    watch: Any = SimpleNamespace(latest=None, end=lambda: None)
+    steps = machine._reached(watch, "running", ("terminated",))
+    next(steps)
+    watch.latest = Observation(None, asked=1.0)
+    next(steps)  # it still waits
+    watch.latest = Observation(running, asked=2.0)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert ended.value.value is running
