@@ -96,7 +96,8 @@ def test_job_that_is_canceled_while_it_runs_ends_on_the_node(
     daemon: Daemon, gitea: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "SWEEP", 1.0)
-    monkeypatch.setattr(instance, "FORGOTTEN", 1.5)
+    monkeypatch.setattr(runner, "COMPARE", 1.0)
+    monkeypatch.setattr(runner, "UNKNOWN", 1.5)
     service = daemon.start()
     repository = daemon.run({"check": f"echo $$ > {daemon.folder}/pid; sleep 7654 & sleep 7654"})
     wait_for(
