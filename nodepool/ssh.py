@@ -327,8 +327,14 @@ def run(
     encoded = re.sub(r"['\\!\n]", lambda found: f"\\0{ord(found[0]):03o}", command or "")
     framed = [] if command is None else [f"exec sh -c '{_FRAME}' sh '{encoded}' {mark}"]
     # Without it, ssh itself marks that the login is done.
-    local = f'LocalCommand=sh -c \'m="\\036{mark}0;"; printf "$m"; printf "$m" >&2\''
-    marked = ["-oPermitLocalCommand=yes", f"-o{local}"] if argv[0] == "ssh" and not framed else []
+    marked = (
+        [
+            "-oPermitLocalCommand=yes",
+            f'-oLocalCommand=sh -c \'m="\\036{mark}0;"; printf "$m"; printf "$m" >&2\'',
+        ]
+        if argv[0] == "ssh" and not framed
+        else []
+    )
     while True:
         streams = [_Stream(output, pattern, [0] if argv[0] == "scp" else []) for output in outputs]
         try:

@@ -59,12 +59,14 @@ def modules_for(given: Sequence[str]) -> tuple[str, ...]:
 
     Importing a module takes longer than most subcommands.
     """
-    words = (
-        word
-        for word, before in zip(given, ["", *given], strict=False)
-        if word[:1] != "-" and before not in VALUED
+    first = next(
+        (
+            word
+            for word, before in zip(given, ["", *given], strict=False)
+            if word[:1] != "-" and before not in VALUED
+        ),
+        "",
     )
-    first = next(words, "")
     return tuple(name for name, names in COMMANDS.items() if first in names) or tuple(COMMANDS)
 
 

@@ -7,6 +7,7 @@ sliver.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -19,6 +20,7 @@ from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.tools import NetworkError, run, sysctl
 
 API_PORT, DNS_PORT = 812, 53
+FAMILIES = ("inet", "bridge")
 FORWARD = "net/ipv4/ip_forward"
 #: Metadata services of clouds, which hold secrets, and addresses of the host itself: always
 #: blocked, whatever `reach` says.
@@ -56,41 +58,41 @@ def _set(name: str, networks: Iterable[str]) -> str:
     )
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 def resolvers(given: Iterable[str]) -> list[str]:
     """Return the DNS servers that slivers may use: the given ones or this host's (IPv4)."""
     found = list(given)
     for path in _RESOLVERS if not found else ():
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
         found += [
             line.split()[1]
-            for line in lines
+            for line in _lines(path)
             if line.startswith("nameserver ") and len(line.split()) > 1
         ]
     usable = []
     for text in found:
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            continue
-        if address.version == 4 and not address.is_loopback:
-            usable.append(text)
+        with contextlib.suppress(ValueError):
+            if not ipaddress.IPv4Address(text).is_loopback:
+                usable.append(text)
     return list(dict.fromkeys(usable))
 
 
 def resolv_conf(given: Iterable[str]) -> bytes | None:
     """Return resolv.conf of slivers, without resolvers on this host; None: no server known."""
     servers = resolvers(given)[:3]
-    try:
-        lines = _RESOLVERS[0].read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    more = [line for line in lines if line.startswith(("search ", "domain ", "options "))]
+    more = ("search ", "domain ", "options ")
     return (
         "".join(
-            f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]
+            f"{line}\n"
+            for line in (
+                *(f"nameserver {server}" for server in servers),
+                *(line for line in _lines(_RESOLVERS[0]) if line.startswith(more)),
+            )
         ).encode()
         if servers
         else None
@@ -106,8 +108,10 @@ def _routes() -> list[list[str]]:
 
 def uplink() -> str | None:
     """Return the device of the default route of this host with the lowest metric."""
-    found = [(int(words[6]), words[0]) for words in _routes() if words[1] == words[7] == "00000000"]
-    return min(found)[1] if found else None
+    return min(
+        ((int(words[6]), words[0]) for words in _routes() if words[1] == words[7] == "00000000"),
+        default=(0, None),
+    )[1]
 
 
 def connected() -> list[str]:
@@ -244,11 +248,16 @@ class Firewall:
         known = _STRANGERS in self._loaded if self._loaded else any(map(_has_strangers, _tables()))
         switch = forward and not _on(Path("/proc/sys", FORWARD))
         text = ruleset(self._table, self._config, known or switch)
-        if text != self._loaded:
+        if text != self._loaded or not self._is_complete():
             run("nft", ["-f", "-"], text)
             self._loaded = text
         if switch:
             sysctl(FORWARD, 1)
+
+    def _is_complete(self) -> bool:
+        """Return whether nobody has removed the rules, as a reload of nftables.service does."""
+        tables = {f"table {family} {self._table}" for family in FAMILIES}
+        return tables <= {*run("nft", ["list", "tables"]).splitlines()}
 
     def remove(self) -> None:
         """Remove the rules, and stop routing if only our daemons needed it. Raises NetworkError."""
@@ -266,7 +275,7 @@ class Firewall:
             ["-f", "-"],
             "".join(
                 f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
-                for family in ("inet", "bridge")
+                for family in FAMILIES
             ),
         )
         self._loaded = ""
@@ -278,7 +287,6 @@ def _tables() -> list[str]:
 
 
 def _has_strangers(table: str) -> bool:
-    try:
+    with contextlib.suppress(NetworkError):  # deleted meanwhile
         return _STRANGERS in run("nft", ["list", "table", "inet", table])
-    except NetworkError:  # deleted meanwhile
-        return False
+    return False

@@ -451,10 +451,12 @@ class Network:
         return self._executor
 
     def tidy(self) -> None:
-        """Try again what could not be removed."""
+        """Try again what could not be removed, and restore rules that others have removed."""
         with self._lock:
             for index, (name, veth) in list(self._left.items()):
                 self._begin_removal(name, veth, index)
+            if self._shared & {"nat", "bridge"}:
+                self._firewall.load("nat" in self._shared)
 
     def _remove(self, veth: str, index: int) -> None:
         batch("ip", [f"link del {veth}"], force=True)

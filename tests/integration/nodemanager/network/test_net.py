@@ -261,6 +261,27 @@ print('received', connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("restored", ["each minute", "by the next sliver"])
+@pytest.mark.parametrize("family", firewall.FAMILIES)
+def test_rules_that_others_remove_are_restored(bench: Bench, family: str, restored: str) -> None:
+    """A reload of nftables.service removes all tables of the host."""
+    bench.sliver("alice", 1)
+    tables = [
+        line for line in run("nft", ["list", "tables"]).splitlines() if bench.network.tag in line
+    ]
+    rules = run("nft", ["list", "ruleset"])
+    run("nft", ["delete", "table", family, bench.network._firewall._table])
+    if restored == "each minute":
+        bench.network.tidy()
+    else:
+        bench.sliver("bob", 2)
+    assert sorted(tables) == sorted(
+        line for line in run("nft", ["list", "tables"]).splitlines() if bench.network.tag in line
+    )
+    assert "chain strangers" in run("nft", ["list", "ruleset"]) or "chain strangers" not in rules
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_transfers_fit_an_uplink_whose_mtu_is_smaller_than_that_of_the_peer(
     bench: Bench, when: str
