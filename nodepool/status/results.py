@@ -176,11 +176,10 @@ def _wrapped(key: str, text: str, width: int | None) -> str:
     """
     if len(text) > MOST_CHARACTERS and key not in SENTENCES:
         text = f"{text[: MOST_CHARACTERS - 3]}..."
-    width = width or MOST_CHARACTERS
     return (
         text
-        if len(text) <= width
-        else "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+        if len(text) <= (width or MOST_CHARACTERS)
+        else "\n".join(textwrap.wrap(text, width or MOST_CHARACTERS, break_on_hyphens=False))
     )
 
 

@@ -256,8 +256,9 @@ class Firewall:
 
     def _is_complete(self) -> bool:
         """Return whether nobody has removed the rules, as a reload of nftables.service does."""
-        tables = {f"table {family} {self._table}" for family in FAMILIES}
-        return tables <= {*run("nft", ["list", "tables"]).splitlines()}
+        return {f"table {family} {self._table}" for family in FAMILIES} <= set(
+            run("nft", ["list", "tables"]).splitlines()
+        )
 
     def remove(self) -> None:
         """Remove the rules, and stop routing if only our daemons needed it. Raises NetworkError."""

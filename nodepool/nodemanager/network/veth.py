@@ -455,8 +455,11 @@ class Network:
         with self._lock:
             for index, (name, veth) in list(self._left.items()):
                 self._begin_removal(name, veth, index)
-            if self._shared & {"nat", "bridge"}:
-                self._firewall.load("nat" in self._shared)
+            try:
+                if self._shared & {"nat", "bridge"}:
+                    self._firewall.load("nat" in self._shared)
+            except NetworkError as error:
+                log.warning("The firewall rules for slivers cannot be checked: %s", error)
 
     def _remove(self, veth: str, index: int) -> None:
         batch("ip", [f"link del {veth}"], force=True)

@@ -496,7 +496,7 @@ def test_plain_installation_names_missing_packages_with_the_command(
     for command in (["config-validate"], ["alien-image-list"]):
         found = re.search(r"driver azure needs requests, not installed here: (.*)", told(*command))
         assert found, told(*command)
-        assert found[1].strip() == f"{python} -m pip install 'requests>=2.28'"
+        assert found[1].strip() == f"{python} -m pip install 'requests>=2.32.2'"
     assert "+----+" in told("list")
     run("sh", "-c", f"{found[1]} -q")
     assert "not installed here" not in told("config-validate")

@@ -252,7 +252,7 @@ def test_missing_extra_disables_tracing_with_an_error(
     assert tracing.current() is None
     assert "although OTEL_EXPORTER_OTLP_ENDPOINT is set" in caplog.text
     assert (
-        "pip install 'opentelemetry-exporter-otlp-proto-http>=1.25' 'opentelemetry-sdk>=1.25'"
+        "pip install 'opentelemetry-exporter-otlp-proto-http>=1.28' 'opentelemetry-sdk>=1.28'"
         in caplog.text
     )
 
