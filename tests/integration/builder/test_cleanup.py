@@ -220,11 +220,7 @@ def test_hanging_cloud_stops_nothing(
         builder._janitor._cleanup()
     assert time.monotonic() - started < limit(2)
     assert len(slow.calls("delete")) == 1
-    assert [
-        t.name
-        for t in threading.enumerate()
-        if t.name.startswith("CleanupWorker.0-") and "config" not in t.name
-    ] == ["CleanupWorker.0-slow"]
+    assert [t.name for t in threading.enumerate()].count("CleanupWorker.0-slow") == 1
     slow.stop_doing("delete-blocks")
     for name, upload in found.items():
         builders.wait_gone(name, upload.build_id)
