@@ -22,6 +22,7 @@ import sys
 import tempfile
 import traceback
 from statistics import median
+from typing import Any
 
 from tests.benchmark.aws import AWS_SCENARIOS, AWS_TARGETS
 from tests.benchmark.builder import BUILDER_SCENARIOS, BUILDER_TARGETS
@@ -67,7 +68,7 @@ TARGETS: dict[str, tuple[float, bool]] = {
 ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS, **LEASE_SCENARIOS}
 
 
-def load_tool() -> object:
+def load_tool() -> Any:
     loader = importlib.machinery.SourceFileLoader(
         "zookeeper_tool", str(HERE.parent.parent / "tools" / "zookeeper")
     )
@@ -122,7 +123,7 @@ def main() -> int:
                     for key, value in result.items():
                         figures.setdefault(key, {}).setdefault(release, []).append(value)
     finally:
-        tool.stop(work / "zk")  # type: ignore[attr-defined]
+        tool.stop(work / "zk")
         shutil.rmtree(work, ignore_errors=True)
     print_table(figures, "other" in pythons)
     if args.json:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 from tests.benchmark.harness import Bench, percentile
+from tests.support import ports
 
 Figures = dict[str, float]
 
@@ -303,6 +307,71 @@ def urgent(bench: Bench, waiting: int = 2000) -> Figures:
     return {"urgent among 2000: ms": (zuul.ended[request][0] - start) * 1000}
 
 
+def large(bench: Bench, nodes: int = 50_000, waiting: int = 20_000) -> Figures:
+    """A launcher starts beside idle nodes of one pool and requests for another one, which is full;
+    a third one has nothing to do.
+    """
+    port = ports.reserve()
+    bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
+    config = instant(3)
+    config["labels"] += [{"name": "full"}, {"name": "quick"}]
+    config["providers"][1]["pools"][0] |= {"labels": ["full"], "max-servers": 1}
+    config["providers"][2]["pools"][0] |= {"labels": ["quick"]}
+    bench.start(config)
+    zuul = bench.zuul
+    zuul.wait([zuul.submit(["full"])])
+    bench.launcher.stop()
+    for _ in range(nodes // 5000):
+        zuul.create_nodes(5000)
+    for _ in range(waiting // 5000):
+        zuul.submit_many([["full"]] * 5000)
+    start = time.monotonic()
+    bench.run_launcher()
+    while not answers(port, "/ready", 120):
+        time.sleep(0.05)
+    figures = {
+        "start beside 50000: s": time.monotonic() - start,
+        "start beside 50000: CPU s": bench.launcher.cpu(),
+    }
+    time.sleep(20.0)
+    cpu, start = bench.launcher.cpu(), time.monotonic()
+    time.sleep(60.0)
+    used = bench.launcher.cpu() - cpu
+    figures["idle beside 50000: CPU %"] = used / (time.monotonic() - start) * 100
+    figures["memory beside 50000: MB"] = bench.launcher.memory()
+    times = []
+    for _ in range(10):
+        request = zuul.submit(["quick"], priority="100")
+        zuul.wait([request])
+        times.append(zuul.latency(request))
+        zuul.use([request])
+        time.sleep(0.2)
+    figures["urgent at an idle pool beside 50000: median ms"] = median(times)
+    figures["urgent at an idle pool beside 50000: most ms"] = max(times)
+    for path in ("/node-list", "/api/v1/overview"):
+        start = time.monotonic()
+        assert answers(port, path, 120)
+        figures[f"{path} of 50000: s"] = time.monotonic() - start
+    start = time.monotonic()
+    subprocess.run(
+        [pathlib.Path(bench.python).with_name("nodepool"), "-c", bench.config_path, "list"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        timeout=120,
+    )
+    figures["nodepool list of 50000: s"] = time.monotonic() - start
+    return figures
+
+
+def answers(port: int, path: str, timeout: float) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout) as answer:
+            answer.read()
+            return True
+    except OSError:
+        return False
+
+
 def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 50) -> Figures:
     """All slots of static hosts are in use, thousands wait; then all slots come free at once."""
     bench.start(
@@ -375,6 +444,7 @@ SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
     "steady": lambda bench: steady(bench, 0),
     "idle10000": steady,
     "unservable": unservable,
+    "idle50000": large,
     "memory": memory,
     "restart": restart,
     "urgent": urgent,
