@@ -15,7 +15,7 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.mirror.reservations import Reservations, Sums
 from nodepool.zk.mirror.tree import Tree, put
-from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError
+from nodepool.zk.records import BUILDING, DELETING, HOLD, LARGEST, READY, USED, Node, RecordError
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
 NodeListener = Callable[[str, "Node | None", "Node | None"], Any]
@@ -91,6 +91,9 @@ class NodeTree(Tree[Node]):
         self.empty: set[str] = set()
         #: node ids by the request they are allocated to.
         self.by_request: dict[str, set[str]] = {}
+        #: ids of nodes that somebody has to accept, release or delete: those that are ready for a
+        #: request, held, used or being deleted.
+        self.unreleased: set[str] = set()
         #: ids of nodes that were created for min-ready and are still allocated.
         self.min_ready: set[str] = set()
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes,
@@ -174,10 +177,9 @@ class NodeTree(Tree[Node]):
             before = bool(names)
             if present:
                 if names is None:
-                    node = self.nodes.get(node_id)
-                    names = self.contenders[node_id] = (
-                        node.lock_contenders if node is not None else set()
-                    )
+                    names = self.contenders[node_id] = set()
+                    if (node := self.nodes.get(node_id)) is not None:
+                        node.lock_contenders = names
                 names.add(name)
             elif names is not None:
                 names.discard(name)
@@ -206,7 +208,7 @@ class NodeTree(Tree[Node]):
                         return
                     node.lock_contenders = old.lock_contenders
                 else:
-                    node.lock_contenders = self.contenders.get(node_id) or set()
+                    node.lock_contenders = self.contenders.get(node_id) or node.lock_contenders
                 self.nodes[node_id] = node
             moved = old is None or node is None or _uses(old) != _uses(node)
             if old is not None:
@@ -242,6 +244,8 @@ class NodeTree(Tree[Node]):
         self.counted.add(node, sign)
         state, provider, labels = node._state, node.provider, node._type
         node_id = node._id or ""
+        if state in (HOLD, USED, DELETING) or (state == READY and node.allocated_to):
+            (self.unreleased.add if sign > 0 else self.unreleased.discard)(node_id)
         if node.allocated_to:
             put(self.by_request, node.allocated_to, node_id, sign > 0)
             if node.requestor == MIN_READY and state in (READY, BUILDING):
@@ -288,6 +292,11 @@ class NodeTree(Tree[Node]):
         with self.lock:
             nodes = self.nodes
             return [nodes[node_id] for node_id in sorted(nodes)]
+
+    def to_release(self) -> list[Node]:
+        """Return the nodes of :attr:`unreleased`, sorted by id."""
+        with self.lock:
+            return [self.nodes[node_id] for node_id in sorted(self.unreleased)]
 
     def counts(self) -> NodeCounts:
         """Return the node counts without iterating over the nodes."""

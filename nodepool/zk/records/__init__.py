@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from sys import intern
 from types import NoneType
 from typing import Any, Self
 
@@ -170,6 +172,24 @@ _NODE_PLAIN = (
     "requestor",
     "node_properties",
 )
+#: Those of them whose texts are equal in many nodes: each text is kept once.
+_NODE_SHARED = frozenset(
+    {
+        "cloud",
+        "provider",
+        "pool",
+        "az",
+        "region",
+        "image_id",
+        "launcher",
+        "connection_type",
+        "shell_type",
+        "python_path",
+        "tenant_name",
+        "requestor",
+    }
+)
+_NOBODY: AbstractSet[str] = frozenset()
 #: Those of them by which the mirror and the launcher search.
 _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
 #: Those that users of a node read as text.
@@ -214,6 +234,17 @@ class Node(BaseModel):
         "host_keys",
         "hold_expiration",
     }
+    # There are tens of thousands: a dictionary of so many attributes would be several times as
+    # large.
+    __slots__ = SLOTS = (
+        *_NODE_PLAIN,
+        "_type",
+        "connection_port",
+        "hold_expiration",
+        "host_keys",
+        "lock_contenders",
+        "username",
+    )
 
     provider: str | None
     pool: str | None
@@ -251,7 +282,7 @@ class Node(BaseModel):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
-        self.lock_contenders: set[str] = set()
+        self.lock_contenders: AbstractSet[str] = _NOBODY
         for name in _NODE_PLAIN:
             setattr(self, name, None)
         self.connection_port: int | None = 22
@@ -320,10 +351,12 @@ class Node(BaseModel):
             and not (isinstance(kind, list) and all(isinstance(item, str) for item in kind))
         ):
             raise RecordError("type is not a list of labels")
-        self.type = kind
-        values = self.__dict__
+        self._type = [*map(intern, [kind] if isinstance(kind, str) else kind or ())]
         for name in _NODE_PLAIN:
-            values[name] = get(name)
+            setattr(self, name, get(name))
+        for name in _NODE_SHARED & d.keys():
+            if type(value := d[name]) is str:
+                setattr(self, name, intern(value))
         for name in _NODE_KEYS:
             text_of(d, name)
         if "connection_port" in d:

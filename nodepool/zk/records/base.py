@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from sys import intern
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -67,6 +68,8 @@ class BaseModel:
     lock: Any = None
     #: Names of the lists that are copied with the record.
     LISTS: ClassVar[tuple[str, ...]] = ()
+    #: Names of the attributes that are not in the dictionary of the record.
+    SLOTS: ClassVar[tuple[str, ...]] = ()
     #: Names of the attributes that a copy does not have.
     OWN: ClassVar[frozenset[str]] = frozenset({"lock", "unsaved", "promise"})
 
@@ -123,13 +126,10 @@ class BaseModel:
             not isinstance(state_time, (int, float)) or not abs(state_time) < LATEST
         ):
             raise RecordError(f"state_time {state_time!r} is not a time in seconds")
-        self._state = state
+        self._state = state and intern(state)
         self.state_time = state_time
-        unknown = d.keys() - self.KEYS
-        if unknown:
-            self.extra = {key: d[key] for key in unknown}
-        else:
-            self.__dict__.pop("extra", None)
+        if (extra := {key: d[key] for key in d.keys() - self.KEYS}) or self.extra:
+            self.extra = extra
 
     @classmethod
     def read(cls, data: bytes | None, stat: ZnodeStat, *names: str) -> Self | None:
@@ -161,8 +161,10 @@ class BaseModel:
         other.__dict__.update(self.__dict__)
         for name in self.OWN & self.__dict__.keys():
             del other.__dict__[name]
+        for name in self.SLOTS:
+            setattr(other, name, getattr(self, name))
         for name in self.LISTS:
-            other.__dict__[name] = list(self.__dict__[name])
+            setattr(other, name, list(getattr(self, name)))
         return other
 
     def serialize(self) -> bytes:
