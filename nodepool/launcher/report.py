@@ -27,8 +27,9 @@ from nodepool.version import get_version_string
 from nodepool.zk import reading, reports
 from nodepool.zk.history import HistoryReader
 
-#: Seconds between two reports, at least.
-INTERVAL = 2.0
+#: Seconds between two reports, at least; with thousands of waiting requests, one second for so many
+#: of them, up to a limit.
+INTERVAL, PER_SECOND, MOST_INTERVAL = 2.0, 2500, 15.0
 #: Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one
 #: provider.
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
@@ -110,6 +111,8 @@ class Reporter:
             return
         self._due = now + INTERVAL
         content = self.compose()
+        seconds = sum(group["count"] for group in content["waiting"]) / PER_SECOND
+        self._due = now + max(INTERVAL, min(seconds, MOST_INTERVAL))
         zk, path = self._state.zk, reports.path(self._state.identifier)
         there = path.rpartition("/")[2] in zk.report_tree.reports
         if there and content == self._published:

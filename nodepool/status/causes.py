@@ -518,16 +518,14 @@ def min_ready_of(zk: Facade) -> dict[str, int]:
     return found
 
 
-def of_min_ready(
-    zk: Facade, label: str, wanted: int, requests: Iterable[NodeRequest], clock: Clock = time.time
-) -> Cause | None:
+def of_min_ready(zk: Facade, label: str, wanted: int, clock: Clock = time.time) -> Cause | None:
     """Return why fewer than min-ready nodes are ready; None: they are, or are being launched."""
     ready = zk.countNodes().free[label]
     if ready >= wanted:
         return None
     mine = [
         r
-        for r in requests
+        for r in zk.readRequests()
         if r.requestor == MIN_READY and label in r.node_types and r.state in (REQUESTED, PENDING)
     ]
     found: list[Cause | None] = [of_request(zk, request, clock=clock) for request in mine]
@@ -632,9 +630,8 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
 
     These are images without uploads, min-ready that is not reached, and stuck nodes.
     """
-    requests = zk.readRequests()
     if not zk.getLaunchers() and not zk.getRegisteredPools():
-        waiting = sum(request.state in (REQUESTED, PENDING) for request in requests)
+        waiting = sum(request.state in (REQUESTED, PENDING) for request in zk.readRequests())
         text = f"no launcher is running; {count_of(waiting, 'request')} waiting"
         return [Problem(text, help="start nodepool-launcher")] if waiting else []
     found = []
@@ -644,7 +641,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         if cause is not None and cause.code == "image" and "failed" not in cause.text:
             found.append(Problem(one_line(cause.text), help=cause.remedy))
     for label, wanted in sorted(min_ready_of(zk).items()):
-        cause = of_min_ready(zk, label, wanted, requests, clock) if wanted > 0 else None
+        cause = of_min_ready(zk, label, wanted, clock) if wanted > 0 else None
         if cause is None:
             cause = _switched_off(zk, label, zk.getRegisteredPools())
         if cause is not None:
@@ -655,7 +652,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
                     help=cause.remedy or "see `nodepool explain label`",
                 )
             )
-    nodes = {node.id: node for node in zk.readNodes()}
+    nodes = {node.id: node for node in zk.readUnreleasedNodes()}
     stuck = [
         Problem(
             one_line(cause.text),

@@ -557,7 +557,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
             zk, min(user_requests, key=lambda request: str(request.id)), clock=clock
         )
     if cause is None and wanted:
-        cause = causes.of_min_ready(zk, name, wanted, waiting, clock)
+        cause = causes.of_min_ready(zk, name, wanted, clock)
     found.answer = "offered; no request waits for it"
     _set(found, cause, f"{number} request{'s' * (number != 1)} waiting" if number else "")
     return found

@@ -180,17 +180,13 @@ def stuck_nodes(zk: Facade, clock: Clock = time.time) -> dict[str, Cause]:
     """Return node id -> result of :func:`of_node`, if it is a cause."""
 
     def stuck() -> dict[str, Cause]:
-        candidates = (node for node in zk.readNodes() if node.state in _MAY_BE_STUCK)
         return {
             str(node.id): cause
-            for node in candidates
+            for node in zk.readUnreleasedNodes()
             if (cause := of_node(zk, node, clock)) is not None
         }
 
     return remembered(zk, "stuck nodes", stuck)
-
-
-_MAY_BE_STUCK = frozenset((DELETING, USED, HOLD, READY))
 
 
 def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:

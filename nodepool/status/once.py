@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from nodepool.zk.components import RegisteredPool
-from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
-from nodepool.zk.mirror.progress import ProgressData
-from nodepool.zk.records import Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 T = TypeVar("T")
 Facade: TypeAlias = "ZooKeeper | Once"
+#: What is read at most once.
+_LISTS = frozenset(
+    {
+        "readNodes",
+        "readUnreleasedNodes",
+        "readRequests",
+        "readReports",
+        "readImages",
+        "readProgress",
+        "getLaunchers",
+        "getBuilders",
+        "getRegisteredPools",
+    }
+)
 
 
 def remembered(zk: Facade, name: str, make: Callable[[], T]) -> T:
@@ -36,10 +47,8 @@ class Once:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._zk, name)
-
-    def readNodes(self) -> list[Node]:
-        return self.remember("readNodes", self._zk.readNodes)
+        found = getattr(self._zk, name)
+        return partial(self.remember, name, found) if name in _LISTS else found
 
     def countNodes(self) -> NodeCounts:
         """Count nodes; without a mirror from the list that is read anyway."""
@@ -48,24 +57,3 @@ class Once:
             "counts",
             lambda: self._zk.countNodes() if tree is not None else count_nodes(self.readNodes()),
         )
-
-    def readRequests(self) -> list[NodeRequest]:
-        return self.remember("readRequests", self._zk.readRequests)
-
-    def readReports(self) -> list[dict[str, Any]]:
-        return self.remember("readReports", self._zk.readReports)
-
-    def readImages(self) -> ImageData:
-        return self.remember("readImages", self._zk.readImages)
-
-    def readProgress(self) -> ProgressData:
-        return self.remember("readProgress", self._zk.readProgress)
-
-    def getLaunchers(self) -> list[dict[str, Any]]:
-        return self.remember("getLaunchers", self._zk.getLaunchers)
-
-    def getBuilders(self) -> list[dict[str, Any]]:
-        return self.remember("getBuilders", self._zk.getBuilders)
-
-    def getRegisteredPools(self) -> list[RegisteredPool]:
-        return self.remember("getRegisteredPools", self._zk.getRegisteredPools)

@@ -77,6 +77,9 @@ class Mirror:
     def readNodes(self) -> list[Any]:
         return self.nodes
 
+    def readUnreleasedNodes(self) -> list[Any]:
+        return self.readNodes()
+
     def countNodes(self) -> Any:
         return count_nodes(self.nodes)
 

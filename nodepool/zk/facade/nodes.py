@@ -57,6 +57,10 @@ class NodeMethods(FacadeBase):
         """Return all nodes with their lock contenders; from a complete mirror, else read."""
         return self._complete(self.node_tree, NodeTree).snapshot()
 
+    def readUnreleasedNodes(self) -> list[Node]:
+        """Return the nodes that somebody has to accept, release or delete; as :meth:`readNodes`."""
+        return self._complete(self.node_tree, NodeTree).to_release()
+
     def readChangingNodes(self) -> list[Node]:
         """Read the nodes whose last change the mirror does not show yet; none without a mirror."""
         ids = (

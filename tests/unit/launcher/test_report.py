@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from types import SimpleNamespace
@@ -108,49 +107,22 @@ def test_change_soon_after_a_report_is_published_without_another_event(
     now[0] += report.INTERVAL
     reporter.publish()
     assert written == [100.0, 102.5]
-    assert reporter.seconds_left(waiting=False) == math.inf
 
 
 @pytest.mark.parametrize(
-    "hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]]
+    ("waiting", "pause"),
+    [(0, report.INTERVAL), (5000, 2.0), (20_000, 8.0), (100_000, report.MOST_INTERVAL)],
 )
-def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) -> None:
-    manager = SimpleNamespace(describeHosts=lambda: hosts, cloud_calls=None)
-    given = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
-    config = SimpleNamespace(
-        providers={"p": given},
-        provider_managers={"p": manager},
-        providers_not_running=set(),
-        not_running_labels={},
-        labels={},
-        provider_failures={},
-        provider_errors={},
-        diskimages={},
-        tenant_resource_limits={},
-    )
-    zk = SimpleNamespace(request_tree={})
-    state: Any = SimpleNamespace(config=config, clock=SYSTEM, zk=zk, getPoolWorkers=lambda name: [])
-    entry = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []}).compose()[
-        "providers"
-    ]["p"]
-    assert entry["driver"] == "d" and entry["error"] and "hosts" not in entry
-    json.dumps(entry)
-
-
-def test_report_lists_so_many_kinds_of_waiting_requests_and_ids(
-    monkeypatch: pytest.MonkeyPatch,
+def test_report_with_thousands_of_requests_is_composed_less_often(
+    monkeypatch: pytest.MonkeyPatch, waiting: int, pause: float
 ) -> None:
-    monkeypatch.setattr(report, "MOST_GROUPS", 3)
-    monkeypatch.setattr(report, "MOST_IDS", 4)
-    waiting: Any = [
-        (f"100-{number}", (f"label-{number // 2}",), "requested", ()) for number in range(10)
-    ]
-    state: Any = SimpleNamespace(config=None, clock=SYSTEM, zk=SimpleNamespace(request_tree={}))
-    groups = Reporter(
-        state, Trends(), lambda: waiting, lambda: (True, []), lambda: {"warnings": []}
-    ).compose()["waiting"]
-    assert [(group["labels"], group["count"], len(group["ids"])) for group in groups] == [
-        (["label-0"], 2, 2),
-        (["label-1"], 2, 2),
-        (["label-2"], 2, 0),
-    ]
+    zk = SimpleNamespace(
+        kazoo_client=None, report_tree=SimpleNamespace(reports={}), request_tree={}
+    )
+    clock = SimpleNamespace(monotonic=lambda: 100.0, time=lambda: 100.0)
+    state: Any = SimpleNamespace(config=None, zk=zk, clock=clock, identifier="nl01-1")
+    rows: list[Any] = [(f"200-{i:010}", ("small",), "requested", ()) for i in range(waiting)]
+    reporter = Reporter(state, Trends(), lambda: rows, lambda: (True, []), lambda: {"warnings": []})
+    monkeypatch.setattr(reports, "write", lambda *_arguments: None)
+    reporter.publish()
+    assert reporter.seconds_left(waiting=True) == pause

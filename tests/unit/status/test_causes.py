@@ -71,6 +71,9 @@ class Cluster:
     def readNodes(self) -> Any:
         return self._read("nodes", self.nodes)
 
+    def readUnreleasedNodes(self) -> Any:
+        return self._read("unreleased", self.nodes)
+
     def countNodes(self) -> Any:
         return self._read("counts", count_nodes(self.nodes))
 

@@ -52,6 +52,9 @@ class _Cluster:
     def readNodes(self) -> Any:
         return [self.node]
 
+    def readUnreleasedNodes(self) -> Any:
+        return self.readNodes()
+
     def countNodes(self) -> Any:
         return count_nodes([self.node])
 

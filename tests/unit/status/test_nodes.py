@@ -23,6 +23,9 @@ class Cluster:
     def readNodes(self) -> list[Node]:
         return list(self.nodes)
 
+    def readUnreleasedNodes(self) -> list[Node]:
+        return self.readNodes()
+
 
 def node(number: int = 7, **values: Any) -> Node:
     made = Node(f"{number:010}")

@@ -230,3 +230,25 @@ def test_sums_follow_each_change_of_a_node(server: Server, change: dict[str, Any
             stat(6, 1),
         )
     assert sums(followed) == sums(fresh)
+
+
+def test_nodes_to_be_released_are_known_without_looking_at_all(
+    tree: NodeTree, server: Server
+) -> None:
+    changes: list[tuple[dict[str, Any], bool]] = [
+        ({"state": "in-use", "allocated_to": "100-1"}, False),
+        ({"state": "used", "allocated_to": "100-1"}, True),
+        ({"state": "deleting"}, True),
+        ({"state": "ready"}, False),
+        ({"state": "ready", "allocated_to": "100-1"}, True),
+        ({"state": "hold"}, True),
+        ({"state": "building", "allocated_to": "100-1"}, False),
+        ({"state": "deleting"}, True),
+    ]
+    for zxid, (content, wanted) in enumerate(changes, 10):
+        server.event(CHANGED, ONE)
+        _request, reply = server.requests.pop()
+        reply.set((json.dumps(content).encode(), stat(zxid)))
+        assert [found.state for found in tree.to_release()] == [content["state"]] * wanted
+    tree.vanished(["0000000001"], ONE)
+    assert tree.to_release() == [] and not tree.unreleased
