@@ -230,9 +230,7 @@ class NodePool(threading.Thread):
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """Return (request, labels, state, reasons) of each request that this launcher processes."""
-        rows = [
-            (i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()
-        ]
+        rows = self.assignment.explain()
         for request_id, handler in list(self.state.handlers.items()):
             if handler.paused or (
                 handler.shortage and not handler.nodeset

@@ -393,7 +393,11 @@ class LauncherBench:
 def reason_for(assignment: Assignment, request_id: str) -> str:
     """Return why a request waits; empty if it does not wait there."""
     return next(
-        (render(reasons) for name, _labels, reasons in assignment.explain() if name == request_id),
+        (
+            render(reasons)
+            for name, _labels, _state, reasons in assignment.explain()
+            if name == request_id
+        ),
         "",
     )
 

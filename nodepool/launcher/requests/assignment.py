@@ -134,11 +134,10 @@ class Assignment(threading.Thread):
 
     # -- queries, from any thread
 
-    def explain(self) -> list[tuple[str, tuple[str, ...], tuple[Reason, ...]]]:
-        """Return (request, labels, reasons) of all requests waiting here, in serving order."""
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
+        """Return (request, labels, state, reasons) of all requests waiting here."""
         with self._condition:
-            rows = self.queue.rows()
-        return [(request_id, labels, reasons) for _, request_id, labels, reasons in sorted(rows)]
+            return self.queue.rows()
 
     def is_wanted(self, label: str) -> bool:
         """Return whether a request that waits here needs such a node."""

@@ -331,11 +331,13 @@ class RequestQueue:
 
     # -- queries
 
-    def rows(self) -> list[tuple[SortKey, str, tuple[str, ...], tuple[Reason, ...]]]:
-        """Return (urgency, request, labels, reasons) of all requests that wait."""
-        found, unknown = self._waiting.items(), (because(Code.NOT_LOOKED_AT),)
+    def rows(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
+        """Return (request, labels, state, reasons) of all requests that wait."""
+        unknown = (because(Code.NOT_LOOKED_AT),)
         return [
-            (key, name, cls.key.node_types, cls.reasons or unknown) for name, (cls, key) in found
+            (name, cls.key.node_types, "requested", cls.reasons or unknown)
+            for cls in self._classes.values()
+            for _urgency, name in cls.queue
         ]
 
     def is_wanted(self, label: str) -> bool:

@@ -254,9 +254,9 @@ class Operations(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
-        rows = sorted(self.queue.rows())
-        assert [name for _urgency, name, *_ in rows] == self.model.waiting()
-        for _urgency, name, labels, reasons in rows:
+        rows = self.queue.rows()
+        assert sorted(name for name, *_ in rows) == sorted(self.model.waiting())
+        for name, labels, _state, reasons in rows:
             of_class = self.model.tickets[name][0]
             expected = self.model.reasons.get(of_class, because(Code.NOT_LOOKED_AT))
             assert (labels, reasons) == (of_class.node_types, (expected,))

@@ -39,7 +39,7 @@ def waits_behind(pool: Any, request_id: str, first: str) -> bool:
     return any(
         request == request_id
         and any(reason.includes(because(Code.POOL_PAUSED, request=first)) for reason in reasons)
-        for request, _labels, reasons in pool.assignment.explain()
+        for request, _labels, _state, reasons in pool.assignment.explain()
     )
 
 
