@@ -2,7 +2,8 @@
 """Runs the README's first command (without image) and the quick tests on another Debian release, in
 a root of its own.
 
-  tools/release.py trixie    bootstrap it with debootstrap (a minute), run, remove it
+  tools/release.py trixie [TEST...]    bootstrap it with debootstrap (a minute), run, also these
+                                       tests with a ZooKeeper, remove it
 
 What runs in it is the last commit, in a clean clone, as root, with nothing installed but git and
 python3.
@@ -28,7 +29,14 @@ MIRROR = "http://deb.debian.org/debian"
 SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
 #: Trusted certificates of this machine, which may reach its mirrors through a proxy of its own.
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
-COMMANDS = (["tools/quickstart", "--no-image"], ["tools/run-tests", "--quick"])
+VERSIONS = """. /etc/os-release
+printf 'versions: %s, %s, ' "$PRETTY_NAME" "$(python3 --version)"
+ssh -V 2>&1 | cut -d' ' -f1"""
+COMMANDS = (
+    ["tools/quickstart", "--no-image"],
+    ["sh", "-c", VERSIONS],
+    ["tools/run-tests", "--quick"],
+)
 #: In namespaces of their own, so that everything ends, and is unmounted, with the first process: a
 #: shell, which collects orphans.
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
@@ -81,7 +89,8 @@ def make_root(root: pathlib.Path, release: str) -> None:
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or not sys.argv[1].isalpha():
+    name, *tests = sys.argv[1:] or [""]
+    if not name.isalpha():
         print(__doc__)
         return 2
     if os.geteuid() != 0:
@@ -94,8 +103,9 @@ def main() -> int:
     }
     root = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-release-"))
     try:
-        make_root(root, sys.argv[1])
-        for command in COMMANDS:
+        make_root(root, name)
+        more = ["tools/zookeeper", "run", "--", ".venv/bin/pytest", *tests]
+        for command in (*COMMANDS, *([more] if tests else [])):
             run(
                 " ".join(command),
                 [*ISOLATED, "sh", "-c", ENTER, "sh", str(root), *command],
