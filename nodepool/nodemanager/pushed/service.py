@@ -197,11 +197,11 @@ class Loneliness:
         self._directory = directory
         self._empty = empty
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="Thread-nm-lonely", daemon=True)
         self.ended = False
 
     def start(self) -> None:
-        self._thread.start()
+        # Python 3.13.0 to 3.13.3 cannot start a thread that was created before the fork.
+        threading.Thread(target=self._run, name="Thread-nm-lonely", daemon=True).start()
 
     def stop(self) -> None:
         self._stop.set()
