@@ -64,7 +64,7 @@ def test_rows_run_tests_that_exist(matrix: Any) -> None:
             "``a.py::b``",
         ),
         (4, "no such file", "FAILED: status 4", ""),
-        (-1, "5 passed in 1.2s", "FAILED: not finished within 30 min", ""),
+        (-1, "5 passed in 1.2s", "FAILED: not finished within 60 min", ""),
     ],
 )
 def test_result_says_how_many_tests_ended_how(
