@@ -46,10 +46,19 @@ def test_providers_share_a_thread_and_stop_only_their_own_timers(
 ) -> None:
     seen: list[str] = []
     other = process.timers("other")
-    other.after(0.05, lambda: seen.append("other"))
-    timers.after(0.1, lambda: seen.append("test"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        begun.set()
+        go_on.wait(5)
+
+    timers.after(0, hold_up)
+    assert begun.wait(5)
+    other.after(0, lambda: seen.append("other"))
+    timers.after(0, lambda: seen.append("test"))
     assert len(running()) == 1
     other.stop()
+    go_on.set()
     other.after(0, lambda: seen.append("after the stop"))
     wait_for(lambda: seen, 5, "timers of the provider that was not stopped")
     assert seen == ["test"]
