@@ -23,7 +23,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import Event, Feed
-from nodepool.zk.reading import TIMEOUT, children
+from nodepool.zk.reading import TIMEOUT, answers, children
 
 ROOT = "/nodepool/history"
 #: Events are written together after this many seconds, or when this many wait.
@@ -155,13 +155,16 @@ def tidy(kazoo: KazooClient) -> None:
     """Delete old and excess writes, and merge many writes into one.
 
     Ages are relative to the newest write, on the clock of the server. A znode that cannot be
-    deleted or read keeps no other from being deleted.
+    deleted or read keeps no other from being deleted. What we may not read stays since ZooKeeper
+    3.8.4 and 3.9.2 (ZOOKEEPER-2590): its age and size cannot be read, either.
 
     :raises KazooException: no connection, or no answer in time.
     """
-    stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in children(kazoo, ROOT)]
+    written = [f"{ROOT}/{name}" for name in children(kazoo, ROOT)]
     there = [
-        (name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None
+        (path.rpartition("/")[2], stat)
+        for path, stat in answers(kazoo.exists_async, written)
+        if stat is not None
     ]
     size = sum(stat.dataLength for _name, stat in there)
     newest = max((stat.ctime for _name, stat in there), default=0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 #: Seconds for one answer of the server, and number of concurrent reads.
@@ -28,7 +28,9 @@ def children(kazoo: KazooClient, parent: str) -> list[str]:
 
 
 def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each path with the answer of the server; those that do not exist are omitted.
+    """Yield each path with the answer of the server.
+
+    Those that do not exist, or that we may not read, are omitted.
 
     :param ask: starts to read one path, such as ``kazoo.get_async``.
     """
@@ -37,7 +39,7 @@ def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[
         for path, asked in [(path, ask(path)) for path in paths[start : start + PIPELINE]]:
             try:
                 answer = asked.get(timeout=TIMEOUT)
-            except NoNodeError:
+            except (NoNodeError, NoAuthError):
                 continue
             yield path, answer
 

@@ -1,4 +1,4 @@
-"""Writes of single znodes."""
+"""Reads of many znodes, and writes of single ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 
 from nodepool.zk import reading
 
@@ -62,3 +62,9 @@ def test_write_that_others_prevent_at_each_attempt_is_no_success() -> None:
     with pytest.raises(NodeExistsError):
         reading.write(kazoo, "/a", b"x")
     assert kazoo.calls == ["set", "create"] * 3
+
+
+def test_what_we_may_not_read_hides_nothing_else() -> None:
+    kazoo: Any = Kazoo(get=[(b"1", None), NoAuthError(), NoNodeError(), (b"4", None)])
+    found = dict(reading.answers(kazoo.get_async, ["/a", "/b", "/c", "/d"]))
+    assert found == {"/a": (b"1", None), "/d": (b"4", None)}
