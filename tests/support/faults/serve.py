@@ -157,6 +157,7 @@ def patch_intervals() -> None:
     from nodepool.launcher.nodes import reconciler
 
     reconciler.BACKING_AGE = 3.0
+    reconciler.INIT_AGE = 10.0
     start = NodePool.start
 
     def _start(self: Any) -> None:
