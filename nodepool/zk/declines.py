@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 from nodepool.base.problems import one_line
 from nodepool.reasons import Reason, render
 from nodepool.zk import paths
-from nodepool.zk.reading import answers, children
+from nodepool.zk.reading import UNREADABLE, answers, children
 from nodepool.zk.records import RecordError, parse_object
 
 ROOT = paths.DECLINES
@@ -67,7 +67,7 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
     names = set(children(kazoo, ROOT))
     there = {path(*pair): pair for pair in sorted(pairs) if path(*pair).rpartition("/")[2] in names}
     found: dict[tuple[str, str], Decline] = {}
-    for where, (data, _stat) in answers(kazoo.get_async, there):
+    for where, (data, _stat) in answers(kazoo.get_async, there, UNREADABLE):
         try:
             values = parse_object(data)
         except RecordError:

@@ -23,7 +23,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import Event, Feed
-from nodepool.zk.reading import TIMEOUT, answers, children
+from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children
 
 ROOT = "/nodepool/history"
 #: Events are written together after this many seconds, or when this many wait.
@@ -163,7 +163,7 @@ def tidy(kazoo: KazooClient) -> None:
     written = [f"{ROOT}/{name}" for name in children(kazoo, ROOT)]
     there = [
         (path.rpartition("/")[2], stat)
-        for path, stat in answers(kazoo.exists_async, written)
+        for path, stat in answers(kazoo.exists_async, written, UNREADABLE)
         if stat is not None
     ]
     size = sum(stat.dataLength for _name, stat in there)

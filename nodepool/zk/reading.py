@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
+from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 #: Seconds for one answer of the server, and number of concurrent reads.
 TIMEOUT, PIPELINE = 30.0, 500
+#: What does not exist, or may not be read.
+UNREADABLE = (NoNodeError, NoAuthError)
 #: Attempts to write a znode that another client creates or deletes at the same time.
 TRIES = 3
 
@@ -27,19 +29,23 @@ def children(kazoo: KazooClient, parent: str) -> list[str]:
         return []
 
 
-def answers(ask: Callable[[str], Any], wanted: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def answers(
+    ask: Callable[[str], Any],
+    wanted: Iterable[str],
+    omitted: tuple[type[KazooException], ...] = (NoNodeError,),
+) -> Iterator[tuple[str, Any]]:
     """Yield each path with the answer of the server.
 
-    Those that do not exist, or that we may not read, are omitted.
-
     :param ask: starts to read one path, such as ``kazoo.get_async``.
+    :param omitted: errors of paths that are not yielded; `UNREADABLE` only where nobody takes what
+        cannot be read for gone.
     """
     paths = list(wanted)
     for start in range(0, len(paths), PIPELINE):
         for path, asked in [(path, ask(path)) for path in paths[start : start + PIPELINE]]:
             try:
                 answer = asked.get(timeout=TIMEOUT)
-            except (NoNodeError, NoAuthError):
+            except omitted:
                 continue
             yield path, answer
 

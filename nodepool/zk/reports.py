@@ -23,7 +23,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.zk import reading
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
-from nodepool.zk.reading import answers, children
+from nodepool.zk.reading import UNREADABLE, answers, children
 from nodepool.zk.records import LARGEST as LARGEST_NUMBER
 from nodepool.zk.records import RecordError, parse_object
 
@@ -233,7 +233,7 @@ def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
     """
     found = []
     for where, (data, _stat) in answers(
-        kazoo.get_async, (f"{CONFIGS}/{name}" for name in children(kazoo, CONFIGS))
+        kazoo.get_async, (f"{CONFIGS}/{name}" for name in children(kazoo, CONFIGS)), UNREADABLE
     ):
         try:
             found.append(parse_config(data))

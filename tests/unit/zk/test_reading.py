@@ -64,7 +64,11 @@ def test_write_that_others_prevent_at_each_attempt_is_no_success() -> None:
     assert kazoo.calls == ["set", "create"] * 3
 
 
-def test_what_we_may_not_read_hides_nothing_else() -> None:
-    kazoo: Any = Kazoo(get=[(b"1", None), NoAuthError(), NoNodeError(), (b"4", None)])
-    found = dict(reading.answers(kazoo.get_async, ["/a", "/b", "/c", "/d"]))
+def test_what_we_may_not_read_hides_nothing_else_and_is_not_taken_for_gone() -> None:
+    there: list[object] = [(b"1", None), NoAuthError(), NoNodeError(), (b"4", None)]
+    kazoo: Any = Kazoo(get=[*there, *there])
+    wanted = ["/a", "/b", "/c", "/d"]
+    found = dict(reading.answers(kazoo.get_async, wanted, reading.UNREADABLE))
     assert found == {"/a": (b"1", None), "/d": (b"4", None)}
+    with pytest.raises(NoAuthError):
+        dict(reading.answers(kazoo.get_async, wanted))
