@@ -59,7 +59,7 @@ def wait_until_waiting(assignment: Assignment, count: int) -> None:
     """So many requests have been looked at, and wait for a node."""
     wait_for(
         lambda: (
-            [render(why) for _, _, why in assignment.explain()]
+            [render(why) for _, _, _, why in assignment.explain()]
             == ["static-main: no free node of a"] * count
         ),
         what=f"{count} waiting requests",
