@@ -23,8 +23,7 @@ pytestmark = [
 ENSEMBLE = [sys.executable, str(REPOSITORY / "tools" / "ensemble")]
 
 
-@pytest.mark.full
-@pytest.mark.core
+@pytest.mark.exhaustive
 def test_ten_seeds_of_faults_lose_nothing_and_assign_nothing_twice(tmp_path: pathlib.Path) -> None:
     results = tmp_path / "results"
     done = subprocess.run(

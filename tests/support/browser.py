@@ -87,6 +87,6 @@ def browser(
         try:
             found = Browser(chromium.new_page(**options), address)
             yield found
-            assert found.errors == [] and found.foreign == []
+            assert (found.errors, found.foreign) == ([], [])
         finally:
             chromium.close()
