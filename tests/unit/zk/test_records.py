@@ -427,3 +427,13 @@ def test_copy_of_a_record_is_changed_without_changing_the_record() -> None:
         names.append("a")
     assert (node.type, node.host_keys) == ([], [])
     assert (request.declined_by, request.node_types, request.nodes) == ([], [], [])
+
+
+def test_nodes_keep_their_fields_in_slots_and_equal_texts_once() -> None:
+    """A launcher mirrors tens of thousands of them."""
+    data = json.dumps({"state": "ready", "provider": "east", "type": ["noble"], "strange": 1})
+    one, other = (zk.Node.fromDict(json.loads(data), name) for name in ("1", "2"))
+    assert vars(one).keys() == {"_id", "_state", "state_time", "stat", "extra"}
+    assert (one.provider, one.type[0]) == ("east", "noble")
+    assert one.provider is other.provider and one.type[0] is other.type[0]
+    assert one.lock_contenders is other.lock_contenders
