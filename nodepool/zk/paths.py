@@ -13,6 +13,7 @@ COMPONENTS = "/nodepool/components"
 ELECTIONS = "/nodepool/elections"
 CLUSTER = "/nodepool/cluster"
 DECLINES = "/nodepool/request-declines"
+NOTES = "/nodepool/notes"
 #: Directories that exist as long as the store has not been emptied, parents first.
 DIRECTORIES = (
     NODES,
@@ -23,6 +24,7 @@ DIRECTORIES = (
     f"{COMPONENTS}/pool",
     f"{COMPONENTS}/launcher",
     DECLINES,
+    NOTES,
 )
 
 _CONTENDER = re.compile(r"__lock__(\d{10})$")

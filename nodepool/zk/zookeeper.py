@@ -17,6 +17,7 @@ from nodepool.zk.facade.requests import RequestMethods
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.notes import NoteTree
 from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.mirror.requests import RequestTree
 from nodepool.zk.mirror.reservations import Reservations
@@ -67,7 +68,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.reservations = Reservations()
         self.cluster = ClusterHistory(client, lambda: self.kazoo_client)
         self.node_tree = self.request_tree = self.image_tree = self.component_tree = None  # type: ignore[assignment]
-        self.progress_tree = self.report_tree = None  # type: ignore[assignment]
+        self.progress_tree = self.report_tree = self.note_tree = None  # type: ignore[assignment]
         #: Events, if there are listeners.
         self.feed: Feed | None = None
         if enable_cache:
@@ -80,6 +81,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
                 self.reservations = self.node_tree.reservations
                 self.request_tree = RequestTree(client)
                 self.report_tree = ReportTree(client)
+                self.note_tree = NoteTree(client)
             self.progress_tree = ProgressTree(client)
             if client.client is not None:
                 self.start()
@@ -95,6 +97,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
             self.request_tree,
             self.progress_tree,
             self.report_tree,
+            self.note_tree,
         )
         return [tree for tree in found if tree is not None]
 

@@ -9,6 +9,7 @@ from typing import Any
 from nodepool.zk import declines, paths
 from nodepool.zk.components import ComponentTree, RegisteredPool
 from nodepool.zk.facade.base import FacadeBase
+from nodepool.zk.mirror.notes import N, NoteTree
 from nodepool.zk.reading import remove
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats
 from nodepool.zk.reports import ReportTree
@@ -125,3 +126,7 @@ class RequestMethods(FacadeBase):
     def readReports(self) -> list[dict[str, Any]]:
         """Return the reports of all launchers, see :mod:`nodepool.zk.reports`; write nothing."""
         return self._complete(self.report_tree, ReportTree).snapshot()
+
+    def readNotes(self, kind: type[N]) -> list[N]:
+        """Return the notes of a class, see :mod:`nodepool.zk.mirror.notes`; write nothing."""
+        return self._complete(self.note_tree, NoteTree).of(kind)

@@ -20,6 +20,7 @@ from nodepool.texts import counted
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.notes import NoteTree
 from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.mirror.requests import RequestTree
 from nodepool.zk.records import (
@@ -87,6 +88,7 @@ class Mirror:
     component_tree: ComponentTree
     progress_tree: ProgressTree
     report_tree: ReportTree
+    note_tree: NoteTree
 
 
 class Feed:

@@ -1,0 +1,64 @@
+"""Drains: what operators have taken out of service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nodepool.zk.records import RecordError
+
+#: What can be drained.
+KINDS = ("provider", "pool", "host", "image", "label", "launcher")
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Something gets no new nodes, and its idle ones are deleted.
+
+    :param kind: one of :data:`KINDS`.
+    :param target: its name; of a pool ``PROVIDER-POOL``, of a launcher its host name.
+    :param since: UNIX seconds.
+    :param until: UNIX seconds of its end; None: an operator ends it.
+    :param by: the operator.
+    :param keep_idle: idle nodes are kept until the end, and not assigned.
+    """
+
+    kind: str
+    target: str
+    since: float
+    until: float | None = None
+    reason: str = ""
+    by: str = ""
+    keep_idle: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.target}"
+
+    def values(self) -> dict[str, Any]:
+        """Return the stored values."""
+        values = asdict(self)
+        del values["kind"], values["target"]
+        return values
+
+    @classmethod
+    def parse(cls, name: str, values: Mapping[str, Any]) -> Drain:
+        """Return the record.
+
+        :raises RecordError: it is not valid.
+        """
+        kind, _, target = name.partition(" ")
+        if kind not in KINDS or not target:
+            raise RecordError(f"{name!r} does not name one of {', '.join(KINDS)}")
+        since, until = _time(values.get("since")), values.get("until")
+        until = None if until is None else _time(until)
+        reason, by = (str(values.get(key) or "") for key in ("reason", "by"))
+        return cls(kind, target, since, until, reason, by, values.get("keep_idle") is True)
+
+
+def _time(value: object) -> float:
+    # NaN fails the comparison.
+    if not isinstance(value, (int, float)) or not 0 <= value < 1e11:
+        raise RecordError(f"{value!r} is not a time in seconds")
+    return value
