@@ -47,6 +47,7 @@ class Code(_Text):
     NOT_RUNNING = "not running"
     PROVIDER_NOT_RUNNING = "the provider is not running"
     SWITCHED_OFF = "max-concurrency is 0"
+    DRAINED = "{what} is drained{why}"
     MAX_CONCURRENCY = "max-concurrency reached: {active} launches are running"
     NO_FREE_NODE = "no free node of {labels}"
     BEING_TAKEN = "all free nodes are being assigned to earlier requests: {labels}"
@@ -80,6 +81,7 @@ _START = "see `nodepool problem-list` and the launcher's log for why the provide
 #: ``option``.
 HELP: dict[_Text, str] = {
     Code.SWITCHED_OFF: "raise `max-concurrency` of the provider",
+    Code.DRAINED: "`nodepool undrain {what}` ends it",
     Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches "
     "end",
     Code.NO_FREE_NODE: _NODES,
@@ -118,6 +120,7 @@ HEADLINES: dict[_Text, str] = {
     Code.LIMITS_UNKNOWN: "Limits of {provider} are being read",
     Code.MAX_CONCURRENCY: "max-concurrency of {pool} reached",
     Code.SWITCHED_OFF: "max-concurrency of {pool} is 0",
+    Code.DRAINED: "Drained: {what}",
     Code.LAUNCHING: "Nodes are being launched",
     Code.NOT_LOOKED_AT: "Queued for scheduling",
     Code.BUSY: "Queued for scheduling",

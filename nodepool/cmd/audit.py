@@ -14,6 +14,7 @@ from nodepool.base import hostnames
 from nodepool.cmd.commands.context import CommandError, Context, user
 from nodepool.exceptions import ZKException
 from nodepool.zk import history
+from nodepool.zk.drains import KINDS
 
 #: Command that changes something -> type of its objects, and the argument that names them.
 AUDITED = {
@@ -34,6 +35,8 @@ AUDITED = {
     "image-delete": ("image", "image"),
     "dib-image-delete": ("build", "id"),
     "import-image-data": ("file", "path"),
+    **{f"drain {kind}": (kind, "target") for kind in KINDS},
+    "undrain": ("drain", "target"),
     "token create": ("token", "name"),
     "token revoke": ("token", "id"),
 }

@@ -40,6 +40,7 @@ COMMANDS = {
     "lease": ("lease",),
     "token": ("token",),
     "observe": ("status", "top", "explain", "hosts", "tenants", "pools", "events"),
+    "drain": ("drain", "undrain"),
     "recover": ("recover",),
     "dev": ("dev",),
     "simulate": ("simulate",),

@@ -208,6 +208,10 @@ class CleanupWorker(threading.Thread):
         self._everything = True
         self._event.set()
 
+    def drains_changed(self) -> None:
+        """Recompute when the next drain ends."""
+        self._event.set()
+
     def stop(self) -> None:
         self._stopping = True
         self._event.set()
@@ -216,7 +220,8 @@ class CleanupWorker(threading.Thread):
         self._last_full = self.state.clock.monotonic()
         while not self._stopping:
             left = self._last_full + self._interval() - self.state.clock.monotonic()
-            woken = self._event.wait(max(0.0, left))
+            drains = self.state.drains
+            woken = self._event.wait(max(0.0, min(left, drains.left())))
             self._event.clear()
             if self._stopping:
                 break
@@ -226,7 +231,13 @@ class CleanupWorker(threading.Thread):
                 continue
             if facade.cluster.due:  # preferably before any node is created on this connection
                 self._task("the history of the tree", self.state.note_cluster)
-            due = not woken or self.state.clock.monotonic() - self._last_full >= self._interval()
+            ended = drains.left() <= 0.0
+            if ended:
+                self._task("drains", drains.end)
+            due = (
+                not (woken or ended)
+                or self.state.clock.monotonic() - self._last_full >= self._interval()
+            )
             everything = due
             if self._everything:  # setting it again wakes this thread again
                 self._everything, everything = False, True

@@ -58,6 +58,7 @@ class LauncherEvents:
         zk.request_tree.listeners.append(self._state.declines.request_changed)
         zk.component_tree.listeners.append(self._component_changed)
         zk.image_tree.listeners.append(self._image_changed)
+        zk.note_tree.listeners.append(self._notes_changed)
         for tree in zk.trees:
             tree.sync_listeners.append(self._tree_synced)
         zk.client.state_listeners.append(self._state_changed)
@@ -175,6 +176,14 @@ class LauncherEvents:
         self._offers_version = version
         if gone:
             self._cleanup.wake()  # a launcher may have died: its requests have to be recovered
+
+    def _notes_changed(self) -> None:
+        for worker in self._state.workers.values():
+            worker.refresh()
+        self._assignment.wake()
+        self._min_ready.wake()
+        self._cleanup.drains_changed()
+        self._nodes.check_all()
 
     def _image_changed(self, _image: str) -> None:
         self._assignment.wake(recheck=True)

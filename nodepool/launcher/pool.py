@@ -69,6 +69,10 @@ class Pool(abc.ABC):
     def capacity_changed(self) -> None:
         """Retry paused handlers in request order, because quota may have become free."""
 
+    @abc.abstractmethod
+    def refresh(self) -> None:
+        """Check everything again after changes of the configuration and of drains."""
+
     def session_lost(self) -> None:
         """Drop every handler, because our locks are lost; this or another launcher restarts
         them.

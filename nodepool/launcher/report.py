@@ -242,7 +242,7 @@ class Reporter:
             if manager is not None and manager.cloud_calls is not None:
                 found["calls"] = manager.cloud_calls.describe()
             if manager is not None:
-                hosts = manager.describeHosts()[:MOST_HOSTS]
+                hosts = self._state.drains.show_hosts(manager.describeHosts()[:MOST_HOSTS])
                 json.dumps(
                     hosts, allow_nan=False
                 )  # raised by a driver; it must not block the whole report

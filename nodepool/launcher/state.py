@@ -12,6 +12,7 @@ from nodepool.base.clock import SYSTEM, Clock, ServerTime
 from nodepool.config.model import Config
 from nodepool.driver.lifecycle import STARTING
 from nodepool.driver.request.base import RequestHandler, RequestHost
+from nodepool.launcher.drains import Drains
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.declines import Declines
 from nodepool.metrics.launches import normalize_statsd_name
@@ -42,6 +43,7 @@ class LauncherState:
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
         self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
+        self.drains = Drains(lambda: self.zk, lambda: self.config, clock, self.server_time)
         #: The configured pools by launcher id; replaced as a whole, before a new one starts.
         self.workers: Mapping[str, Pool] = {}
         #: The handlers of this launcher by the id of their request.

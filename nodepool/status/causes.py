@@ -36,6 +36,7 @@ from nodepool.status.known import (
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk.components import RegisteredPool
+from nodepool.zk.drains import Drain, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 
@@ -59,6 +60,7 @@ ORDER = [
         Code.LIMITS_UNKNOWN,
         Code.ERROR,
         Code.SWITCHED_OFF,
+        Code.DRAINED,
         Code.PROVIDER_NOT_RUNNING,
         Code.NOT_RUNNING,
         Code.BUSY,
@@ -634,7 +636,14 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         waiting = sum(request.state in (REQUESTED, PENDING) for request in zk.readRequests())
         text = f"no launcher is running; {count_of(waiting, 'request')} waiting"
         return [Problem(text, help="start nodepool-launcher")] if waiting else []
-    found = []
+    found = [
+        Problem(
+            one_line(f"{drain.name} is drained{describe(drain)}"),
+            help=f"`nodepool undrain {drain.name}` ends it",
+            since=drain.since,
+        )
+        for drain in zk.readNotes(Drain)
+    ]
     for name, entry in sorted(configured_images(zk).items()):
         cause = of_image(zk, name, entry, clock) if entry["labels"] else None
         # Failed builds are listed together with the problems of builders.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from nodepool.zk.records import RecordError
+from nodepool.zk.records import Node, RecordError
 
 #: What can be drained.
 KINDS = ("provider", "pool", "host", "image", "label", "launcher")
@@ -62,3 +63,28 @@ def _time(value: object) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value < 1e11:
         raise RecordError(f"{value!r} is not a time in seconds")
     return value
+
+
+def names_of(node: Node) -> set[str]:
+    """Return the names of the drains that apply to a node, whatever the configuration is."""
+    place = node.external_id
+    hosts = {node.hostname, node.host_id, place.get("host") if isinstance(place, dict) else None}
+    names = {f"provider {node.provider}", f"pool {node.provider}-{node.pool}"}
+    names |= {f"host {host}" for host in hosts if host}
+    return names | ({f"label {node.type[0]}"} if len(node.type) == 1 else set())
+
+
+def covering(drains: Iterable[Drain], names: Container[str]) -> Drain | None:
+    """Return the first drain with one of these names."""
+    return next((drain for drain in drains if drain.name in names), None)
+
+
+def describe(drain: Drain) -> str:
+    """Return the end and the reason of a drain, to follow its name."""
+    end = "" if drain.until is None else f" until {moment(drain.until)}"
+    return f"{end}{f': {drain.reason}' if drain.reason else ''}"
+
+
+def moment(seconds: float) -> str:
+    """Return a time in UTC, such as ``2026-11-29 14:30 UTC``."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M UTC}"

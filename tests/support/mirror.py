@@ -40,6 +40,9 @@ class Mirror:
         self.nodes: list[Node] = []
         self.uploads: list[Any] = []
 
+    def readNotes(self, _kind: type) -> list[Any]:
+        return []
+
     def ask(self, *labels: str, tenant: str | None = None, age: float = 60.0) -> str:
         request = NodeRequest(f"100-{len(self.requests):010}")
         request.state, request.node_types, request.tenant_name = "requested", list(labels), tenant

@@ -152,10 +152,16 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         """Check the backing node after its grace time, as its last node was deleted."""
         self.queue.add_later(record, max(self._left(record), MIN_IDLE))
 
+    def check_all(self) -> None:
+        """Check all backing nodes soon, because drains have changed; never blocks."""
+        with self._slots.lock:
+            for record in self._slots.book:
+                self.queue.add(record)
+
     def _left(self, record: BackingNodeRecord) -> float:
         """Return the seconds for which an idle backing node is still kept."""
         label = self._slots.provider._getLabel(record.label_name)
-        if label is None or record.failed:
+        if label is None or record.failed or self._slots.is_drained(record):
             return 0.0
         now = time.time()
         return float(

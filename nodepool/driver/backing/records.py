@@ -165,9 +165,18 @@ class SlotBook:
             if self.by_node.get(node_id) is record:
                 del self.by_node[node_id]
 
-    def find_free(self, label_name: str, oldest: float | None = None) -> BackingNodeRecord | None:
-        """Return the first record with a free slot that was launched after ``oldest``."""
-        free = (record for record in self.records.get(label_name, ()) if record.hasAvailableSlot())
+    def find_free(
+        self,
+        label_name: str,
+        oldest: float | None = None,
+        usable: Callable[[BackingNodeRecord], bool] = lambda _record: True,
+    ) -> BackingNodeRecord | None:
+        """Return the first usable record with a free slot that was launched after ``oldest``."""
+        free = (
+            record
+            for record in self.records.get(label_name, ())
+            if record.hasAvailableSlot() and usable(record)
+        )
         return next((record for record in free if oldest is None or record.launched > oldest), None)
 
     def allocate(self, record: BackingNodeRecord, node_id: str, slot_id: int | None = None) -> int:

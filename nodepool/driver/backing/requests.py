@@ -26,6 +26,7 @@ from nodepool.driver.backing.records import (
 )
 from nodepool.driver.statemachine.model import DriverLabel, StateMachine
 from nodepool.zk import paths
+from nodepool.zk.drains import Drain, covering, names_of
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import (
     DELETED,
@@ -124,6 +125,12 @@ class BackingRequests(abc.ABC):
         """Return the node, None when the mirror does not show it in use."""
         node: Node | None = self.zk.getCachedNode(node_id or "")
         return node if node is not None and node.state == IN_USE else None
+
+    def is_drained(self, record: BackingNodeRecord) -> bool:
+        """Return whether the backing node gets no more nodes because an operator drains it."""
+        drains = self.zk.note_tree.of(Drain)
+        node = self.live(record.node_id) if drains else None
+        return node is not None and covering(drains, names_of(node)) is not None
 
     def waits(self, node_id: str) -> bool:
         """Return whether a slot is being searched for this node here."""

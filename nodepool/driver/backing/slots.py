@@ -92,7 +92,7 @@ class BackingSlots(BackingRequests):
         """Return the record with a slot for this machine's node; call it under the lock."""
         label = machine.label
         oldest = time.time() - label.max_age if label.max_age is not None else None
-        return self.book.find_free(label.name, oldest)
+        return self.book.find_free(label.name, oldest, lambda record: not self.is_drained(record))
 
     def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.name, label.max_parallel_jobs)
@@ -150,6 +150,8 @@ class BackingSlots(BackingRequests):
         housekeeping cancels it when none does.
         """
         if record.node_id is None or record.lost or not record.hasAvailableSlot():
+            return None
+        if self.is_drained(record):
             return None
         for machine in list(self._waiting.values()):
             awaited, label = machine.record, machine.label
@@ -279,6 +281,7 @@ class BackingSlots(BackingRequests):
                 self._listening = [
                     (self.zk.node_tree.listeners, self._node_event),
                     (self.zk.request_tree.listeners, self.request_changed),
+                    (self.zk.note_tree.listeners, self.housekeeping.check_all),
                 ]
                 for listeners, listener in self._listening:
                     listeners.append(listener)

@@ -36,6 +36,7 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.client import programs
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
+from nodepool.zk.drains import Drain
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -71,6 +72,10 @@ class NodeManagerAdapter(statemachine.Adapter):
     def start(self, zk_conn: ZooKeeper | None) -> None:
         """Get to know the hosts."""
         self._zk = zk_conn
+        notes = zk_conn.note_tree if zk_conn is not None else None
+        if notes is not None:
+            self.hosts.drain_of = lambda name: notes.get(Drain, f"host {name}")
+            notes.listeners.append(self.hosts.wake_waiting)
         if self.provider.discover and zk_conn is not None:
             self._tree = HostTree(zk_conn.client, self.provider, self.hosts)
             self._tree.start()
@@ -80,6 +85,9 @@ class NodeManagerAdapter(statemachine.Adapter):
     def stop(self) -> None:
         if self._tree is not None:
             self._tree.stop()
+        notes = self._zk.note_tree if self._zk is not None else None
+        if notes is not None and self.hosts.wake_waiting in notes.listeners:
+            notes.listeners.remove(self.hosts.wake_waiting)
         self.hosts.stop()
 
     # -- launching
@@ -200,7 +208,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def getQuotaLimits(self) -> QuotaInformation:
         """Return the sums of the hosts' last known limits, including briefly silent hosts."""
-        capacities = self.hosts.capacities()
+        capacities = self.hosts.limits()
         if not capacities:
             return QuotaInformation(default=math.inf)
         return QuotaInformation(

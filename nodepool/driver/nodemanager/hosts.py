@@ -24,6 +24,7 @@ from nodepool.driver.nodemanager.config import (
 from nodepool.driver.nodemanager.sizes import Amounts, amounts_of, needed_by, too_large
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
+from nodepool.zk.drains import Drain, describe
 
 #: Seconds for which a list of slivers, and a capacity, are valid.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0
@@ -354,6 +355,8 @@ class Hosts:
         self._limiter = RateLimiter(provider.name, provider.rate)
         self._lock = threading.Lock()
         self._waiting: set[Callable[[], None]] = set()
+        #: Returns the drain of a host; set once ZooKeeper is known.
+        self.drain_of: Callable[[str], Drain | None] = lambda _name: None
         self._hosts = {name: self._make(options) for name, options in provider.hosts.items()}
 
     def _make(self, options: NodeManagerHost) -> ManagedHost:
@@ -381,6 +384,14 @@ class Hosts:
     def capacities(self) -> list[dict[str, Any]]:
         """Return the last known capacities, including those of briefly silent hosts."""
         return [capacity for host in self.all() if (capacity := host.capacity) is not None]
+
+    def limits(self) -> list[dict[str, Any]]:
+        """Return the capacities; of a drained host, what its slivers use."""
+        return [
+            {**capacity, **capacity["allocated"]} if self.drain_of(host.name) else capacity
+            for host in self.all()
+            if (capacity := host.capacity) is not None
+        ]
 
     # -- announcements; on the connection thread
 
@@ -431,6 +442,7 @@ class Hosts:
             if (
                 capacity is None
                 or not host.usable
+                or self.drain_of(host.name) is not None
                 or host.name in without
                 or (az is not None and host.group != az)
             ):
@@ -478,7 +490,13 @@ class Hosts:
             wake()
 
     def problems(self) -> str:
-        return "; ".join(host.problem for host in list(self._hosts.values()) if host.problem)
+        drains = [drain for host in self.all() if (drain := self.drain_of(host.name)) is not None]
+        return "; ".join(
+            [
+                *(host.problem for host in list(self._hosts.values()) if host.problem),
+                *(f"{drain.name} is drained{describe(drain)}" for drain in drains),
+            ]
+        )
 
     def delete(self, host_name: str, sliver: str) -> Future[bool]:
         """Delete a sliver; the result is True when it is deleted.

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from nodepool.base import threads
 from nodepool.base.amounts import exact
@@ -259,3 +259,11 @@ class QuotaSupport:
     def getLabelQuota(self) -> Mapping[str, float]:
         """Return label -> number of further nodes; infinite unless the driver counts them."""
         return defaultdict(lambda: math.inf)
+
+
+def counts_labels(manager: object) -> TypeGuard[QuotaSupport]:
+    """Return whether the driver counts free nodes, because it launches none."""
+    return (
+        isinstance(manager, QuotaSupport)
+        and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
+    )

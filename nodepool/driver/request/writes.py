@@ -12,6 +12,7 @@ from nodepool.driver.request.base import NodeRequestHandlerNotifications, Reques
 from nodepool.driver.request.state import LabelRecorder
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.drains import Drain, covering, names_of
 from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import Txn
 
@@ -44,6 +45,7 @@ class Step:
         """
         handler = self.handler
         tree, claims, claim = handler.zk.node_tree, handler.pw.nodepool.claims, object()
+        drains = handler.zk.note_tree.of(Drain)
         for node_id in tree.iter_free(handler.provider.name, handler.pool.name, label):
             if node_id in held or claims.setdefault(node_id, claim) is not claim:
                 continue
@@ -53,6 +55,7 @@ class Step:
                 if (
                     node is None
                     or (node.state, node.allocated_to) != (zk.READY, None)
+                    or (drains and covering(drains, names_of(node)) is not None)
                     or not handler.checkReusableNode(node)
                 ):
                     continue

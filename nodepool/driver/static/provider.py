@@ -19,6 +19,7 @@ from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderC
 from nodepool.driver.static.handler import StaticManager, StaticNodeRequestHandler
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.drains import Drain, covering, names_of
 from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
@@ -486,6 +487,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         """Free nodes by label."""
         free = dict.fromkeys(self.provider.getSupportedLabels(), 0)
         free.update(self.zk.countFreeReadyNodes(self.provider.name))
+        if drains := self.zk.note_tree.of(Drain):
+            for node in self.zk.getProviderNodes(self.provider.name):
+                if _is_free(node) and not node.lock_contenders and covering(drains, names_of(node)):
+                    free.update({label: free[label] - 1 for label in node.type if label in free})
         return free
 
     def getProviderLimits(self) -> QuotaInformation:

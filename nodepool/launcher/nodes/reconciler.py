@@ -18,12 +18,14 @@ from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import Problem
 from nodepool.base.workqueue import Reconciler
+from nodepool.driver.quota.support import counts_labels
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.state import LauncherState
 from nodepool.status.results import format_duration
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.drains import describe
 from nodepool.zk.locks import LockHandle, add_lock
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -116,6 +118,14 @@ class NodeReconciler(Reconciler[str]):
                 changed = node.copy()
                 changed.allocated_to = None
                 self._change(node, changed, "Unallocated ready", "its request no longer exists")
+            return None
+        drain = self.state.drains.of_node(node)
+        if drain is not None:
+            # A static machine would only be registered again; it is not assigned.
+            if not drain.keep_idle and not counts_labels(
+                self.state.config.provider_managers.get(node.provider or "")
+            ):
+                self.discard(node, f"{drain.name} is drained{describe(drain)}")
             return None
         limits: list[float] = [
             label.max_ready_age

@@ -6,11 +6,10 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeGuard
 
 from nodepool.config.model import ConfigPool, ProviderConfig
 from nodepool.driver.provider import Provider
-from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.quota.support import counts_labels
 from nodepool.driver.request.base import RequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.pool import Pool
@@ -119,7 +118,7 @@ class PoolAdmission(Pool):
         if self.backlog.refuses():
             return because(Code.BUSY)
         manager = self.getProviderManager()
-        if self._counts_labels(manager):
+        if counts_labels(manager):
             # Otherwise each free node would be promised to all waiting requests, and the fastest
             # would get it, not the first.
             free, wanted = manager.getLabelQuota(), self._about_to_be_used()
@@ -156,11 +155,14 @@ class PoolAdmission(Pool):
 
     def _closed_to(self, cls: RequestClass) -> Reason | None:
         provider, manager = self.getProviderConfig(), self.getProviderManager()
-        if not self.running or provider is None or manager is None or self.getPoolConfig() is None:
+        pool = self.getPoolConfig()
+        if not self.running or provider is None or manager is None or pool is None:
             return because(Code.NOT_RUNNING)
+        if (drained := self.nodepool.drains.reason(pool, cls.labels, manager)) is not None:
+            return drained
         if provider.max_concurrency == 0:
             return because(Code.SWITCHED_OFF)
-        if self._counts_labels(manager):
+        if counts_labels(manager):
             quota = manager.getLabelQuota()
             short = [label for label in cls.labels if quota.get(label, 0) <= 0]
             if short:
@@ -169,18 +171,11 @@ class PoolAdmission(Pool):
                 return reason
         return None
 
-    @staticmethod
-    def _counts_labels(manager: Provider | None) -> TypeGuard[QuotaSupport]:
-        return (
-            isinstance(manager, QuotaSupport)
-            and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
-        )
-
     def _has_none(self, label: str) -> bool:
         """Return whether a request waits for the label, and certainly no node of it is free."""
         manager = self.getProviderManager()
         return (
-            self._counts_labels(manager)
+            counts_labels(manager)
             and manager.getLabelQuota().get(label, 0) <= 0
             and self.assignment.is_wanted(label)
         )
@@ -249,5 +244,5 @@ class PoolAdmission(Pool):
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
             self.assignment.recheck(Code.MAX_CONCURRENCY)
-        if self._counts_labels(self.getProviderManager()):
+        if counts_labels(self.getProviderManager()):
             self.assignment.recheck(Code.BEING_TAKEN)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from nodepool.base import hostnames
-from nodepool.driver.quota.support import LimitsPending, QuotaSupport
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport, counts_labels
 from nodepool.driver.request.base import RequestHandler
 from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
@@ -103,7 +103,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
             )
         elif outcome.how is How.REFUSED:
             if reason is None:
-                told = self._counts_labels(self.getProviderManager())
+                told = counts_labels(self.getProviderManager())
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
             self.assignment.release(
                 request_id,
@@ -238,9 +238,21 @@ class PoolWorker(threading.Thread, PoolAdmission):
             manager.limits_are_waited_for(self.capacity.limits_known)
 
     def refresh(self) -> None:
-        """Publish labels and priority and check everything again after a configuration change."""
+        """Publish labels and priority and check everything again.
+
+        After changes of the configuration and of drains.
+        """
         self._tasks.put((self._publish, ()))
+        self._tasks.put((self._release_drained, ()))
         self.capacity_changed()
+
+    def _release_drained(self) -> None:
+        """Release requests that wait for capacity although the pool is drained for them."""
+        pool = self.getPoolConfig()
+        if pool is not None and self.nodepool.drains.all():
+            for handler in self._paused_for():
+                if self.nodepool.drains.of_pool(pool, handler.request.node_types) is not None:
+                    self.post(handler, handler.hand_back)
 
     def _publish(self) -> None:
         self._publish_at = None
@@ -253,7 +265,9 @@ class PoolWorker(threading.Thread, PoolAdmission):
             supported_labels=sorted(pool.labels),
             # A label without capacity does not affect the others: launchers of 11.0.0 read
             # ``paused`` only.
-            paused=self.paused or (bool(full) and full == set(pool.labels)),
+            paused=self.paused
+            or (bool(full) and full == set(pool.labels))
+            or self.nodepool.drains.of_pool(pool) is not None,
             # An additional key of ours, only written if not empty.
             **(
                 {"full_labels": sorted(full)}
@@ -312,6 +326,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
         self._retry()
         if self.paused_handlers:
             self.guard(self._poll_limits, ())
+            self.guard(self._release_drained, ())
             self.guard(moves.end_standstill, (self.nodepool, self))
         polled = [
             handler

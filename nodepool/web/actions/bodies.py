@@ -71,6 +71,31 @@ class NewHold(Body):
     purpose: Text = ""
 
 
+class NewDrain(Body):
+    seconds: Annotated[int, Meta(ge=1, le=MOST, description="seconds from now; else no end")] | (
+        None
+    ) = field(default=None, name="for")
+    reason: Text = ""
+    keep_idle: Annotated[bool, Meta(description="do not delete idle nodes")] = False
+
+
+class DrainView(Struct):
+    """What gets no new nodes, with the number of nodes that have not ended yet."""
+
+    kind: str
+    name: str
+    since: datetime.datetime
+    until: datetime.datetime | None
+    by: str
+    reason: str
+    keep_idle: bool
+    nodes: int
+
+
+class DrainList(Struct):
+    drains: list[DrainView]
+
+
 class Why(Struct):
     """Why nodes are not ready yet, or will not be."""
 

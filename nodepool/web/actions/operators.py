@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import http
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,16 @@ from kazoo.exceptions import KazooException, NoNodeError
 from nodepool.access.identity import Role
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease import Terms, record
+from nodepool.status.drains import known_names, remaining
+from nodepool.status.once import Once
 from nodepool.status.results import format_duration
 from nodepool.web.actions.bodies import (
     BuildChange,
+    DrainList,
+    DrainView,
     ImageChange,
     LeaseView,
+    NewDrain,
     NewHold,
     NodeChange,
     UploadChange,
@@ -24,6 +30,8 @@ from nodepool.web.actions.bodies import (
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
 from nodepool.zk import paths
+from nodepool.zk.drains import KINDS, Drain
+from nodepool.zk.mirror import notes
 from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -79,6 +87,28 @@ class OperatorCalls:
                 target="request {id}",
             ),
             Route(
+                "GET", "/drains", self.drains, "List what is drained", Role.READ, {ok: DrainList}
+            ),
+            Route(
+                "PUT",
+                "/drains/{kind}/{name}",
+                self.drain,
+                "Drain a provider, pool, host, image, label or launcher",
+                operate,
+                {ok: DrainView},
+                NewDrain,
+                target="{kind} {name}",
+            ),
+            Route(
+                "DELETE",
+                "/drains/{kind}/{name}",
+                self.undrain,
+                "End a drain",
+                operate,
+                {empty: None},
+                target="{kind} {name}",
+            ),
+            Route(
                 "POST",
                 "/images/{image}/build",
                 self.build,
@@ -124,6 +154,45 @@ class OperatorCalls:
                 target="upload {image}-{build} {provider} {upload}",
             ),
         ]
+
+    # -- drains
+
+    def drains(self, _call: Call) -> Reply:
+        return Reply(DrainList([self._view(each) for each in self._zk().readNotes(Drain)]))
+
+    def _view(self, drain: Drain) -> DrainView:
+        since, until = (
+            None if each is None else datetime.datetime.fromtimestamp(each, datetime.UTC)
+            for each in (drain.since, drain.until)
+        )
+        assert since is not None
+        left = len(remaining(Once(self._zk()), drain))
+        return DrainView(
+            drain.kind, drain.target, since, until, drain.by, drain.reason, drain.keep_idle, left
+        )
+
+    def drain(self, call: Call) -> Reply:
+        kind, name, body, now = (
+            call.names["kind"],
+            call.names["name"],
+            call.parsed(NewDrain),
+            self._now(),
+        )
+        if kind not in KINDS or name not in known_names(self._zk(), kind):
+            raise Refused(
+                http.HTTPStatus.NOT_FOUND, "not-found", f"No running launcher has {kind} {name}"
+            )
+        until = None if body.seconds is None else now + body.seconds
+        found = Drain(kind, name, now, until, body.reason, call.identity.owner, body.keep_idle)
+        notes.write(self._zk().kazoo_client, found)
+        return Reply(self._view(found))
+
+    def undrain(self, call: Call) -> Reply:
+        name = f"{call.names['kind']} {call.names['name']}"
+        drains = {each.name: each for each in self._zk().readNotes(Drain)}
+        if name not in drains or not notes.remove(self._zk().kazoo_client, drains[name]):
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"{name} is not drained")
+        return Reply(None, http.HTTPStatus.NO_CONTENT)
 
     # -- nodes and requests
 

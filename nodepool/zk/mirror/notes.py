@@ -66,6 +66,13 @@ class NoteTree(Tree[Any]):
         found = [note for note, _ in self.notes.values() if isinstance(note, kind)]
         return sorted(found, key=lambda note: note.name)
 
+    def get(self, kind: type[N], name: str) -> N | None:
+        return next((note for note in self.of(kind) if note.name == name), None)
+
+    def version(self, note: Note) -> int:
+        """Return the version of its record, for a conditional write; -1 (any) if it is unknown."""
+        return next((version for each, version in self.notes.values() if each == note), -1)
+
     def known_paths(self) -> set[str]:
         return {f"{paths.NOTES}/{name}" for name in self.notes}
 

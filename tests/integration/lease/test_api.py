@@ -740,6 +740,40 @@ def test_operators_hold_and_delete_nodes(api: Api) -> None:
     assert api.call("DELETE", path, token=operator).status == 404
 
 
+def test_operators_drain_and_undrain(api: Api) -> None:
+    operator, path = api.token("carol", Role.OPERATE), "/drains/label/fake-label"
+    wait_for(lambda: any("fake-label" in each["labels"] for each in api.bench.zk.readReports()))
+    body = {"for": 3600, "reason": "new image"}
+    assert api.call("PUT", path, body, api.token()).status == 403
+    assert api.call("PUT", "/drains/label/nothing", body, operator).status == 404
+    assert api.call("PUT", "/drains/planet/earth", body, operator).status == 404
+    answer = api.call("PUT", path, body, operator)
+    assert answer.status == 200
+    assert answer.content == {
+        **answer.content,
+        "kind": "label",
+        "name": "fake-label",
+        "by": "carol",
+        "reason": "new image",
+        "keep_idle": False,
+        "nodes": 0,
+    }
+    wait_for(lambda: api.launcher.state.drains.all())
+    lease = api.call("POST", "/leases", {**NEW, "wait": 0}, api.token()).content
+    wait_for(
+        lambda: (
+            "label fake-label is drained until"
+            in str(api.call("GET", f"/leases/{lease['id']}", token=api.token()).content["why"])
+        )
+    )
+    assert api.call("GET", "/drains").content == {"drains": [answer.content]}
+    assert api.call("DELETE", path, token=api.token()).status == 403
+    assert api.call("DELETE", path, token=operator).status == 204
+    assert api.call("DELETE", path, token=operator).status == 404
+    held = api.call("GET", f"/leases/{lease['id']}?wait=30", token=api.token())
+    assert held.content["state"] == "held"
+
+
 def test_operators_build_pause_and_resume_images_and_delete_uploads(api: Api) -> None:
     zk, operator = api.bench.zk, api.token("carol", Role.OPERATE)
     upload = api.bench.store_image("fake-image", "fake-provider")

@@ -18,6 +18,7 @@ READ_ONLY = {
     "config-validate",
     "dev",
     "dib-image-list",
+    "drain list",
     "events",
     "explain",
     "export-image-data",

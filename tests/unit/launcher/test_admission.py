@@ -18,7 +18,7 @@ from nodepool.reasons import Code, Reason, because
 class Room(PoolAdmission):
     """A pool of a driver that does not count nodes per label."""
 
-    offer = ask = Mock()
+    offer = ask = refresh = Mock()
 
     def __init__(self) -> None:
         self.assignment = Mock()

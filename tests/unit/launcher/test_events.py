@@ -42,12 +42,14 @@ class Parts:
             tree(),
             tree(offers_version=0),
         )
+        self.note_tree = tree()
         trees = [self.node_tree, self.request_tree, self.image_tree, self.component_tree]
         self.zk = tree(
             node_tree=self.node_tree,
             request_tree=self.request_tree,
             image_tree=self.image_tree,
             component_tree=self.component_tree,
+            note_tree=self.note_tree,
             trees=trees,
             client=SimpleNamespace(state_listeners=[]),
             synced=True,

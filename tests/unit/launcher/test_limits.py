@@ -24,7 +24,7 @@ CLASS = RequestClass(ClassKey(("label",), None, None, frozenset()))
 class Room(PoolAdmission):
     """A pool with this many offers, whose driver counts no labels."""
 
-    offer = ask = Mock()
+    offer = ask = refresh = Mock()
 
     def __init__(self, offered: int, launches: int = 0, limit: int = -1) -> None:
         self.backlog = Backlog()

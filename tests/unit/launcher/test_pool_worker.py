@@ -26,7 +26,7 @@ class Pool(PoolWorker):
             max_concurrency=-1, pools={"main": SimpleNamespace(labels={"a": None})}
         )
         state = LauncherState()
-        state.zk = Mock()
+        state.zk = Mock(note_tree=Mock(notes={}))
         state.config = SimpleNamespace(
             providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={}
         )

@@ -83,6 +83,9 @@ class Cluster:
     def readReports(self) -> Any:
         return self._read("reports", [self.report])
 
+    def readNotes(self, _kind: type) -> Any:
+        return self._read("notes", [])
+
     def getLaunchers(self) -> Any:
         return self._read("launchers", [{"hostname": "nl01", "problems": []}])
 

@@ -1,0 +1,92 @@
+"""``nodepool drain`` and ``undrain``."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands.context import CommandError
+from nodepool.zk.drains import Drain
+from tests.conftest import wait_for
+from tests.integration.cli.test_observe import Shell
+from tests.support.launcher import LauncherBench, config, provider
+
+#: The pool of the fake provider.
+POOL = ("pool", "fake-provider-main")
+
+
+@pytest.fixture
+def shell(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> Shell:
+    given = config(provider())
+    launcher = bench.start(given)
+    wait_for(lambda: bench.zk.readReports() and launcher.ready)
+    return Shell(bench.config(given), capsys)
+
+
+def test_drain_waits_for_the_last_node(shell: Shell, bench: LauncherBench) -> None:
+    request, _nodes = bench.fulfilled("fake-label")
+    (node,) = bench.zuul.accept(request)
+    ended: list[int] = []
+
+    def run() -> None:
+        arguments = ["drain", *POOL, "--wait", "--reason", "new disks"]
+        ended.append(nodepoolcmd.main(["-c", shell.path, *arguments]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_for(lambda: bench.zk.readNotes(Drain))
+        request = bench.submit("fake-label")
+        wait_for(
+            lambda: (
+                "pool fake-provider-main is drained: new disks"
+                in shell("explain", "request", request)
+            )
+        )
+        assert not ended
+    finally:
+        bench.zuul.give_back(node)
+        thread.join(30)
+    assert ended == [0]
+    (row,) = shell.json("drain", "list", "--format", "json")
+    assert (row["kind"], row["name"], row["reason"], row["nodes"]) == (*POOL, "new disks", 0)
+    assert "pool fake-provider-main is drained" in shell("problem-list")
+    assert "is used again" in shell("undrain", *POOL)
+    bench.wait_request(request, "fulfilled")
+    assert "pool fake-provider-main is drained" not in shell("problem-list")
+
+
+def test_second_drain_names_the_first_operator(shell: Shell, bench: LauncherBench) -> None:
+    shell("drain", *POOL, "--reason", "disks")
+    (first,) = bench.zk.readNotes(Drain)
+    arguments = ["drain", *POOL, "--until", "2h", "--keep-idle"]
+    assert nodepoolcmd.main(["-c", shell.path, *arguments]) == 0
+    said = shell.capsys.readouterr().err
+    (second,) = bench.zk.readNotes(Drain)
+    assert (second.since, second.keep_idle) == (first.since, True)
+    assert second.until > first.since
+    assert f"already drained by {first.by}: disks; this is replaced" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["drain", "pool", "fake-provider-mian"], "did you mean fake-provider-main"),
+        (["drain", "host", "nowhere"], "no running launcher has host nowhere; known: none"),
+        (["undrain", *POOL], "is not drained; see `nodepool drain list`"),
+    ],
+)
+def test_unknown_names_are_refused(shell: Shell, arguments: list[str], text: str) -> None:
+    with pytest.raises(CommandError, match=text.replace("(", "\\(")):
+        shell(*arguments)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2020-01-01T08:00", "-1h", "1e400"])
+def test_time_must_be_in_the_future(
+    shell: Shell, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        shell("drain", *POOL, f"--until={text}")
+    assert "must be a time such as 90m" in capsys.readouterr().err
