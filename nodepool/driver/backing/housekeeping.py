@@ -230,15 +230,14 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         slots = self._slots
         assert record.node_id is not None
         node = slots.zk.getNode(record.node_id)
-        if node is None or node.state != zk.IN_USE:
+        data = parse_user_data(node.user_data, slots.my_id) if node is not None else None
+        if node is None or data is None or node.state != zk.IN_USE:
             self.log.info("%s no longer exists", record)
             self._drop(record)
             return
-        data = parse_user_data(node.user_data, slots.my_id)
-        if data is not None:
-            slots.merge_stored(record, data)
-            if not record.isEmpty():
-                return
+        slots.merge_stored(record, data)
+        if not record.isEmpty():
+            return
         names = locks.names_in_order(slots.zk.kazoo_client, paths.node_lock(record.node_id))
         ours = names[0] if names and self._is_locked(node) else None
         try:
@@ -258,14 +257,14 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
             self._slots.book.drop(record)
 
     def _drop_doubtful_requests(self) -> None:
-        """Cancel requests that were stored without our knowledge: their nodes would not be used."""
+        """Cancel requests that nobody needs: their nodes would not be used."""
         slots = self._slots
-        if not slots.doubtful:
+        missing = set(slots.doubtful)
+        if not missing:
             return
         for request in list(slots.zk.nodeRequestIterator()):
-            if request.requestor == slots.my_id and request.created_time in slots.doubtful:
-                self.log.info(
-                    "Canceling backing request %s, whose creation was not acknowledged", request.id
-                )
-                slots.zk.deleteNodeRequest(request)
-        slots.doubtful.clear()
+            if slots.is_doubtful(request):
+                self.log.info("Canceling backing request %s, which nobody needs", request.id)
+                slots.cancel(request.id or "", request.created_time)
+                missing.discard(request.created_time or 0.0)
+        slots.doubtful.difference_update(missing)

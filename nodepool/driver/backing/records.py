@@ -17,6 +17,8 @@ class BackingNodeRecord:
         #: None until the request is fulfilled.
         self.node_id: str | None = None
         self.request_id: str | None = None
+        #: ``created_time`` of the request.
+        self.requested: float | None = None
         self.allocated_nodes: list[str | None] = [None] * slot_count
         #: No new nodes are put here.
         self.failed = False

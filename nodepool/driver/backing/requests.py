@@ -94,7 +94,7 @@ class BackingRequests(abc.ABC):
         self.open: dict[str, BackingNodeRecord] = {}
         #: By id of a node that is being adopted.
         self.taking: dict[str, BackingNodeRecord] = {}
-        #: ``created_time`` of requests that may or may not exist.
+        #: ``created_time`` of unwanted requests that may or may not exist.
         self.doubtful: set[float] = set()
 
     @property
@@ -122,9 +122,28 @@ class BackingRequests(abc.ABC):
         """Move the nodes that wait for its slots. An idle one was released, by any launcher."""
 
     def live(self, node_id: str | None) -> Node | None:
-        """Return the node, None when the mirror does not show it in use."""
+        """Return the node, None when the mirror does not show it in use by us."""
         node: Node | None = self.zk.getCachedNode(node_id or "")
-        return node if node is not None and node.state == IN_USE else None
+        return node if self.is_used(node) else None
+
+    def is_used(self, node: Node | None) -> bool:
+        """Return whether we use it as a backing node: its id can be that of another node.
+
+        ZooKeeper assigns ids again after it has lost data.
+        """
+        return (
+            node is not None
+            and node.state == IN_USE
+            and parse_user_data(node.user_data, self.my_id) is not None
+        )
+
+    def is_request(self, record: BackingNodeRecord, request: NodeRequest | None) -> bool:
+        """Return whether it is the request of this record: its id can be that of another one."""
+        return (
+            request is not None
+            and request.requestor == self.my_id
+            and request.created_time == record.requested
+        )
 
     def is_drained(self, record: BackingNodeRecord) -> bool:
         """Return whether the backing node gets no more nodes because an operator drains it."""
@@ -191,6 +210,7 @@ class BackingRequests(abc.ABC):
         backing, txn = transactions.backing_request(
             self.zk, machine.label, self.my_id, machine.request
         )
+        record.requested = backing.created_time
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:
@@ -230,14 +250,16 @@ class BackingRequests(abc.ABC):
     def request_changed(
         self, request_id: str, _old: NodeRequest | None, request: NodeRequest | None
     ) -> None:
-        """Handle a change of any request, on the connection thread."""
+        """Handle a change of any request, or a new connection, on the connection thread."""
+        if request is not None and self.is_doubtful(request):
+            self.cancel(request_id, request.created_time)
         if request_id not in self.open:
             return
         with self.changing() as actions:
             record = self.open.get(request_id)
             if record is None or record.node_id is not None or record.taking:
                 return
-            if request is None:
+            if request is None or not self.is_request(record, request):
                 self.fail_without_request(record, actions)
             elif request.state == FAILED:
                 self.fail(record, f"Backing node failed: request {request_id}", actions)
@@ -267,21 +289,34 @@ class BackingRequests(abc.ABC):
         self.book.drop(record)
 
     def forget(self, request_id: str, delete: bool) -> None:
-        """End our interest in a request, and the request itself."""
+        """End our interest in a request, and the request itself, if the mirror shows it."""
         with self.lock:
             record = self.open.pop(request_id, None)
-            if record is not None:
-                record.request_id = None
-        if delete:
-            txn = Txn(self.zk.kazoo_client)
-            txn.delete(paths.request(request_id))
-            self.submit(txn, lambda _results, error: self._log_leftover(request_id, error))
+            if record is None:
+                return
+            record.request_id = None
+        if delete and self.is_request(record, self.zk.getCachedRequest(request_id)):
+            self.cancel(request_id, record.requested)
 
-    def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
-        if error is not None and not (
-            isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)
-        ):
-            self.log.warning("Cannot delete backing request %s: %r", request_id, error)
+    def is_doubtful(self, request: NodeRequest) -> bool:
+        """Return whether it is a request of ours that was to be deleted, or may not exist."""
+        return request.requestor == self.my_id and request.created_time in self.doubtful
+
+    def cancel(self, request_id: str, created: float | None) -> None:
+        """Delete a request of ours; with the next connection if this one breaks."""
+
+        def deleted(_results: object, error: BaseException | None) -> None:
+            if isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError):
+                return
+            if error is not None:
+                self.log.warning("Cannot delete backing request %s now: %r", request_id, error)
+                if created is not None:
+                    self.doubtful.add(created)
+
+        self.doubtful.discard(created or 0.0)
+        txn = Txn(self.zk.kazoo_client)
+        txn.delete(paths.request(request_id))
+        self.submit(txn, deleted)
 
     def _register(
         self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]
@@ -329,6 +364,9 @@ class BackingRequests(abc.ABC):
                     reason = "it is not assigned to us yet"
                 elif node.state != READY:
                     reason = f"it is {node.state}"
+                    break
+                elif not self.is_request(record, self.zk.getCachedRequest(request_id)):
+                    reason = "the request no longer exists"
                     break
                 else:
                     with self.lock:

@@ -120,7 +120,7 @@ class BackingSlots(BackingRequests):
             elif (
                 record.request_id is not None
                 and not record.taking
-                and self.zk.getCachedRequest(record.request_id) is None
+                and not self.is_request(record, self.zk.getCachedRequest(record.request_id))
             ):
                 self.fail_without_request(record, actions)
             if backing_node is not None:
@@ -230,7 +230,7 @@ class BackingSlots(BackingRequests):
             return
         with self.changing() as actions:
             record.busy = False
-            if node is None or node.state != IN_USE:
+            if not self.is_used(node):
                 self.backing_node_lost(record, actions)
             else:
                 self.store(record, actions, node)
@@ -311,7 +311,7 @@ class BackingSlots(BackingRequests):
             record = self.book.by_backing_node.get(node_id)
             if record is None or record.lost:
                 return
-            if node is None or node.state != IN_USE:
+            if node is None or not self.is_used(node):
                 self.backing_node_lost(record, actions)
             elif not record.busy:
                 self._merge(record, parse_user_data(node.user_data, self.my_id), actions)

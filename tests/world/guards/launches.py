@@ -65,6 +65,27 @@ GUARDS: dict[str, Mutation] = {
         "tests/integration/metastatic/test_slots.py::test_backing_request_whose_creation_was_not_"
         "acknowledged_is_canceled",
     ),
+    "canceled-backing-requests-are-kept": Mutation(
+        "nodepool.driver.backing.requests",
+        "                    self.doubtful.add(created)",
+        "                    pass",
+        "tests/integration/metastatic/test_reused_ids.py::test_request_whose_cancellation_is_lost_"
+        "is_canceled_with_the_next_connection",
+    ),
+    "backing-requests-are-known-by-their-ids": Mutation(
+        "nodepool.driver.backing.requests",
+        "            and request.created_time == record.requested",
+        "            or request is not None",
+        "tests/integration/metastatic/test_reused_ids.py::test_request_of_zuul_with_the_id_of_a_"
+        "lost_one_keeps_its_node",
+    ),
+    "backing-nodes-are-known-by-their-ids": Mutation(
+        "nodepool.driver.backing.requests",
+        "            and parse_user_data(node.user_data, self.my_id) is not None",
+        "            and node.id is not None",
+        "tests/integration/metastatic/test_reused_ids.py::test_node_of_zuul_with_the_id_of_a_lost_"
+        "backing_node_is_not_used",
+    ),
     "free-nodes-are-claimed-twice": Mutation(
         _IN_WRITES,
         " or claims.setdefault(node_id, claim) is not claim",
