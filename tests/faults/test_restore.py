@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.zookeeper import Node, ZooKeeper
 from tests import REPOSITORY
 from tests.conftest import delete_tree, wait_for
 from tests.support.deadline import limit
-from tests.support.faults.launcher import HERE, Bench, LauncherProcess, Zuul, own_server
+from tests.support.faults.launcher import HERE, Bench, LauncherProcess, Proxy, Zuul, own_server
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -158,6 +160,47 @@ def drill(tmp_path: pathlib.Path) -> Iterator[Drill]:
             yield made
         finally:
             made.bench.close()
+
+
+def test_locks_that_are_restored_with_the_session_of_a_running_daemon_end(drill: Drill) -> None:
+    server, proxy = drill.server, Proxy(drill.server["port"])
+    client = ZooKeeperClient(
+        f"{proxy.host}{drill.bench.chroot}",
+        timeout=20,
+        tls_cert=server["cert"],
+        tls_key=server["key"],
+        tls_ca=server["ca"],
+    )
+    client.connect(timeout=30)
+    try:
+        zk = ZooKeeper(client)
+        assert zk.wait_synced(20)
+        node = Node()
+        node.state, node.provider, node.type = "ready", "p0", "l0"
+        zk.storeNode(node)
+        zk.lockNode(node)
+        session = client.session_id
+        drill.back_up()
+        wait_for(lambda: zk.connected and zk.synced)
+        assert client.session_id == session
+        zk.unlockNode(node)
+        node.comment = "written after the backup"
+        zk.storeNode(node)
+        proxy.set("close")
+        drill.restore()
+        # The servers have seen more than this client, so they accept its session.
+        kazoo = drill.zuul.connection.kazoo
+        for number in range(100):
+            kazoo.create(f"/number{number}")
+        assert len(kazoo.get_children(paths.node_lock(node.id or ""))) == 1
+        proxy.set("open")
+        wait_for(lambda: zk.synced and client.session_id not in (None, session))
+        wait_for(lambda: not zk.getNodeLockContenders(node), 60, "the lock to end")
+        stored = zk.getNode(node.id or "")
+        assert stored is not None and stored.comment is None
+    finally:
+        client.disconnect()
+        proxy.stop()
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["launcher restarted", "launcher kept running"])

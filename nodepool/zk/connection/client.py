@@ -212,6 +212,11 @@ class ZooKeeperClient:
         client_id = self.client.client_id
         return client_id[0] if client_id else None
 
+    def end_session(self, reason: str) -> None:
+        """Start a new session; the locks of this one end by its time-out."""
+        self.log.warning("ZooKeeper was restored: %s; starting a new session", reason)
+        self.kazoo.expire()
+
     # -- life cycle
 
     def connect(self, timeout: float | None = None) -> None:

@@ -414,6 +414,10 @@ class SessionClient(KazooClient):
             except (OSError, AttributeError):
                 pass
 
+    def expire(self) -> None:
+        """Give up the session, which ends by its time-out, and start another one."""
+        self._call(kazoo_connection._SESSION_EXPIRED, None)
+
     def add_persistent_watch(self, root: str, callback: EventCallback) -> None:
         """Store the callback; :meth:`arm_persistent_watch` makes the server send events.
 

@@ -59,6 +59,9 @@ class Tree(Generic[R]):
         self._stale: set[str] = set()
         #: Paths shown since before the last reconnect: a restored server may have older records.
         self._unconfirmed: set[str] = set()
+        #: The newest change (zxid) seen in this session, the same at the last reconnect, and the
+        #: newest one that was read since then.
+        self._zxid = self._zxid_before = self._zxid_found = 0
         self._stopped = False
         self._again: threading.Timer | None = None
         # Our pending writes: path -> [their number, change events seen meanwhile].
@@ -124,6 +127,8 @@ class Tree(Generic[R]):
         if state == KazooState.CONNECTED:
             self._synchronise()
         else:
+            if state == KazooState.LOST:
+                self._zxid = 0
             self.synced.clear()
             with self.lock:
                 self._generation += 1
@@ -150,6 +155,7 @@ class Tree(Generic[R]):
             self._stale = self.known_paths() | set(self.bad)
             self._unconfirmed = set(self._stale)
         self._outstanding = 1
+        self._zxid_before, self._zxid_found = self._zxid, 0
         kazoo = self.client.kazoo
 
         def armed(_result: object, error: BaseException | None, _zxid: int) -> None:
@@ -199,8 +205,25 @@ class Tree(Generic[R]):
         for path in sorted(self._stale, key=len, reverse=True):
             self._deleted(path[self._prefix :].split("/"), path)
         self._stale = set()
+        if self._zxid_found < self._zxid_before:
+            # The session was restored with the data, and so were locks that were released since.
+            self._zxid = 0
+            self.client.end_session(f"the data of {self.root} are older than before")
+            return
         self.synced.set()
         self.announce(self.sync_listeners)
+
+    def _note(self, stat: ZnodeStat, synchronizing: bool) -> None:
+        """Remember the newest change of a znode and its children."""
+        newest = int(max(stat.mzxid, stat.pzxid))
+        self._zxid = max(self._zxid, newest)
+        if synchronizing:
+            self._zxid_found = max(self._zxid_found, newest)
+
+    def _note_error(self, error: BaseException | None) -> None:
+        """Assume that what cannot be read is the newest change."""
+        if error is not None:
+            self._zxid_found = max(self._zxid_found, self._zxid_before)
 
     def _read_below(self, path: str, parts: list[str], generation: int) -> None:
         self._outstanding += 1
@@ -210,7 +233,9 @@ class Tree(Generic[R]):
         ) -> None:
             if generation != self._generation:
                 return
+            self._note_error(error)
             if error is None:
+                self._note(result[1], True)
                 for name in result[0]:
                     self._discovered(f"{path}/{name}", [*parts, name], generation)
             elif isinstance(error, NoAuthError) and parts:
@@ -244,8 +269,10 @@ class Tree(Generic[R]):
                 self.reading.pop(path, None)
             if sync_generation is not None and sync_generation != self._generation:
                 return
+            self._note_error(error)
             if error is None:
                 data, stat = result
+                self._note(stat, sync_generation is not None)
                 self.take(parts, path, data, stat)
                 if sync_generation is not None and self.wants_children(parts, stat):
                     self._read_below(path, parts, sync_generation)
@@ -375,6 +402,7 @@ class Tree(Generic[R]):
         if isinstance(result, str):
             path = result
             self._deferred.discard(path)
+        self._note(stat, False)
         parts = path[self._prefix :].split("/")
         self._stale.discard(path)
         try:

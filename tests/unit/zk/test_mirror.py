@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 from kazoo.protocol.serialization import GetChildren2, GetData
 from kazoo.protocol.states import KazooState, ZnodeStat
 
@@ -39,6 +40,11 @@ class Server:
         self.state_listeners: list[Callable[[str], Any]] = []
         self.requests: list[tuple[Any, Reply]] = []
         self.armed: list[Reply] = []
+        #: Why the mirror gave up the session.
+        self.ended: list[str] = []
+        self.end_session = self.ended.append
+        #: The newest change of the root's children, such as a deletion.
+        self.newest = 9
         self.event: Callable[[int, str], Any] = lambda _kind, _path: None
 
     def add_persistent_watch(self, _root: str, callback: Callable[[int, str], Any]) -> None:
@@ -66,7 +72,7 @@ class Server:
         """Answer the oldest listing."""
         entry = next(entry for entry in self.requests if isinstance(entry[0], GetChildren2))
         self.requests.remove(entry)
-        entry[1].set((list(names), stat(1)))
+        entry[1].set((list(names), stat(self.newest)))
 
     def read_answered(self, path: str, state: str, zxid: int) -> None:
         entry = next(
@@ -162,6 +168,43 @@ def test_record_that_vanished_during_a_lost_connection_is_forgotten(
     assert not tree.synced.is_set() and state_of(tree, ONE) == "ready"
     server.synchronise()
     assert tree.synced.is_set() and state_of(tree, ONE) is None
+
+
+def test_session_is_given_up_if_the_data_are_older_than_before(
+    tree: NodeTree, server: Server
+) -> None:
+    server.newest = 4
+    server.reconnect()
+    server.synchronise(**{"0000000001": "ready"})
+    assert server.ended == [f"the data of {NODES} are older than before"]
+    assert not tree.synced.is_set()
+    for listener in server.state_listeners:
+        listener(KazooState.LOST)
+    server.reconnect()
+    server.synchronise(**{"0000000001": "ready"})
+    assert len(server.ended) == 1 and tree.synced.is_set()
+
+
+@pytest.mark.parametrize("error", [NoNodeError, NoAuthError])
+def test_session_is_kept_if_the_newest_record_cannot_be_read(
+    tree: NodeTree, server: Server, error: type[KazooException]
+) -> None:
+    server.event(CHANGED, ONE)
+    server.read_answered(ONE, "in-use", 12)
+    server.reconnect()
+    server.armed.pop().set()
+    server.list_answered("0000000001")
+    _request, reply = server.requests.pop()
+    reply.set_exception(error())
+    assert server.ended == [] and tree.synced.is_set()
+
+
+def test_session_is_given_up_if_our_own_write_is_lost(tree: NodeTree, server: Server) -> None:
+    tree.expect(ONE, False)
+    tree.settle(ONE, node("in-use"), stat(12, 1), 12)
+    server.reconnect()
+    server.synchronise(**{"0000000001": "ready"})
+    assert len(server.ended) == 1
 
 
 def test_answers_of_an_earlier_reading_do_not_count(tree: NodeTree, server: Server) -> None:

@@ -35,6 +35,12 @@ GUARDS: dict[str, Mutation] = {
         "",
         f"{_PROTOCOL}test_server_that_was_restored_to_an_older_state_is_accepted_in_the_end",
     ),
+    "sessions-that-were-restored-are-kept": Mutation(
+        "nodepool.zk.mirror.tree",
+        "if self._zxid_found < self._zxid_before:",
+        "if False:",
+        "tests/unit/zk/test_mirror.py::test_session_is_given_up_if_the_data_are_older_than_before",
+    ),
     "recover-takes-machines-of-other-providers": Mutation(
         "nodepool.cmd.commands.recover",
         '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == '
