@@ -84,6 +84,11 @@ def _may_have(node: Node, lease_id: str) -> bool:
     return node.allocated_to == lease_id or f"node-{node.id}" == lease_id
 
 
+def _marks(request: NodeRequest | None) -> object:
+    """Return what distinguishes a request from another one with its id."""
+    return request and (request.requestor, request.created_time, request.requestor_data)
+
+
 class Leases:
     """The leases of a cluster.
 
@@ -241,12 +246,20 @@ class Leases:
             had.
         """
         seconds, deadline = self._checked(seconds), time.monotonic() + OUTCOME
+        known = request
         while True:
             try:
+                if request is None and "/" not in lease_id:
+                    request = self._zk.getNodeRequest(lease_id)
+                known = known or request
+                # After a loss of data, ZooKeeper assigns the id to another request.
+                if request is not None and _marks(request) != _marks(known):
+                    request = None
                 return self._hand_over(lease_id, seconds, terms, request)
             except (KazooException, TimeoutError):
                 if time.monotonic() > deadline:
                     raise
+            request = None
             time.sleep(RECONNECT)
 
     def _hand_over(
@@ -255,8 +268,6 @@ class Leases:
         """Hand over once; a lease for which this was done before, without an answer, is
         returned.
         """
-        if request is None and "/" not in lease_id:
-            request = self._zk.getNodeRequest(lease_id)
         if request is not None:
             given = (
                 None

@@ -21,7 +21,7 @@ from nodepool.web.actions.places import Places
 from nodepool.web.actions.routes import Refused
 from nodepool.zk import paths
 from nodepool.zk.mirror.feed import Event, Feed
-from nodepool.zk.records import FAILED, FULFILLED
+from nodepool.zk.records import FAILED, FULFILLED, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Concurrent hand-overs: the lock of a node may take up to 30 s.
@@ -212,7 +212,7 @@ class Waiting:
         request = zk.getCachedRequest(lease_id)
         if request is None or request.state not in (FULFILLED, FAILED):
             request = zk.getNodeRequest(lease_id)  # the mirror may not have it yet
-        if request is None:
+        if request is None or not self._is_expected(lease_id, request):
             if Leases(zk).get(lease_id) is None:
                 self._end(
                     lease_id,
@@ -237,6 +237,11 @@ class Waiting:
         else:
             return False
         return True
+
+    def _is_expected(self, lease_id: str, request: NodeRequest) -> bool:
+        """Return False for a request that got the id after a loss of data."""
+        terms = Terms.read(request.requestor_data)
+        return terms is not None and self._owners.get(lease_id) in (None, "", terms.owner)
 
     def _end(self, lease_id: str, code: str, text: str) -> None:
         log.info("Lease %s: not handed over: %s", lease_id, text)

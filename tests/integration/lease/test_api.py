@@ -256,6 +256,20 @@ def test_lease_whose_nodes_were_ready_before_it_was_expected_is_handed_over(api:
     assert len(api.bench.nodes(state=HOLD)) == 1
 
 
+@pytest.mark.parametrize("state", ["fulfilled", "failed"])
+def test_request_of_others_with_the_id_of_a_lost_lease_is_kept(api: Api, state: str) -> None:
+    waiting, zk = api.actions.waiting, api.launcher.zk
+    if state == "failed":
+        request_id = api.bench.zuul.submit("no-such-label")
+    else:
+        request_id = Leases(zk).ask(["fake-label"], Terms("bob", "test")).id
+    wait_for(lambda: zk.getCachedRequest(request_id).state == state, what="the request")
+    waiting.expect(request_id, 600, "alice")
+    wait_for(lambda: not waiting.expects(request_id), what="the end of the lease")
+    assert api.bench.zuul.request(request_id)["state"] == state
+    assert api.bench.nodes(state=HOLD) == []
+
+
 def test_hand_over_that_the_connection_has_interrupted_is_repeated_without_further_news(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from kazoo.protocol.serialization import GetData
 
 from nodepool.lease import Lease, LeaseError, Leases, LeaseState, Reason, Terms
 from nodepool.lease.leases import turn_of
+from nodepool.zk import paths
 from nodepool.zk.records import HOLD, READY, NodeRequest
 from nodepool.zk.writer import Callback, Txn
 from nodepool.zk.zookeeper import ZooKeeper
@@ -254,6 +255,33 @@ def test_hand_over_is_decided_by_the_records_after_a_cut_connection(
         assert leases.give_back(lease_id)
     finally:
         proxy.stop()
+
+
+def test_request_of_zuul_with_the_id_of_a_lost_lease_keeps_its_node(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.start(config(provider()))
+    lease_id = ready(bench, leases)
+    request, kazoo = bench.zk.getNodeRequest(lease_id), bench.zuul.client
+    assert request is not None and request.stat is not None
+
+    def lose(_txn: Txn, callback: Callback) -> None:
+        """ZooKeeper loses its data, and gives the ids to a request and a node of Zuul."""
+        monkeypatch.undo()
+        zuul = request.copy()
+        zuul.requestor, zuul.requestor_data = "zuul", None
+        txn = kazoo.transaction()
+        txn.delete(paths.request(lease_id))
+        txn.create(paths.request(lease_id), b"{}")
+        for _ in range(request.stat.version):
+            txn.set_data(paths.request(lease_id), zuul.serialize())
+        assert all(result is not False for result in txn.commit())
+        callback(None, ConnectionLoss())
+
+    monkeypatch.setattr(bench.zk.writer, "submit", lose)
+    refused(Reason.NOT_FOUND, lambda: leases.hand_over(lease_id, 600, request=request))
+    assert bench.zuul.request(lease_id)["requestor"] == "zuul"
+    assert [node.state for node in bench.nodes()] == [READY]
 
 
 def test_lease_whose_asker_dies_before_the_hand_over_is_gone(

@@ -41,6 +41,20 @@ GUARDS: dict[str, Mutation] = {
         "if False:",
         "tests/unit/zk/test_mirror.py::test_session_is_given_up_if_the_data_are_older_than_before",
     ),
+    "leases-take-requests-that-got-their-ids": Mutation(
+        "nodepool.lease.leases",
+        "_marks(request) != _marks(known)",
+        "False",
+        "tests/integration/lease/test_leases.py::test_request_of_zuul_with_the_id_of_a_lost_lease_"
+        "keeps_its_node",
+    ),
+    "waiting-leases-are-known-by-their-ids": Mutation(
+        "nodepool.web.actions.waiting",
+        " or not self._is_expected(lease_id, request)",
+        "",
+        "tests/integration/lease/test_api.py::test_request_of_others_with_the_id_of_a_lost_lease_"
+        "is_kept",
+    ),
     "recover-takes-machines-of-other-providers": Mutation(
         "nodepool.cmd.commands.recover",
         '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == '
