@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from kazoo.protocol.states import KazooState
 
@@ -31,10 +32,13 @@ from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Reason
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
+from nodepool.zk.connection.protocol import BROKEN
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
+#: Seconds between two attempts of a step of the start whose connection broke.
+START_PAUSE = 2.0
 #: Seconds for workers and providers to end, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
 
@@ -88,6 +92,8 @@ class NodePoolBuilder:
         self._janitor: CleanupWorker | None = None
         self._parts = Group(STOP_TIMEOUT)
         self._start_cancelled = threading.Event()
+        #: What the start waits for; empty if nothing is wrong.
+        self._start_problem = ""
         #: Watches the required threads; the service ends the process if one of them has ended.
         self.watchdog = Watchdog()
         self.watchdog.guard(self.state.publisher)
@@ -188,7 +194,10 @@ class NodePoolBuilder:
         self._make_workers()
         self._connect(config)
         self._apply(config)
-        fail_interrupted(self.state, interrupted, self.log)
+        self._repeat(
+            lambda: fail_interrupted(self.state, interrupted, self.log),
+            "mark interrupted builds as failed",
+        )
         self._parts.start()
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
@@ -247,8 +256,25 @@ class NodePoolBuilder:
                 SYNC_TIMEOUT,
             )
         self.component_info = BuilderComponent(client, hostnames.short())
-        self.component_info.register()
+        self._repeat(self.component_info.register, "register")
         self._synced()
+
+    def _repeat(self, step: Callable[[], object], what: str) -> None:
+        """Do a step of the start; again whenever the connection breaks.
+
+        :raises KazooException: it broke, and the start is canceled.
+        """
+        while True:
+            try:
+                step()
+                break
+            except BROKEN as error:
+                if self._start_cancelled.is_set():
+                    raise
+                self._start_problem = f"cannot {what}: {error!r}; retrying"
+                self.log.warning("Starting: %s in %g s", self._start_problem, START_PAUSE)
+            self._start_cancelled.wait(START_PAUSE)
+        self._start_problem = ""
 
     # -- events (on the connection thread: only wake threads)
 
@@ -288,7 +314,8 @@ class NodePoolBuilder:
 
     def getReadiness(self) -> tuple[bool, list[str]]:
         """Return whether the builder can work, and current problems."""
-        details = [] if self._running else ["starting: the workers do not run yet"]
+        starting = self._start_problem or "the workers do not run yet"
+        details = [] if self._running else [f"starting: {starting}"]
         if not self.session_usable.is_set():
             details.append("ZooKeeper: not connected")
         details += self.watchdog.ended

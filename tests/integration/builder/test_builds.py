@@ -4,18 +4,23 @@ BLD-21).
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from nodepool.base.backoff import Backoff
+from nodepool.builder import builder as module
+from nodepool.zk.components import BuilderComponent
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from tests.conftest import delete_tree, wait_for
 from tests.support.builder import CREATE, PERIOD, BuilderBench, alive
@@ -63,6 +68,57 @@ def test_builder_is_registered_until_it_stops(builders: BuilderBench) -> None:
     assert b'"state": "running"' in kazoo.get(f"{path}/{name}")[0]
     builders.stop(builder)
     assert kazoo.get_children(path) == []
+
+
+def break_connection(monkeypatch: pytest.MonkeyPatch, step: str, times: float) -> list[None]:
+    """Let the connection break in a step of the start; return how often it did."""
+    target: Any = BuilderComponent if step == "register" else module
+    done, broken = getattr(target, step), list[None]()
+
+    def interrupted(*args: object) -> None:
+        if len(broken) < times:
+            broken.append(None)
+            raise ConnectionLoss
+        done(*args)
+
+    monkeypatch.setattr(target, step, interrupted)
+    return broken
+
+
+@pytest.mark.parametrize("step", ["register", "fail_interrupted"])
+def test_start_continues_when_the_connection_is_back(
+    builders: BuilderBench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(module, "START_PAUSE", 0.01)
+    broken = break_connection(monkeypatch, step, 2)
+    builder = builders.start(builders.config([]))
+    assert len(broken) == 2 and builder.getReadiness() == (True, [])
+    assert [one["state"] for one in builders.zk.getBuilders()] == ["running"]
+
+
+def test_start_without_a_connection_says_what_it_waits_for_until_it_is_canceled(
+    builders: BuilderBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = break_connection(monkeypatch, "register", math.inf)
+    builder = builders.make(builders.config([]))
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            builder.start()
+        except ConnectionLoss as error:
+            errors.append(error)
+
+    starting = threading.Thread(target=start, name="starting")
+    starting.start()
+    problem = "starting: cannot register: ConnectionLoss(); retrying"
+    wait_for(lambda: problem in builder.getReadiness()[1], what="the problem")
+    monkeypatch.setattr(module, "START_PAUSE", 3600)
+    builder.cancel_start()
+    starting.join(limit(20))
+    assert broken and len(errors) == 1
+    builder.stop()
+    builders.builders.clear()
 
 
 def test_images_are_built_again_after_the_store_was_emptied(builders: BuilderBench) -> None:

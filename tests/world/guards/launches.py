@@ -55,6 +55,12 @@ GUARDS: dict[str, Mutation] = {
         "tests/integration/lease/test_api.py::test_request_of_others_with_the_id_of_a_lost_lease_"
         "is_kept",
     ),
+    "starts-of-builders-end-with-the-connection": Mutation(
+        "nodepool.builder.builder",
+        "            except BROKEN as error:\n                if self._start_cancelled.is_set():\n",
+        "            except BROKEN as error:\n                if True:\n",
+        "tests/integration/builder/test_builds.py::test_start_continues_when_the_connection_is_back",
+    ),
     "recover-takes-machines-of-other-providers": Mutation(
         "nodepool.cmd.commands.recover",
         '[lost for lost in found if lost.metadata.get("nodepool_provider_name") == '
