@@ -36,7 +36,8 @@ DELETABLE = frozenset(
 #: this many seconds for another request.
 METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 #: An init node without a request may belong to a launch that is being written. While its launcher
-#: lives, it is kept for this many seconds, and checked at this interval (seconds).
+#: serves the request, or lives if it is another one, the node is kept for this many seconds, and
+#: checked at this interval (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
 #: Why a ready node is deleted that nobody has requested.
 UNUSED = "it has exceeded its max-ready-age"
@@ -193,13 +194,17 @@ class NodeReconciler(Reconciler[str]):
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
         age = self.state.clock.time() - (node.state_time or 0)
-        if age < INIT_AGE and any(
-            pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()
-        ):
-            # Its creator is alive; no event announces when that ends.
+        if age < INIT_AGE and self._may_be_launched(node):
+            # No event announces when that ends.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
         self.discard(node, "it was never launched and its request no longer exists")
         return None
+
+    def _may_be_launched(self, node: zk.Node) -> bool:
+        """Return whether its creator serves its request, or is another launcher that is alive."""
+        if node.allocated_to is not None and node.launcher in self.state.workers:
+            return node.allocated_to in self.state.handlers
+        return any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools())
 
     def _request_missing(self, request_id: str) -> bool:
         facade = self.state.zk

@@ -202,10 +202,13 @@ class Orphan(NodeReconciler):
     def __init__(self, alive: bool) -> None:
         self.clock = HandClock()
         pools = [SimpleNamespace(id="launcher" if alive else "another")]
-        super().__init__(
-            SimpleNamespace(clock=self.clock, zk=SimpleNamespace(getRegisteredPools=lambda: pools)),
-            lambda: 5.0,
-        )  # type: ignore[arg-type]
+        facade = SimpleNamespace(
+            getRegisteredPools=lambda: pools,
+            request_tree=SimpleNamespace(get=lambda _id: None),
+            kazoo_client=SimpleNamespace(exists=lambda _path: None),
+        )
+        state = SimpleNamespace(clock=self.clock, zk=facade, workers={}, handlers={})
+        super().__init__(state, lambda: 5.0)  # type: ignore[arg-type]
         self.deleted: list[str | None] = []
         self.node = Node("0000000001")
         self.node.state = "init"
@@ -230,4 +233,13 @@ def test_unused_init_node_of_a_living_launcher_is_deleted_when_it_is_old_and_not
 
 def test_unused_init_node_of_a_dead_launcher_is_deleted_immediately() -> None:
     scene = Orphan(alive=False)
+    assert scene.look(0) is None and scene.deleted == ["deleting"]
+
+
+def test_unused_init_node_of_this_launcher_is_deleted_when_nothing_serves_its_request() -> None:
+    scene = Orphan(alive=True)
+    scene.node.allocated_to = "200-0000000001"
+    vars(scene.state).update(workers={"launcher": None}, handlers={"200-0000000001": None})
+    assert scene.look(0) == INIT_LOOK and scene.deleted == []
+    scene.state.handlers.clear()
     assert scene.look(0) is None and scene.deleted == ["deleting"]
