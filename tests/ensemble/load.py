@@ -300,6 +300,12 @@ class Load:
         self.borrower = Borrower(self)
         self.borrower.start()
 
+    def wait_lease(self) -> None:
+        """Wait until the lease that is kept has been handed over."""
+        borrower = self.borrower
+        assert borrower is not None
+        wait(lambda: borrower.kept is not None, 60, lambda: "no lease was handed over")
+
     def renew(self) -> None:
         """Restart the clients of Zuul, as the manual says for a loss of ZooKeeper's data."""
         for client in self.clients:
