@@ -215,7 +215,8 @@ class ZooKeeperClient:
     def end_session(self, reason: str) -> None:
         """Start a new session; the locks of this one end by its time-out."""
         self.log.warning("ZooKeeper was restored: %s; starting a new session", reason)
-        self.kazoo.expire()
+        if self.client is not None:
+            self.client.expire()
 
     # -- life cycle
 
