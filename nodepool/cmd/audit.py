@@ -32,6 +32,8 @@ AUDITED = {
     "image-build": ("image", "image"),
     "image-pause": ("image", "image"),
     "image-unpause": ("image", "image"),
+    "image-rollback": ("image", "image"),
+    "image-rollforward": ("image", "image"),
     "image-delete": ("image", "image"),
     "dib-image-delete": ("build", "id"),
     "import-image-data": ("file", "path"),

@@ -28,6 +28,8 @@ COMMANDS = {
         "image-build",
         "image-pause",
         "image-unpause",
+        "image-rollback",
+        "image-rollforward",
         "image-delete",
         "dib-image-delete",
         "image-log",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.drains import Drain, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
+from nodepool.zk.rollback import rolled_back
 
 #: Codes of reasons, the most informative first: the first one present is the cause.
 ORDER = [
@@ -627,10 +628,25 @@ def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None
 # -- everything
 
 
+def _rolled_back(zk: Facade) -> Iterator[Problem]:
+    """Yield the images of which launchers use an earlier upload, because the newest fails."""
+    for switch in rolled_back(zk.readImages()):
+        image, mark = switch.used.image_name, switch.replaced.rolled_back
+        if mark is not None and mark.automatic:
+            yield Problem(
+                one_line(f"image {image}: build {switch.replaced.build_id} was {mark.text()}"),
+                switch.provider,
+                help=f"repair the image and run `nodepool image-build {image}`, or return to this "
+                f"build with `nodepool image-rollforward {image} --provider {switch.provider}`",
+                since=mark.time,
+            )
+
+
 def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
     """Return problems derived from the state of the whole cluster.
 
-    These are images without uploads, min-ready that is not reached, and stuck nodes.
+    These are images without uploads, automatic roll-backs of images, min-ready that is not
+    reached, and stuck nodes.
     """
     if not zk.getLaunchers() and not zk.getRegisteredPools():
         waiting = sum(request.state in (REQUESTED, PENDING) for request in zk.readRequests())
@@ -649,6 +665,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         # Failed builds are listed together with the problems of builders.
         if cause is not None and cause.code == "image" and "failed" not in cause.text:
             found.append(Problem(one_line(cause.text), help=cause.remedy))
+    found += _rolled_back(zk)
     for label, wanted in sorted(min_ready_of(zk).items()):
         cause = of_min_ready(zk, label, wanted, clock) if wanted > 0 else None
         if cause is None:

@@ -12,6 +12,7 @@ from nodepool.status.once import Facade
 from nodepool.status.results import format_bytes, format_duration
 from nodepool.zk.mirror.progress import BuildProgress
 from nodepool.zk.records import FAILED, READY, ImageBuild
+from nodepool.zk.rollback import rolled_back
 
 BUILDING, NEVER_BUILT, PAUSED = "building", "never built", "paused"
 
@@ -153,6 +154,11 @@ def _uploads(zk: Facade, row: dict[str, Any], now: float) -> Iterator[tuple[str,
         str(each.provider_name): each
         for each in sorted(uploads, key=lambda each: each.state_time or 0)
     }
+    replaced = {
+        switch.provider: switch.replaced
+        for switch in rolled_back(zk.readImages())
+        if switch.used.image_name == row["image"]
+    }
     for provider in sorted({*found, *row["providers"]}):
         last = found.get(provider)
         text = (
@@ -161,3 +167,7 @@ def _uploads(zk: Facade, row: dict[str, Any], now: float) -> Iterator[tuple[str,
             else f"{last.state} for {format_duration(now - (last.state_time or now))}"
         )
         yield f"upload to {provider}", text
+        mark = replaced[provider].rolled_back if provider in replaced else None
+        if mark is not None:
+            ago = format_duration(now - mark.time)
+            yield f"build {replaced[provider].build_id} there", f"{mark.text()} ({ago} ago)"

@@ -11,7 +11,7 @@ from nodepool.status.once import Facade
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure, UploadProgress
-from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload, Rollback
 from nodepool.zk.zookeeper import ZooKeeper
 
 UPLOAD_COLUMNS = {
@@ -82,18 +82,18 @@ def _upload_row(upload: ImageUpload) -> dict[str, Any]:
 
 
 def _upload_progress(
-    running: UploadProgress | None, failure: UploadFailure | None
+    running: UploadProgress | None, failure: UploadFailure | None, mark: Rollback | None = None
 ) -> dict[str, Any]:
     return {
         "bytes_total": running.bytes_total if running else None,
-        "reason": failure.reason if failure else None,
+        "reason": failure.reason if failure else mark.text() if mark else None,
     }
 
 
 def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
     """Return image uploads; ``age`` is the UNIX time of the state change.
 
-    :param detail: include the size of running uploads and the reason of failed ones.
+    :param detail: include the size of running uploads, and why others failed or were replaced.
     :param ended: with ``detail``: include the last failed upload to a provider whose record was
         deleted.
     """
@@ -111,7 +111,8 @@ def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
         failure = failures.pop((upload.image_name or "", build, provider, number), None)
         if upload.state != UPLOADING:
             running = None
-        rows.append({**_upload_row(upload), **_upload_progress(running, failure)})
+        extra = _upload_progress(running, failure, upload.rolled_back)
+        rows.append({**_upload_row(upload), **extra})
     if ended:
         rows += [
             {

@@ -37,7 +37,13 @@ from nodepool.zk.records.base import (
     text_of,
     texts_of,
 )
-from nodepool.zk.records.images import ImageBuild, ImageBuildRequest, ImageUpload, newest_first
+from nodepool.zk.records.images import (
+    ImageBuild,
+    ImageBuildRequest,
+    ImageUpload,
+    Rollback,
+    newest_first,
+)
 
 #: Fields of a request -> what reads their values.
 _REQUEST_FIELDS: dict[str, Callable[[Mapping[str, Any], str], object]] = {
@@ -436,6 +442,7 @@ __all__ = [
     "NodeRequest",
     "NodeRequestLockStats",
     "RecordError",
+    "Rollback",
     "newest_first",
     "parse_object",
     "text_of",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self, TypeVar
 
 from kazoo.protocol.states import ZnodeStat
 
-from nodepool.zk.records.base import BUILDING, DELETING, FAILED, READY, UPLOADING, BaseModel
+from nodepool.zk.records.base import BUILDING, DELETING, FAILED, LATEST, READY, UPLOADING, BaseModel
 
 #: Values of fields that a record lacks; others are null then.
 _ABSENT = {"username": "zuul", "python_path": "/usr/bin/python2"}
@@ -72,12 +72,62 @@ class ImageBuild(_ImageRecord):
         return ImageBuild.of(d, image_name, o_id)
 
 
+@dataclass(frozen=True)
+class Rollback:
+    """Why launchers use an earlier upload; stored with the upload that it replaces (BLD-22).
+
+    :param by: user and host of the operator, or the launcher.
+    :param time: Unix seconds.
+    :param build: of the upload that is used instead.
+    :param upload: its number.
+    :param was: its ``state_time`` before.
+    :param automatic: a launcher did it because of failed launches.
+    :param undone: by an operator; launchers do not repeat it.
+    """
+
+    by: str
+    time: float
+    reason: str
+    build: str
+    upload: str
+    was: float
+    automatic: bool = False
+    undone: bool = False
+
+    def names(self, upload: ImageUpload) -> bool:
+        """Return whether this upload is used instead."""
+        return (self.build, self.upload) == (upload.build_id, upload.id)
+
+    def text(self) -> str:
+        """Return what happened, for people."""
+        undone = ", undone since" if self.undone else ""
+        return f"rolled back to build {self.build} by {self.by}{undone}: {self.reason}"
+
+    @classmethod
+    def read(cls, value: object) -> Self | None:
+        """Return the stored value; None if it is absent or not valid."""
+        if not isinstance(value, dict):
+            return None
+        texts = [value.get(key) for key in ("by", "reason", "build", "upload")]
+        times = [value.get(key) for key in ("time", "was")]
+        flags = [value.get(key, False) for key in ("automatic", "undone")]
+        if not (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(time, (int, float)) and abs(time) < LATEST for time in times)
+            and all(isinstance(flag, bool) for flag in flags)
+        ):
+            return None
+        return cls(**{key: value[key] for key in cls.__dataclass_fields__ if key in value})
+
+
 class ImageUpload(_ImageRecord):
     """An uploaded image; image, build, provider and number come from the path."""
 
     VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
     FIELDS = ("external_id", "external_name", "format", "username", "python_path", "shell_type")
-    KEYS = BaseModel.KEYS | {*FIELDS}
+    KEYS = BaseModel.KEYS | {*FIELDS, "rolled_back"}
+    #: Stored only if it is set.
+    rolled_back: Rollback | None = None
     external_id: str | None
     external_name: str | None
     format: str | None
@@ -99,6 +149,14 @@ class ImageUpload(_ImageRecord):
         self.username = username
         self.python_path = python_path
         self.shell_type = shell_type
+
+    def toDict(self) -> dict[str, Any]:
+        mark = self.rolled_back
+        return super().toDict() | ({"rolled_back": asdict(mark)} if mark is not None else {})
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        self.rolled_back = Rollback.read(d.get("rolled_back"))
 
     def _comparable(self) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ import pytest
 
 from nodepool.status import causes, known
 from nodepool.status.once import Once
+from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import Node, NodeRequest
@@ -85,6 +86,9 @@ class Cluster:
 
     def readNotes(self, _kind: type) -> Any:
         return self._read("notes", [])
+
+    def readImages(self) -> Any:
+        return self._read("images", ImageData())
 
     def getLaunchers(self) -> Any:
         return self._read("launchers", [{"hostname": "nl01", "problems": []}])

@@ -97,7 +97,9 @@ def test_dead_host_is_amber_while_another_one_is_usable(mirror: Mirror) -> None:
 
 def test_failing_image_is_amber_while_an_upload_is_usable(mirror: Mirror) -> None:
     mirror.problem("image noble: the last build failed: x")
-    mirror.uploads.append(SimpleNamespace(image_name="noble", state="ready", provider_name="east"))
+    mirror.uploads.append(
+        SimpleNamespace(image_name="noble", state="ready", provider_name="east", rolled_back=None)
+    )
     assert mirror.health().level == "amber"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
 from nodepool.base.names import did_you_mean
+from nodepool.base.problems import one_line
 from nodepool.cmd.commands.context import (
     CommandError,
     Context,
@@ -17,12 +19,15 @@ from nodepool.cmd.commands.context import (
     add_command,
     add_format,
     add_table,
+    note,
+    user,
 )
 from nodepool.cmd.commands.images import log as image_log
 from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
 from nodepool.process.program import seconds
 from nodepool.zk import paths
-from nodepool.zk.records import BUILDING, DELETING, UPLOADING
+from nodepool.zk.records import BUILDING, DELETING, READY, UPLOADING
+from nodepool.zk.rollback import Result, RollbackRefused, Rollbacks, upload_path
 
 #: How often a build request is submitted again if a builder removes it at the same time.
 TRIES = 10
@@ -69,6 +74,17 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = _add_action(subparsers, name, function, text)
         parser.add_argument("image", metavar="IMAGE", help="image name")
+    parser = _add_action(
+        subparsers, "image-rollback", image_rollback, "let launchers use the previous upload again"
+    )
+    _add_pair(parser)
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="no reason given", help="shown to other operators"
+    )
+    parser = _add_action(
+        subparsers, "image-rollforward", image_rollforward, "undo the last roll-back of an image"
+    )
+    _add_pair(parser)
     parser = _add_action(subparsers, "image-delete", image_delete, "delete an upload")
     parser.add_argument("--provider", metavar="P", required=True, help="provider name")
     parser.add_argument("--image", metavar="I", required=True, help="image name")
@@ -87,6 +103,13 @@ def _add_action(
     parser = add_command(subparsers, name, function, text)
     add_format(parser, status.FORMATS, None, "print the result in this format")
     return parser
+
+
+def _add_pair(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("image", metavar="IMAGE", help="image name")
+    parser.add_argument(
+        "--provider", metavar="P", help="provider name (default: all that have the image)"
+    )
 
 
 def report(context: Context, row: dict[str, Any], message: str | None = None) -> None:
@@ -196,6 +219,73 @@ def image_unpause(context: Context) -> None:
     if unknown := _unknown(context, name):
         context.refuse(unknown)
     report(context, {"image": name, "result": "unpaused"})
+
+
+# -- rolling back
+
+
+def _switch(context: Context, change: Callable[[Rollbacks], Result]) -> Result:
+    """Change the upload in use and report it.
+
+    :raises CommandError: nothing was changed.
+    """
+    image = context.args.image
+    if unknown := _unknown(context, image):
+        raise CommandError(unknown)
+    try:
+        result = change(Rollbacks(context.zk, time.time))
+    except RollbackRefused as error:
+        raise CommandError(str(error)) from error
+    others = {**result.unchanged, **result.impossible}
+    if not result.changed:
+        reasons = "; ".join(f"{provider}: {why}" for provider, why in others.items())
+        raise CommandError(f"nothing was changed for image {image}: {reasons}")
+    for switch in result.changed:
+        row = {
+            "image": image,
+            "provider": switch.provider,
+            "build": switch.used.build_id,
+            "upload": switch.used.id,
+            "instead_of": switch.replaced.build_id,
+            "result": "used",
+        }
+        report(
+            context,
+            row,
+            f"Provider {switch.provider} uses upload {switch.used.id} of build "
+            f"{switch.used.build_id} instead of {switch.replaced.id} of {switch.replaced.build_id}",
+        )
+    for provider, why in others.items():
+        note(f"provider {provider}: {why}")
+    return result
+
+
+def image_rollback(context: Context) -> int:
+    args = context.args
+    if not args.reason.strip():
+        raise CommandError("--reason must not be empty")
+    reason = one_line(args.reason)
+    result = _switch(
+        context, lambda rollbacks: rollbacks.back(args.image, args.provider, user(), reason)
+    )
+    wrong = {upload_path(switch.replaced) for switch in result.changed}
+    free = sorted(
+        str(node.id)
+        for node in context.zk.readNodes()
+        if node.image_id in wrong and node.state == READY and node.allocated_to is None
+    )
+    if free:
+        note(
+            f"free nodes of the replaced build remain until they are used; to replace them, run "
+            f"`nodepool delete {' '.join(free)}`"
+        )
+    return 1 if result.impossible else 0
+
+
+def image_rollforward(context: Context) -> int:
+    args = context.args
+    result = _switch(context, lambda rollbacks: rollbacks.forward(args.image, args.provider))
+    return 1 if result.impossible else 0
 
 
 # -- deleting

@@ -1,0 +1,250 @@
+"""Return to an earlier upload of an image, and back (BLD-22).
+
+All launchers use the ready upload with the greatest ``state_time``. To roll back therefore means
+to give an earlier upload a later time, and to note in the replaced one why. Both uploads stay
+``ready``, which no builder deletes or uploads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from nodepool.zk import paths
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.records import READY, ImageBuild, ImageUpload, Rollback, newest_first
+from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import ZooKeeper
+
+#: Seconds by which the upload in use is newer than the one that it replaces: less than the time
+#: between two uploads, so that the next one becomes current.
+STEP = 0.001
+
+
+class RollbackRefused(Exception):
+    """Nothing was changed; the text says why."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Launchers use ``used`` instead of ``replaced``, both of one image at one provider."""
+
+    replaced: ImageUpload
+    used: ImageUpload
+
+    @property
+    def provider(self) -> str:
+        return self.used.provider_name or ""
+
+
+def upload_path(upload: ImageUpload) -> str:
+    """Return the path of an upload, which nodes have as ``image_id``."""
+    return paths.upload(
+        upload.image_name or "", upload.build_id or "", upload.provider_name or "", upload.id or ""
+    )
+
+
+class _Uploads:
+    """The ready uploads of one image at one provider, newest first."""
+
+    def __init__(self, data: ImageData, image: str, provider: str) -> None:
+        found = [
+            upload
+            for upload in data.uploads
+            if (upload.image_name, upload.provider_name, upload.state) == (image, provider, READY)
+        ]
+        self.ready = newest_first(found, len(found))
+        self._builds = {
+            build.id: build
+            for build in data.builds
+            if build.image_name == image and build.state == READY
+        }
+
+    def build(self, upload: ImageUpload) -> ImageBuild | None:
+        """Return the build of an upload; None if it is being deleted."""
+        return self._builds.get(upload.build_id)
+
+    def replaced(self) -> Iterator[ImageUpload]:
+        """Yield the uploads that the current one replaces, the newest first."""
+        for upload in self.ready[1:]:
+            mark = upload.rolled_back
+            if mark and not mark.undone and mark.names(self.ready[0]):
+                yield upload
+
+    def earlier(self) -> ImageUpload | None:
+        """Return the upload to roll back to."""
+        current = self.ready[0]
+        for upload in self.ready[1:]:
+            mark = upload.rolled_back
+            if (
+                upload.build_id != current.build_id
+                and self.build(upload) is not None
+                and (mark is None or mark.undone)
+            ):
+                return upload
+        return None
+
+
+def rolled_back(data: ImageData) -> list[Switch]:
+    """Return the roll-backs in force."""
+    found = []
+    for image, provider in sorted(
+        {
+            (upload.image_name or "", upload.provider_name or "")
+            for upload in data.uploads
+            if upload.rolled_back
+        }
+    ):
+        uploads = _Uploads(data, image, provider)
+        replaced = next(uploads.replaced(), None) if uploads.ready else None
+        if replaced is not None:
+            found.append(Switch(replaced, uploads.ready[0]))
+    return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was changed, and what was not: provider -> why."""
+
+    changed: list[Switch]
+    #: The desired state was found.
+    unchanged: dict[str, str]
+    impossible: dict[str, str]
+
+
+class Rollbacks:
+    """Changes which upload the launchers use."""
+
+    def __init__(self, zk: ZooKeeper, clock: Callable[[], float]) -> None:
+        self._zk = zk
+        self._clock = clock
+
+    def back(
+        self,
+        image: str,
+        provider: str | None,
+        by: str,
+        reason: str,
+        failed: ImageUpload | None = None,
+    ) -> Result:
+        """Return to the upload before the current one, in all its providers or in one.
+
+        :param failed: a launcher does it because launches of this upload fail. It does so only once
+            for an upload, and only for the current one.
+        :raises RollbackRefused: somebody has changed an upload at the same time.
+        """
+        result = Result([], {}, {})
+        data = self._zk.readImages(cached=False)
+        txn = Txn(self._zk.kazoo_client)
+        for name in self._providers(data, image, provider):
+            uploads = _Uploads(data, image, name)
+            current, earlier = uploads.ready[0], uploads.earlier()
+            replaced = next(uploads.replaced(), None)
+            if replaced is not None and replaced.rolled_back is not None:
+                mark = replaced.rolled_back
+                result.unchanged[name] = (
+                    f"{mark.by} has rolled back from build {replaced.build_id} to {mark.build} "
+                    f"already: {mark.reason}"
+                )
+            elif failed is not None and (
+                upload_path(current) != upload_path(failed) or current.rolled_back is not None
+            ):
+                result.unchanged[name] = (
+                    f"build {current.build_id} is newer, or an operator has returned to it"
+                )
+            elif earlier is None:
+                result.impossible[name] = (
+                    f"build {current.build_id} has no earlier usable upload there"
+                )
+            else:
+                mark = Rollback(
+                    by,
+                    self._clock(),
+                    reason,
+                    earlier.build_id or "",
+                    earlier.id or "",
+                    earlier.state_time or 0,
+                    failed is not None,
+                )
+                time = (current.state_time or 0) + STEP
+                self._set(txn, uploads, earlier, time, earlier.rolled_back)
+                self._set(txn, uploads, current, current.state_time or 0, mark)
+                result.changed.append(Switch(current, earlier))
+        self._run(txn, image)
+        return result
+
+    def forward(self, image: str, provider: str | None) -> Result:
+        """Undo the last roll-back, in all its providers or in one.
+
+        Launchers do not repeat it automatically.
+
+        :raises RollbackRefused: somebody has changed an upload at the same time.
+        """
+        result = Result([], {}, {})
+        data = self._zk.readImages(cached=False)
+        txn = Txn(self._zk.kazoo_client)
+        for name in self._providers(data, image, provider):
+            uploads = _Uploads(data, image, name)
+            current, replaced = uploads.ready[0], next(uploads.replaced(), None)
+            mark = replaced.rolled_back if replaced is not None else None
+            if replaced is None or mark is None:
+                result.unchanged[name] = (
+                    f"no roll-back is in force; build {current.build_id} is used"
+                )
+            elif uploads.build(replaced) is None:
+                result.impossible[name] = f"build {replaced.build_id} is being deleted"
+            else:
+                self._set(
+                    txn, uploads, replaced, replaced.state_time or 0, replace(mark, undone=True)
+                )
+                self._set(txn, uploads, current, mark.was, current.rolled_back)
+                result.changed.append(Switch(current, replaced))
+        self._run(txn, image)
+        return result
+
+    @staticmethod
+    def _providers(data: ImageData, image: str, provider: str | None) -> Iterable[str]:
+        """Return the providers with a usable upload.
+
+        :raises RollbackRefused: there is none.
+        """
+        found = sorted(
+            {
+                upload.provider_name or ""
+                for upload in data.uploads
+                if (upload.image_name, upload.state) == (image, READY)
+                and provider in (None, upload.provider_name)
+            }
+        )
+        if not found:
+            where = f" at provider {provider}" if provider else ""
+            raise RollbackRefused(
+                f"image {image} has no usable upload{where}; see `nodepool image-list`"
+            )
+        return found
+
+    def _set(
+        self,
+        txn: Txn,
+        uploads: _Uploads,
+        upload: ImageUpload,
+        state_time: float,
+        mark: Rollback | None,
+    ) -> None:
+        """Write an upload, on condition that neither it nor its build has changed."""
+        changed, build = upload.copy(), uploads.build(upload)
+        changed.state_time, changed.rolled_back = state_time, mark
+        if build is not None:
+            txn.check(paths.build(build.image_name or "", build.id or ""), build.version)
+        txn.set(upload_path(upload), changed.serialize(), upload.version)
+
+    def _run(self, txn: Txn, image: str) -> None:
+        if not txn.operations:
+            return
+        try:
+            self._zk.writer.run(txn)
+        except TransactionFailed as error:
+            raise RollbackRefused(
+                f"somebody has changed {error.path} at the same time; nothing was done. Check "
+                f"`nodepool image-list --detail --image {image}`, then repeat the command if needed"
+            ) from error

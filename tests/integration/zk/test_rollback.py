@@ -1,0 +1,257 @@
+"""Returning to an earlier upload of an image, and back (BLD-22)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from nodepool.zk import paths
+from nodepool.zk.records import DELETING, READY, ImageBuild, ImageUpload
+from nodepool.zk.rollback import Result, RollbackRefused, Rollbacks, rolled_back, upload_path
+from tests.conftest import Chroot, wait_for
+from tests.support.interference import OtherClient, sets
+
+IMAGE, NOW = "debian", 1_760_000_000.0
+
+
+class Scene:
+    """Builds of one image with their uploads."""
+
+    def __init__(self, zk: Any) -> None:
+        self.zk = zk
+        self.rollbacks = Rollbacks(zk, lambda: NOW)
+
+    def build(self, age: float, *providers: str) -> list[ImageUpload]:
+        """Store a build with its uploads, which have this age in seconds."""
+        build = ImageBuild()
+        build.state, build.formats, build.state_time = READY, ["qcow2"], NOW - age - 1
+        build_id, made = self.zk.storeBuild(IMAGE, build), []
+        for provider in providers:
+            upload = ImageUpload(build_id, provider, IMAGE)
+            upload.state, upload.external_id, upload.format = READY, f"{build_id} there", "qcow2"
+            upload.state_time = NOW - age
+            self.zk.storeImageUpload(IMAGE, build_id, provider, upload)
+            made.append(upload)
+        return made
+
+    def back(self, provider: str | None = None) -> Result:
+        return self.rollbacks.back(IMAGE, provider, "root@np01", "no network")
+
+    def forward(self, provider: str | None = None) -> Result:
+        return self.rollbacks.forward(IMAGE, provider)
+
+    def stored(self, upload: ImageUpload) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.zk.kazoo_client.get(upload_path(upload))[0])
+        return found
+
+    def used(self, provider: str) -> str | None:
+        """Return the build that launchers use, by the rule of 11.0.0 (ZK-11.6)."""
+        client, found = self.zk.kazoo_client, []
+        for build_id in client.get_children(paths.builds(IMAGE)):
+            parent = paths.uploads(IMAGE, build_id, provider)
+            for number in client.get_children(parent) if client.exists(parent) else []:
+                record = json.loads(client.get(f"{parent}/{number}")[0])
+                if record["state"] == "ready":
+                    found.append((record["state_time"], build_id))
+        return max(found)[1] if found else None
+
+
+@pytest.fixture
+def scene(zk: Any) -> Scene:
+    return Scene(zk)
+
+
+@pytest.fixture
+def other(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch) -> OtherClient:
+    return OtherClient(zk_chroot.connect().client, monkeypatch)
+
+
+@pytest.mark.spec("BLD-22.1")
+def test_all_providers_use_the_previous_upload_after_a_rollback(scene: Scene) -> None:
+    (old, old_west), (new, new_west) = (
+        scene.build(50, "east", "west"),
+        scene.build(20, "east", "west"),
+    )
+    assert scene.used("east") == scene.used("west") == new.build_id
+    result = scene.back()
+    assert [switch.provider for switch in result.changed] == ["east", "west"]
+    assert scene.used("east") == scene.used("west") == old.build_id
+    for replaced, used in ((new, old), (new_west, old_west)):
+        assert scene.stored(replaced)["rolled_back"] == {
+            "by": "root@np01",
+            "time": NOW,
+            "reason": "no network",
+            "build": used.build_id,
+            "upload": used.id,
+            "was": NOW - 50,
+            "automatic": False,
+            "undone": False,
+        }
+        assert [scene.stored(one)["state"] for one in (replaced, used)] == ["ready", "ready"]
+
+
+@pytest.mark.spec("BLD-22.1")
+def test_launcher_uses_the_previous_upload_within_a_second(scene: Scene) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+
+    def uses(expected: ImageUpload) -> bool:
+        upload = scene.zk.getMostRecentImageUpload(IMAGE, "east", cached=True)
+        return upload is not None and upload.build_id == expected.build_id
+
+    wait_for(lambda: uses(new))
+    scene.back()
+    wait_for(lambda: uses(old), 1)
+    scene.forward()
+    wait_for(lambda: uses(new), 1)
+
+
+@pytest.mark.spec("BLD-22.1")
+def test_only_the_named_provider_is_rolled_back(scene: Scene) -> None:
+    (old, _), (new, _) = scene.build(50, "east", "west"), scene.build(20, "east", "west")
+    scene.back("west")
+    assert scene.used("west") == old.build_id and scene.used("east") == new.build_id
+    with pytest.raises(RollbackRefused, match="no usable upload at provider north"):
+        scene.back("north")
+
+
+@pytest.mark.spec("BLD-22.3")
+def test_rollforward_restores_the_records_but_for_the_note(scene: Scene) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    before = scene.stored(old), scene.stored(new)
+    scene.back()
+    scene.forward()
+    after = scene.stored(new)
+    assert after.pop("rolled_back")["undone"] is True
+    assert (scene.stored(old), after) == before
+    assert scene.forward().unchanged == {
+        "east": f"no roll-back is in force; build {new.build_id} is used"
+    }
+    # It can be repeated.
+    assert scene.back().changed and scene.used("east") == old.build_id
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_second_operator_is_informed_that_somebody_has_rolled_back(scene: Scene) -> None:
+    scene.build(90, "east")
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    scene.back()
+    result = scene.rollbacks.back(IMAGE, None, "alice@np02", "slow")
+    assert result.changed == [] and result.impossible == {}
+    assert result.unchanged == {
+        "east": f"root@np01 has rolled back from build {new.build_id} to {old.build_id} already: "
+        "no network"
+    }
+    assert scene.used("east") == old.build_id
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_provider_without_an_earlier_upload_keeps_the_current_one(scene: Scene) -> None:
+    (old,) = scene.build(50, "east")
+    new = scene.build(20, "east", "west")[0]
+    result = scene.back()
+    assert [switch.provider for switch in result.changed] == ["east"]
+    assert result.impossible == {"west": f"build {new.build_id} has no earlier usable upload there"}
+    assert scene.used("east") == old.build_id and scene.used("west") == new.build_id
+
+
+@pytest.mark.spec("BLD-22.4")
+def test_newer_upload_becomes_current_and_replaced_ones_are_not_used_again(scene: Scene) -> None:
+    (good,), (bad,) = scene.build(50, "east"), scene.build(20, "east")
+    scene.back()
+    (newer,) = scene.build(10, "east")
+    assert scene.used("east") == newer.build_id
+    assert rolled_back(scene.zk.readImages(cached=False)) == []
+    scene.back()
+    assert scene.used("east") == good.build_id != bad.build_id
+    # Each step is undone on its own.
+    scene.forward()
+    assert scene.used("east") == newer.build_id
+    assert not scene.forward().changed
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_upload_of_a_deleted_build_is_not_used_again(scene: Scene) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    scene.zk.markDeleting(IMAGE, old.build_id)
+    assert scene.back().impossible and scene.used("east") == new.build_id
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_build_that_is_deleted_is_not_returned_to(scene: Scene) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    scene.back()
+    scene.zk.markDeleting(IMAGE, new.build_id)
+    assert scene.forward().impossible == {"east": f"build {new.build_id} is being deleted"}
+    assert scene.used("east") == old.build_id
+
+
+@pytest.mark.spec("BLD-23.4")
+def test_failed_upload_that_is_not_current_changes_nothing(scene: Scene) -> None:
+    """A launcher hears late that an upload fails."""
+    scene.build(50, "east")
+    (bad,), (newer,) = scene.build(20, "east"), scene.build(10, "east")
+    result = scene.rollbacks.back(IMAGE, "east", "launcher np01", "no SSH", bad)
+    assert result.changed == [] and scene.used("east") == newer.build_id
+    assert result.unchanged == {
+        "east": f"build {newer.build_id} is newer, or an operator has returned to it"
+    }
+
+
+@pytest.mark.parametrize("changed", ["current", "earlier", "build"])
+@pytest.mark.spec("BLD-22.2")
+def test_nothing_is_changed_if_somebody_changes_a_record_meanwhile(
+    scene: Scene, other: OtherClient, changed: str
+) -> None:
+    (old, old_west), (new, _) = scene.build(50, "east", "west"), scene.build(20, "east", "west")
+    path = {
+        "current": upload_path(new),
+        "earlier": upload_path(old),
+        "build": paths.build(IMAGE, old.build_id or ""),
+    }[changed]
+    late = other.before(sets("/images/"), lambda _path: other.write(path, state=DELETING))
+    with pytest.raises(RollbackRefused, match=r"somebody has changed .* nothing was done"):
+        scene.back()
+    assert late.refused() == path
+    assert scene.used("west") == new.build_id != old_west.build_id
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_upload_that_is_deleted_meanwhile_is_not_created_again(
+    scene: Scene, other: OtherClient
+) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    other.before(sets("/images/"), lambda _path: other.delete(upload_path(old)))
+    with pytest.raises(RollbackRefused):
+        scene.back()
+    assert scene.zk.kazoo_client.exists(upload_path(old)) is None
+    assert "rolled_back" not in scene.stored(new)
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        7,
+        {},
+        {"by": "x", "time": "now", "reason": "", "build": "b", "upload": "1", "was": 1},
+        {"by": "x", "time": 1, "reason": "", "build": "b", "upload": 1, "was": 1},
+        {"by": "x", "time": float("nan"), "reason": "", "build": "b", "upload": "1", "was": 1},
+        {"by": "x", "time": 1, "reason": "", "build": "b", "upload": "1", "was": 1, "undone": 3},
+    ],
+)
+@pytest.mark.spec("BLD-22.5; ZK-1.5")
+def test_notes_that_are_not_valid_are_ignored(scene: Scene, mark: object) -> None:
+    (old,), (new,) = scene.build(50, "east"), scene.build(20, "east")
+    path = upload_path(new)
+    record = json.dumps({**scene.stored(new), "rolled_back": mark})
+    scene.zk.kazoo_client.set(path, record.encode())
+    assert rolled_back(scene.zk.readImages(cached=False)) == []
+    scene.back()
+    assert scene.used("east") == old.build_id
+
+
+def test_record_without_a_note_is_written_as_by_11_0_0(scene: Scene) -> None:
+    (upload,) = scene.build(time.time() - NOW, "east")
+    assert "rolled_back" not in scene.stored(upload)
