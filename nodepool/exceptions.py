@@ -29,6 +29,10 @@ class LaunchStatusException(Exception):
     statsd_key = "error.status"
 
 
+class OfferRefusedException(LaunchStatusException):
+    """The cloud lacks what this offer needs; the next attempt tries another offer."""
+
+
 class LaunchNetworkException(Exception):
     """The instance has no usable address."""
 

@@ -17,7 +17,7 @@ log = logging.getLogger("nodepool.config")
 _TEXTS = {str: v.Any(str, bool, int, float)}
 
 
-def _seconds(value: object) -> int:
+def _whole(value: object) -> int:
     return int(whole(value))
 
 
@@ -64,12 +64,18 @@ class DiskImage(ConfigValue):
     dib_cmd: str = option(str, "disk-image-create", "command that builds the image")
     release: str = option(v.Any(str, int, float), "", "release of the distribution", convert=str)
     rebuild_age: int = option(
-        int, REBUILD_AGE, "seconds after which the image is built again", convert=_seconds
+        int, REBUILD_AGE, "seconds after which the image is built again", convert=_whole
     )
     build_timeout: int = option(
-        int, BUILD_TIMEOUT, "seconds after which a build is stopped", convert=_seconds
+        int, BUILD_TIMEOUT, "seconds after which a build is stopped", convert=_whole
     )
     pause: bool = option(bool, False, "start no builds")
+    rollback_after: int = option(
+        v.All(int, v.Range(min=0)),
+        3,
+        "failed launches in a row after which launchers return to the previous upload; 0: never",
+        convert=lambda value: max(0, _whole(value)),
+    )
     username: str = option(str, "zuul", "login user of jobs")
     python_path: str = option(str, "auto", "Python of the node, for Ansible")
     shell_type: str | None = option(v.Any(str, None), None, "for Ansible, for example ``cmd``")
@@ -111,7 +117,7 @@ class DiskImage(ConfigValue):
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
-        flags = ("delete-after-upload", "pause")
+        flags = ("delete-after-upload", "pause", "rollback-after")
         given = {
             key: value
             for key, value in config.items()

@@ -235,7 +235,7 @@ class MachineAdapter(Adapter):
         if len(offers) > 1:
             self.sold_out.refused(offer)
             if self.sold_out.order(offers)[0] != offer:
-                return exceptions.LaunchStatusException(f"{text}; another offer will be tried")
+                return exceptions.OfferRefusedException(f"{text}; another offer will be tried")
         return (
             exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException
         )(text)

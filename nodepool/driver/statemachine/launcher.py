@@ -12,10 +12,14 @@ from typing import Any, TypeAlias, TypeVar
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from nodepool import exceptions, metrics
+from nodepool.access import audit
+from nodepool.access.identity import Identity, Role
+from nodepool.base import hostnames
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import log_failure, one_line
 from nodepool.cloud import CallsStopped
 from nodepool.config.model import ProviderConfig, disk_image
+from nodepool.driver.statemachine.failing_uploads import blames_image, rollback_after
 from nodepool.driver.statemachine.loop import Pace
 from nodepool.driver.statemachine.model import ExternalId, Instance, StateMachine
 from nodepool.driver.statemachine.node_fields import copy_image, copy_instance
@@ -27,6 +31,7 @@ from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
+from nodepool.zk.rollback import RollbackRefused, upload_path
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Lines and characters of the end of a console that are stored in the node's history.
@@ -66,6 +71,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self.launch_start_time = self.start_time
         self._prepared = False
         self._image_external_id: object = None
+        #: The upload that the present attempt uses.
+        self._upload: zk.ImageUpload | None = None
         self._pace = Pace(self.wake)
         #: The stored record, and the last one that was sent.
         self._saved_external_id: object = node.external_id
@@ -99,6 +106,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _fill_from_image(self) -> None:
         label, node = self.label, self.node
+        self._upload = None
         if disk_image(label) is not None:
             name = label.diskimage.name
             upload = self.zk.getMostRecentImageUpload(name, self.provider_config.name, cached=True)
@@ -107,11 +115,8 @@ class StateMachineNodeLauncher(StatsReporter):
                     f"Unable to find current cloud image {name} in {self.provider_config.name}"
                 )
             image = self.provider_config.diskimages[name]
-            self._image_external_id = upload.external_id
-            path = self.zk._imageUploadPath(
-                upload.image_name or "", upload.build_id or "", upload.provider_name or ""
-            )
-            node.image_id = f"{path}/{upload.id}"
+            self._upload, self._image_external_id = upload, upload.external_id
+            node.image_id = upload_path(upload)
         else:
             image = label.cloud_image
             self._image_external_id = None
@@ -241,6 +246,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self.log.info("Node %s is ready", self.node.id)
         self.manager.label_problems.clear(self.node.type[0], "launch")
         self.manager.refusals.succeeded(self.node.type[0])
+        if self._upload is not None:
+            self.manager.failing_uploads.started(self._upload)
         self._end(zk.READY, "ready", save=True)
 
     def _pause(self, seconds: float) -> Passes[None]:
@@ -408,9 +415,44 @@ class StateMachineNodeLauncher(StatsReporter):
             self.manager.label_problems.note(self.node.type[0], "launch", error, remedy=remedy)
         scan, self.nodescan_request = self.nodescan_request, None
         self.manager.nodescan_worker.removeRequest(scan)
-        if scan is not None:
-            with contextlib.suppress(RuntimeError, CancelledError):  # the provider has stopped
+        with contextlib.suppress(RuntimeError, CancelledError):  # the provider has stopped
+            if scan is not None:
                 yield from self._elsewhere(self._scan_failed)
+            yield from self._doubt_upload(error)
+
+    def _doubt_upload(self, error: BaseException) -> Passes[None]:
+        """Return to the previous upload if the machines of this one do not start (BLD-23).
+
+        A launch without further attempts gets one more if another upload is used now.
+        """
+        upload, most = self._upload, rollback_after(self.label)
+        if (
+            upload is None
+            or not most
+            or self._external_id() is None
+            or not blames_image(error)
+            or not self.manager.failing_uploads.failed(upload, most)
+        ):
+            return
+        yield from self._elsewhere(lambda: self._roll_back(upload, error))
+
+    def _roll_back(self, upload: zk.ImageUpload, error: BaseException) -> None:
+        image, provider = upload.image_name or "", upload.provider_name or ""
+        try:
+            done = self.manager.failing_uploads.roll_back(self.zk, upload, error)
+        except (RollbackRefused, KazooException, TimeoutError) as problem:
+            self.log.warning("Image %s of %s is not rolled back: %s", image, provider, problem)
+            return
+        newest = self.zk.getMostRecentImageUpload(image, provider, cached=True)
+        if newest is not None and upload_path(newest) != upload_path(upload):
+            self.retries = max(self.retries, self.attempts + 1)
+        if done is None:
+            return
+        self.log.warning("%s", done)
+        host, feed = hostnames.short(), self.zk.feed
+        identity = Identity(f"launcher {host}", "launcher", Role.ADMIN)
+        note = None if feed is None else feed.note
+        audit.record(note, identity, host, "image-rollback", f"image {image}", "ok")
 
     def _abandon_machine(self) -> None:
         """Abandon the machine: it removes what a call in progress may still create."""

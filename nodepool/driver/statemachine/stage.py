@@ -13,6 +13,7 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
+from nodepool.driver.statemachine.failing_uploads import FailingUploads
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
@@ -44,6 +45,7 @@ class LaunchProvider(Provider, QuotaSupport):
         )
         #: Labels that the cloud has refused for quota although its figures are sufficient for them.
         self.refusals = KeyedBackoff(REFUSED)
+        self.failing_uploads = FailingUploads(self.clock.time)
         self.nodescan_worker = NodescanWorker()
         self.create_loop = MachineLoop(provider.name, self.log)
         self.delete_loop = MachineLoop(provider.name, self.log)

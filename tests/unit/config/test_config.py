@@ -336,10 +336,11 @@ diskimages:
   - {name: base, abstract: true, elements: [a, b], env-vars: {A: foo, B: bar}, release: 21,
      dib-cmd: parent,
      delete-after-upload: true, keep-formats: [raw], formats: [raw], rebuild-age: 5, pause: true,
-     metadata: {x: 0, y: 2}}
+     metadata: {x: 0, y: 2}, rollback-after: 5}
   - {name: middle, abstract: true, parent: base, elements: [c], env-vars: {A: x, C: moo},
      rebuild-age: 0, formats: []}
-  - {name: other, parent: leaf, dib-cmd: own, delete-after-upload: false, build-timeout: 10}
+  - {name: other, parent: leaf, dib-cmd: own, delete-after-upload: false, build-timeout: 10,
+     rollback-after: 0}
 """
 
 
@@ -364,6 +365,8 @@ class TestDiskImages:
         assert images["leaf"].rebuild_age == 5
         assert images["other"].build_timeout == 10
         assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
+        assert (images["leaf"].rollback_after, images["other"].rollback_after) == (5, 0)
+        assert npconfig.DiskImage("another").rollback_after == 3
 
     @pytest.mark.spec(
         "CFG-17: delete-after-upload and keep-formats set on a parent are effective for its child"

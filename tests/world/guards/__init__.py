@@ -4,12 +4,13 @@ fails.
 
 from __future__ import annotations
 
-from tests.world.guards import adapters, launches, leases, slivers
+from tests.world.guards import adapters, images, launches, leases, slivers
 from tests.world.mutation import Mutation
 
 GUARDS: dict[str, Mutation] = {
     **leases.GUARDS,
     **launches.GUARDS,
     **adapters.GUARDS,
+    **images.GUARDS,
     **slivers.GUARDS,
 }
