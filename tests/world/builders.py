@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +46,7 @@ RESTART = 5.0
 class Action:
     """What an operator does.
 
-    :param kind: build, pause, unpause, delete-upload, delete-build or edit.
+    :param kind: build, pause, unpause, delete-upload, delete-build, edit, rollback or rollforward.
     :param pick: selects among the uploads or builds that exist at that time, or a rebuild-age; from
         0 to 1.
     """
@@ -126,6 +127,17 @@ def extend(scenario: Scenario) -> None:
     if not quiet and more.random() < 0.5:
         actions += [
             Action("edit", more.choice(names), more.uniform(0.0, duration), more.random())
+            for _ in range(3)
+        ]
+    rolls = random.Random(f"rollbacks {scenario.seed}")
+    if rolls.random() < 0.5:
+        actions += [
+            Action(
+                rolls.choice(("rollback", "rollback", "rollforward")),
+                rolls.choice(names),
+                rolls.uniform(duration / 2, duration),
+                rolls.random(),
+            )
             for _ in range(3)
         ]
     scenario.image_actions = sorted(actions, key=lambda action: action.at)
@@ -643,12 +655,36 @@ class Operator:
                 client.create(f"{image}/pause", makepath=True)
             elif action.kind == "unpause":
                 client.delete(f"{image}/pause")
+            elif action.kind.startswith("roll"):
+                self._roll(action)
             elif action.kind == "edit":
                 edit(self._world, action.image, (5, 20, 600)[int(action.pick * 3)])
             else:
                 self._delete(client, action)
         except (NodeExistsError, NoNodeError, BadVersionError):
             pass
+
+    def _roll(self, action: Action) -> None:
+        """Roll back or forward as the commands do."""
+        from nodepool.lab.simulation.zookeeper import ADDRESS
+        from nodepool.zk import ZooKeeperClient
+        from nodepool.zk.rollback import RollbackRefused, Rollbacks
+        from nodepool.zk.zookeeper import ZooKeeper
+
+        client = ZooKeeperClient(f"{ADDRESS[0]}:{ADDRESS[1]}", timeout=10.0, insecure=True)
+        client.connect(timeout=3600)
+        rollbacks = Rollbacks(ZooKeeper(client, enable_cache=False), time.time)
+        try:
+            if action.kind == "rollback":
+                result = rollbacks.back(action.image, None, "operator", "world")
+            else:
+                result = rollbacks.forward(action.image, None)
+        except RollbackRefused as refused:
+            self._world.note("operator", f"{action.kind} refused: {refused}")
+        else:
+            self._world.note("operator", f"{action.kind} {len(result.changed)}")
+        finally:
+            client.disconnect()
 
     def _delete(self, client: Any, action: Action) -> None:
         """Mark a record as the commands ``image-delete`` and ``dib-image-delete`` do."""

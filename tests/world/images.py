@@ -58,6 +58,8 @@ class ImageObserver:
         self.uploads: dict[str, dict[str, Any]] = {}
         #: Paths that had records.
         self._deleted: set[str] = set()
+        #: The record that is being replaced.
+        self._before: dict[str, Any] | None = None
         #: When the operator deleted something of an image.
         self._operated: dict[str, float] = {}
         #: When an image has to be built, when it was, and since when a build has to be uploaded.
@@ -128,7 +130,7 @@ class ImageObserver:
         state = record["state"]
         if old == "ready" and state == "deleting":
             self._given_up(records, path)
-        records[path] = record
+        self._before, records[path] = before, record
         if before is not None and before.get("external_id") and not record.get("external_id"):
             world.violated(f"{path} has lost its image {before['external_id']}")
         writer = world.zookeeper.writer
@@ -182,6 +184,9 @@ class ImageObserver:
 
     def _upload(self, path: str, old: str | None, record: dict[str, Any]) -> None:
         world = self._world
+        if old == "ready" == record["state"] and not world.zookeeper.writer.startswith("builder"):
+            self._rolled(path, record)
+            return
         if record["state"] in ("uploading", "ready") and not self._holds(
             f"{path.rpartition('/')[0]}/lock"
         ):
@@ -206,6 +211,15 @@ class ImageObserver:
         longest = (1 + len(self._due) * len(self._providers())) * LONGEST_UPLOAD
         if since is not None and world.scenario.quiet and world.kernel.now - since > longest:
             world.violated(f"{path} is ready {world.kernel.now - since:.1f} s after its build")
+
+    def _rolled(self, path: str, record: dict[str, Any]) -> None:
+        """A roll-back changes only which upload is the newest one, and notes why."""
+        same = [
+            {key: value for key, value in each.items() if key not in ("state_time", "rolled_back")}
+            for each in (record, self._before or {})
+        ]
+        if same[0] != same[1]:
+            self._world.violated(f"{path} is ready and has changed: {self._before} -> {record}")
 
     def _holds(self, directory: str) -> bool:
         """Whether the session that writes now holds the lock."""
