@@ -76,6 +76,12 @@ class DiskImage(ConfigValue):
         "failed launches in a row after which launchers return to the previous upload; 0: never",
         convert=lambda value: max(0, _whole(value)),
     )
+    canary: int = option(
+        v.All(int, v.Range(min=0)),
+        0,
+        "machines of a new upload that have to start before all launches use it",
+        convert=lambda value: max(0, _whole(value)),
+    )
     username: str = option(str, "zuul", "login user of jobs")
     python_path: str = option(str, "auto", "Python of the node, for Ansible")
     shell_type: str | None = option(v.Any(str, None), None, "for Ansible, for example ``cmd``")
@@ -117,7 +123,7 @@ class DiskImage(ConfigValue):
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
-        flags = ("delete-after-upload", "pause", "rollback-after")
+        flags = ("delete-after-upload", "pause", "rollback-after", "canary")
         given = {
             key: value
             for key, value in config.items()

@@ -102,6 +102,17 @@ def rolled_back(data: ImageData) -> list[Switch]:
     return found
 
 
+def earlier_upload(data: ImageData, current: ImageUpload) -> ImageUpload | None:
+    """Return the upload to use instead of the current one.
+
+    None: there is none, or the current one is what somebody has returned to.
+    """
+    uploads = _Uploads(data, current.image_name or "", current.provider_name or "")
+    if not uploads.ready or next(uploads.replaced(), None) is not None:
+        return None
+    return uploads.earlier()
+
+
 @dataclass(frozen=True)
 class Result:
     """What was changed, and what was not: provider -> why."""

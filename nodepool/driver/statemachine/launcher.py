@@ -19,11 +19,11 @@ from nodepool.base.backoff import Backoff
 from nodepool.base.problems import log_failure, one_line
 from nodepool.cloud import CallsStopped
 from nodepool.config.model import ProviderConfig, disk_image
-from nodepool.driver.statemachine.failing_uploads import blames_image, rollback_after
 from nodepool.driver.statemachine.loop import Pace
 from nodepool.driver.statemachine.model import ExternalId, Instance, StateMachine
 from nodepool.driver.statemachine.node_fields import copy_image, copy_instance
 from nodepool.driver.statemachine.stage import Serving
+from nodepool.driver.statemachine.upload_trials import blames_image, trial_options
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics import tracing
 from nodepool.metrics.launches import StatsReporter
@@ -31,7 +31,7 @@ from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
-from nodepool.zk.rollback import RollbackRefused, upload_path
+from nodepool.zk.rollback import RollbackRefused, rolled_back, upload_path
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Lines and characters of the end of a console that are stored in the node's history.
@@ -114,6 +114,9 @@ class StateMachineNodeLauncher(StatsReporter):
                 raise exceptions.LaunchNodepoolException(
                     f"Unable to find current cloud image {name} in {self.provider_config.name}"
                 )
+            upload = self.manager.upload_trials.choose(
+                self.zk, upload, trial_options(label)[1], self, self.attempts == 1
+            )
             image = self.provider_config.diskimages[name]
             self._upload, self._image_external_id = upload, upload.external_id
             node.image_id = upload_path(upload)
@@ -247,7 +250,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.label_problems.clear(self.node.type[0], "launch")
         self.manager.refusals.succeeded(self.node.type[0])
         if self._upload is not None:
-            self.manager.failing_uploads.started(self._upload)
+            self.manager.upload_trials.started(self._upload)
         self._end(zk.READY, "ready", save=True)
 
     def _pause(self, seconds: float) -> Passes[None]:
@@ -423,15 +426,15 @@ class StateMachineNodeLauncher(StatsReporter):
     def _doubt_upload(self, error: BaseException) -> Passes[None]:
         """Return to the previous upload if the machines of this one do not start (BLD-23).
 
-        A launch without further attempts gets one more if another upload is used now.
+        A launch without further attempts gets one more if the upload was replaced.
         """
-        upload, most = self._upload, rollback_after(self.label)
+        upload, most = self._upload, trial_options(self.label)[0]
         if (
             upload is None
             or not most
             or self._external_id() is None
             or not blames_image(error)
-            or not self.manager.failing_uploads.failed(upload, most)
+            or not self.manager.upload_trials.failed(upload, most)
         ):
             return
         yield from self._elsewhere(lambda: self._roll_back(upload, error))
@@ -439,12 +442,12 @@ class StateMachineNodeLauncher(StatsReporter):
     def _roll_back(self, upload: zk.ImageUpload, error: BaseException) -> None:
         image, provider = upload.image_name or "", upload.provider_name or ""
         try:
-            done = self.manager.failing_uploads.roll_back(self.zk, upload, error)
+            done = self.manager.upload_trials.roll_back(self.zk, upload, error)
         except (RollbackRefused, KazooException, TimeoutError) as problem:
             self.log.warning("Image %s of %s is not rolled back: %s", image, provider, problem)
             return
-        newest = self.zk.getMostRecentImageUpload(image, provider, cached=True)
-        if newest is not None and upload_path(newest) != upload_path(upload):
+        replaced = [upload_path(each.replaced) for each in rolled_back(self.zk.readImages())]
+        if upload_path(upload) in replaced:
             self.retries = max(self.retries, self.attempts + 1)
         if done is None:
             return
@@ -506,6 +509,8 @@ class StateMachineNodeLauncher(StatsReporter):
     def _end(self, state: str, key: str | None, save: bool) -> None:
         """End the launch; the handler writes node and request together when it can."""
         node = self.node
+        if self._upload is not None:
+            self.manager.upload_trials.ended(self, self._upload)
         if state == zk.FAILED and save:
             self._save_later()
         if state in (zk.READY, zk.ABORTED):

@@ -13,9 +13,9 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.request.base import RequestHandler
-from nodepool.driver.statemachine.failing_uploads import FailingUploads
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import Adapter
+from nodepool.driver.statemachine.upload_trials import UploadTrials
 from nodepool.nodescan import NodescanWorker
 
 #: For a label whose nodes the cloud refuses for quota although the reported figures are sufficient.
@@ -45,7 +45,7 @@ class LaunchProvider(Provider, QuotaSupport):
         )
         #: Labels that the cloud has refused for quota although its figures are sufficient for them.
         self.refusals = KeyedBackoff(REFUSED)
-        self.failing_uploads = FailingUploads(self.clock.time)
+        self.upload_trials = UploadTrials(self.clock.time)
         self.nodescan_worker = NodescanWorker()
         self.create_loop = MachineLoop(provider.name, self.log)
         self.delete_loop = MachineLoop(provider.name, self.log)

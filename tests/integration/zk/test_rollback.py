@@ -158,7 +158,7 @@ def test_provider_without_an_earlier_upload_keeps_the_current_one(scene: Scene) 
 
 
 @pytest.mark.spec("BLD-22.4")
-def test_newer_upload_becomes_current_and_replaced_ones_are_not_used_again(scene: Scene) -> None:
+def test_newer_upload_becomes_current_and_each_step_is_undone_on_its_own(scene: Scene) -> None:
     (good,), (bad,) = scene.build(50, "east"), scene.build(20, "east")
     scene.back()
     (newer,) = scene.build(10, "east")
@@ -166,10 +166,18 @@ def test_newer_upload_becomes_current_and_replaced_ones_are_not_used_again(scene
     assert rolled_back(scene.zk.readImages(cached=False)) == []
     scene.back()
     assert scene.used("east") == good.build_id != bad.build_id
-    # Each step is undone on its own.
     scene.forward()
     assert scene.used("east") == newer.build_id
     assert not scene.forward().changed
+
+
+@pytest.mark.spec("BLD-22.2")
+def test_replaced_upload_is_not_returned_to(scene: Scene) -> None:
+    (good,), _bad = scene.build(50, "east"), scene.build(20, "east")
+    scene.back()
+    (newer,) = scene.build(10, "east")
+    scene.zk.deleteUpload(IMAGE, good.build_id, "east", good.id)
+    assert scene.back().impossible and scene.used("east") == newer.build_id
 
 
 @pytest.mark.spec("BLD-22.2")

@@ -237,3 +237,72 @@ def test_launch_fails_as_usual_if_the_rollback_is_refused(
     scene.fail(2)
     refused = "Image img of fake-provider is not rolled back: somebody has changed it"
     assert sum(record.getMessage().endswith(refused) for record in caplog.records) == 2
+
+
+# -- canaries
+
+
+@pytest.mark.spec("BLD-24.1")
+def test_one_launch_tries_a_new_image_and_no_request_fails(scene: Scene) -> None:
+    scene.start(retries=2, canary=1)
+    assert [scene.serve() for _ in range(3)] == [OLD] * 3
+    assert scene.tried == [NEW] * 3 and scene.in_force == [NEW]
+
+
+@pytest.mark.spec("BLD-24.1: at most as many as have to start")
+def test_burst_uses_the_previous_image_until_the_new_one_has_started(scene: Scene) -> None:
+    scene.start(canary=2)
+    bench, cloud = scene.bench, scene.bench.cloud("fake-provider")
+    scene.broken.clear()
+    cloud.pause_creates = True
+    requests = [bench.submit("fake-label") for _ in range(5)]
+    wait_for(lambda: len(cloud._server_list) == 5)
+    images = sorted(str(server["image"]["id"]) for server in cloud.list_servers())
+    assert images == sorted([NEW] * 2 + [OLD] * 3)
+    cloud.pause_creates = False
+    for server in list(cloud._server_list):
+        server.event.set()
+    for request in requests:
+        bench.wait_request(request, "fulfilled")
+    assert scene.serve() == NEW
+
+
+@pytest.mark.spec("BLD-24.1")
+def test_launcher_knows_the_machines_that_others_have_started(scene: Scene) -> None:
+    pool = scene.start(canary=1)
+    path = scene.bench.zk._imageUploadPath("img", scene.new.build_id, "fake-provider")
+    node = scene.bench.ready_node(
+        "fake-provider", "main", "other", image_id=f"{path}/{scene.new.id}"
+    )
+    wait_for(lambda: pool.zk.getCachedNode(node.id) is not None)
+    scene.broken.clear()
+    cloud = scene.bench.cloud("fake-provider")
+    requests = [scene.bench.submit("fake-label") for _ in range(3)]
+    for request in requests:
+        scene.bench.wait_request(request, "fulfilled")
+    assert {str(server["image"]["id"]) for server in cloud.list_servers()} == {NEW}
+
+
+@pytest.mark.spec("BLD-24.2")
+def test_only_upload_is_used_by_all_launches(scene: Scene) -> None:
+    pool = scene.start(canary=1)
+    scene.bench.zk.deleteUpload("img", scene.old.build_id, "fake-provider", scene.old.id)
+    wait_for(lambda: len(pool.zk.readImages().uploads) == 1)
+    scene.broken.clear()
+    cloud = scene.bench.cloud("fake-provider")
+    cloud.pause_creates = True
+    for _ in range(2):
+        scene.bench.submit("fake-label")
+    wait_for(lambda: len(cloud._server_list) == 2)
+    assert {str(server["image"]["id"]) for server in cloud.list_servers()} == {NEW}
+    cloud.pause_creates = False
+    for server in list(cloud._server_list):
+        server.event.set()
+
+
+@pytest.mark.spec("BLD-23.2, BLD-24.1: the number of attempts has a limit")
+def test_launch_ends_if_both_images_fail(scene: Scene) -> None:
+    scene.broken[OLD] = scene.broken[NEW]
+    scene.start(retries=2, canary=1, **{"rollback-after": 1})
+    scene.fail(3)
+    assert len(scene.tried) <= 9

@@ -6,10 +6,11 @@ from tests.world.mutation import Mutation
 
 #: Modules.
 _IN_ROLLBACK = "nodepool.zk.rollback"
-_IN_COUNT = "nodepool.driver.statemachine.failing_uploads"
+_IN_COUNT = "nodepool.driver.statemachine.upload_trials"
 _IN_LAUNCHER = "nodepool.driver.statemachine.launcher"
 #: Files of tests.
 _ROLLBACK = "tests/integration/zk/test_rollback.py::"
+_TRIALS = "tests/unit/driver/statemachine/test_upload_trials.py::"
 _DIRECTED = "tests/world/directed/test_image_rollback.py::"
 
 GUARDS: dict[str, Mutation] = {
@@ -35,19 +36,45 @@ GUARDS: dict[str, Mutation] = {
         _IN_ROLLBACK,
         "                and (mark is None or mark.undone)\n",
         "",
-        f"{_ROLLBACK}test_newer_upload_becomes_current_and_replaced_ones_are_not_used_again",
+        f"{_ROLLBACK}test_replaced_upload_is_not_returned_to",
     ),
     "images-that-have-worked-are-rolled-back": Mutation(
         _IN_COUNT,
-        "if failures is None:",
-        "if failures is None and False:",
-        f"{_DIRECTED}test_image_that_has_worked_once_is_not_rolled_back",
+        "return not trial.started and trial.failures >= most",
+        "return trial.failures >= most",
+        f"{_TRIALS}test_launches_of_the_previous_upload_do_not_count_for_the_new_one",
     ),
     "nodes-of-others-are-ignored": Mutation(
         _IN_COUNT,
-        "if any(node.image_id == path and node.state in STARTED for node in zk.nodeIterator()):",
-        "if False:",
+        "if machines := _machines(zk, upload):",
+        "if machines := 0:",
         f"{_DIRECTED}test_image_of_running_nodes_of_others_is_not_rolled_back",
+    ),
+    "all-launches-try-new-images": Mutation(
+        _IN_COUNT,
+        "trial.launches.add(launch)",
+        "pass",
+        f"{_DIRECTED}test_burst_uses_the_previous_image_until_the_new_one_has_started",
+    ),
+    "ended-launches-try-images": Mutation(
+        _IN_COUNT,
+        """        with self._lock:
+            self._trial(upload).launches.discard(launch)
+""",
+        "        pass\n",
+        f"{_TRIALS}test_ended_launch_lets_another_one_try",
+    ),
+    "each-attempt-tries-new-images": Mutation(
+        _IN_COUNT,
+        "if first and trial",
+        "if trial",
+        f"{_DIRECTED}test_one_launch_tries_a_new_image_and_no_request_fails",
+    ),
+    "launches-end-only-with-a-good-image": Mutation(
+        _IN_LAUNCHER,
+        "if upload_path(upload) in replaced:",
+        "if True:",
+        f"{_DIRECTED}test_launch_ends_if_both_images_fail",
     ),
     "decisions-of-operators-are-ignored": Mutation(
         _IN_ROLLBACK,
