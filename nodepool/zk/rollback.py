@@ -105,12 +105,12 @@ def rolled_back(data: ImageData) -> list[Switch]:
 def earlier_upload(data: ImageData, current: ImageUpload) -> ImageUpload | None:
     """Return the upload to use instead of the current one.
 
-    None: there is none, or the current one is what somebody has returned to.
+    None: there is none, or this is not the current one, or somebody has returned to it.
     """
     uploads = _Uploads(data, current.image_name or "", current.provider_name or "")
-    if not uploads.ready or next(uploads.replaced(), None) is not None:
+    if [upload_path(each) for each in uploads.ready[:1]] != [upload_path(current)]:
         return None
-    return uploads.earlier()
+    return None if next(uploads.replaced(), None) is not None else uploads.earlier()
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ class UploadTrials:
         :raises RollbackRefused: somebody has changed one of the uploads at the same time.
         :raises KazooException, TimeoutError: ZooKeeper does not answer.
         """
+        if earlier_upload(zk.readImages(), upload) is None:
+            return None
         if machines := _machines(zk, upload):
             self.started(upload, machines)
             return None

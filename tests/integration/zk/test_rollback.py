@@ -10,7 +10,14 @@ import pytest
 
 from nodepool.zk import paths
 from nodepool.zk.records import DELETING, READY, ImageBuild, ImageUpload
-from nodepool.zk.rollback import Result, RollbackRefused, Rollbacks, rolled_back, upload_path
+from nodepool.zk.rollback import (
+    Result,
+    RollbackRefused,
+    Rollbacks,
+    earlier_upload,
+    rolled_back,
+    upload_path,
+)
 from tests.conftest import Chroot, wait_for
 from tests.support.interference import OtherClient, sets
 
@@ -178,6 +185,19 @@ def test_replaced_upload_is_not_returned_to(scene: Scene) -> None:
     (newer,) = scene.build(10, "east")
     scene.zk.deleteUpload(IMAGE, good.build_id, "east", good.id)
     assert scene.back().impossible and scene.used("east") == newer.build_id
+
+
+@pytest.mark.spec("BLD-24.2")
+def test_launches_try_only_current_uploads_that_nobody_has_returned_to(scene: Scene) -> None:
+    (oldest,), (old,), (new,) = (scene.build(age, "east") for age in (90, 50, 20))
+
+    def earlier(upload: ImageUpload) -> str | None:
+        found = earlier_upload(scene.zk.readImages(cached=False), upload)
+        return None if found is None else found.build_id
+
+    assert [earlier(each) for each in (new, old, oldest)] == [old.build_id, None, None]
+    scene.back()
+    assert [earlier(each) for each in (new, old, oldest)] == [None] * 3
 
 
 @pytest.mark.spec("BLD-22.2")
