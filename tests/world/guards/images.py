@@ -70,12 +70,6 @@ GUARDS: dict[str, Mutation] = {
         "if trial",
         f"{_DIRECTED}test_one_launch_tries_a_new_image_and_no_request_fails",
     ),
-    "launches-end-only-with-a-good-image": Mutation(
-        _IN_LAUNCHER,
-        "if upload_path(upload) in replaced:",
-        "if True:",
-        f"{_DIRECTED}test_launch_ends_if_both_images_fail",
-    ),
     "decisions-of-operators-are-ignored": Mutation(
         _IN_ROLLBACK,
         "or current.rolled_back is not None",
