@@ -22,6 +22,7 @@ AUDITED = {
     "hold": ("node", "ids"),
     "erase": ("provider", "provider"),
     "recover": ("node", "ids"),
+    "retry": ("label", "labels"),
     "request create": ("label", "labels"),
     "request cancel": ("request", "ids"),
     "request accept": ("request", "id"),

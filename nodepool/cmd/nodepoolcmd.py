@@ -35,7 +35,7 @@ COMMANDS = {
         "image-log",
     ),
     "aliens": ("alien-image-list",),
-    "providers": ("info", "erase", "problem-list"),
+    "providers": ("info", "erase", "problem-list", "retry"),
     "data": ("export-image-data", "import-image-data"),
     "configuration": ("config-validate", "plan", "config-schema"),
     "requests": ("request-list", "request"),

@@ -1,4 +1,4 @@
-"""``info`` and ``erase``: the records of one provider; ``problem-list``."""
+"""``info`` and ``erase``: the records of one provider; ``problem-list``; ``retry``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import contextlib
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
+from nodepool.base.names import did_you_mean
 from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_listing, add_table
 from nodepool.zk import paths
+from nodepool.zk.failures import Failures
+from nodepool.zk.mirror import notes
 
 
 def register(subparsers: Subparsers) -> None:
@@ -23,6 +26,11 @@ def register(subparsers: Subparsers) -> None:
         status.problem_list,
         "list problems of providers, labels and images, with suggestions",
     )
+    parser = add_command(
+        subparsers, "retry", retry, "launch nodes of labels again whose launches kept failing"
+    )
+    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label")
+    parser.add_argument("--provider", metavar="PROVIDER", help="only in this provider")
 
 
 def info(context: Context) -> None:
@@ -73,3 +81,22 @@ def erase(context: Context) -> None:
     for node in zk.readNodes():
         if node.provider == provider:
             zk.deleteRawNode(node.id or "")
+
+
+def retry(context: Context) -> None:
+    known, provider = context.zk.readNotes(Failures), context.args.provider
+    if provider:
+        known = [record for record in known if record.provider == provider]
+        context.check_provider(provider, bool(known))
+    for label in dict.fromkeys(",".join(context.args.labels).split(",")):
+        found = [record for record in known if record.label == label]
+        for record in found:
+            notes.remove(context.kazoo, record)
+            print(f"Launches of label {label} in provider {record.provider} may start again.")
+        if not found and label in context.config.labels:
+            print(f"No launches of label {label} have failed.")
+        elif not found:
+            context.refuse(
+                f"label {label} is not in {context.args.config}"
+                f"{did_you_mean(label, context.config.labels)}"
+            )

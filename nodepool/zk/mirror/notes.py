@@ -18,6 +18,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.drains import Drain
+from nodepool.zk.failures import Failures
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError, parse_object
 
@@ -41,7 +42,7 @@ class Note(Protocol):
 
 
 #: The class of the records of each kind; others are ignored, as those of newer launchers.
-KINDS: dict[str, type[Note]] = {"drain": Drain}
+KINDS: dict[str, type[Note]] = {"drain": Drain, "failures": Failures}
 
 N = TypeVar("N", bound=Note)
 
@@ -84,6 +85,9 @@ class NoteTree(Tree[Any]):
         if values is None:
             raise RecordError("the znode is empty")
         self._replace(parts[0], (KINDS[kind].parse(unquote(name), values), stat.version))
+
+    def store_own(self, parts: list[str], path: str, record: Note, stat: ZnodeStat) -> None:
+        self._replace(parts[0], (record, stat.version))
 
     def vanished(self, parts: list[str], path: str) -> None:
         self._replace(parts[0], None)
