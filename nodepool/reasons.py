@@ -49,6 +49,7 @@ class Code(_Text):
     SWITCHED_OFF = "max-concurrency is 0"
     DRAINED = "{what} is drained{why}"
     MAX_CONCURRENCY = "max-concurrency reached: {active} launches are running"
+    LAUNCHES_FAIL = "launches of {labels} keep failing: {error}"
     NO_FREE_NODE = "no free node of {labels}"
     BEING_TAKEN = "all free nodes are being assigned to earlier requests: {labels}"
     NOTHING_FREE = "nothing free"
@@ -84,6 +85,8 @@ HELP: dict[_Text, str] = {
     Code.DRAINED: "`nodepool undrain {what}` ends it",
     Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait until running launches "
     "end",
+    Code.LAUNCHES_FAIL: "repair what the reason names, then run `nodepool retry {labels}`; "
+    "otherwise one request at a time is tried when fewer of the failures lie within the last hour",
     Code.NO_FREE_NODE: _NODES,
     Code.NOTHING_FREE: _NODES,
     Code.PROVIDER_QUOTA: f"raise the quota of provider {{provider}}, {_HELD}",
@@ -124,6 +127,7 @@ HEADLINES: dict[_Text, str] = {
     Code.LAUNCHING: "Nodes are being launched",
     Code.NOT_LOOKED_AT: "Queued for scheduling",
     Code.BUSY: "Queued for scheduling",
+    Code.LAUNCHES_FAIL: "Launches of {labels} keep failing in {provider}",
     Code.NO_FREE_NODE: "No free node of {labels}",
     Code.NO_ROOM: "No capacity for {labels}",
     Code.BEING_TAKEN: "Free nodes are being assigned: {labels}",

@@ -228,6 +228,13 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
     )
     driver: DriverConfig = option(str, cast(Any, "openstack"), "name of the driver", stored=False)
     max_concurrency: int = option(int, -1, "maximum concurrent launches; 0: none", shown="no limit")
+    max_launch_failures_per_hour: int = option(
+        int,
+        5,
+        "*new*: failed launches in a row, of each label, after which no more are started, see "
+        ":doc:`operation/nodes`; at most 100; 0 or -1: no limit",
+        convert=whole,
+    )
     priority: int | None = option(
         int, None, "of the provider's pools; lower is preferred", shown="100"
     )

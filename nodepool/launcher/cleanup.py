@@ -246,6 +246,7 @@ class CleanupWorker(threading.Thread):
                 continue
             self._last_full = self.state.clock.monotonic()
             self._task("request locks", self._sweep_request_locks)
+            self._task("records of failed launches", self.state.launch_failures.expire)
             self._task("ready nodes", self._check_ready_nodes)
             self._task("leaked resources", self._leaks)
             self._task("all nodes", self.nodes.check_all)

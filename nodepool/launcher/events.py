@@ -15,6 +15,7 @@ from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.reasons import Code
+from nodepool.zk.drains import Drain
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
@@ -47,6 +48,8 @@ class LauncherEvents:
         self._session_was_lost = False
         #: Version of the component tree when declines were last checked again.
         self._offers_version = -1
+        #: The drains in force.
+        self._drains: list[Drain] = []
 
     def attach(self, zk: ZooKeeper) -> None:
         """Start to listen; must be called before the connection is established."""
@@ -58,7 +61,7 @@ class LauncherEvents:
         zk.request_tree.listeners.append(self._state.declines.request_changed)
         zk.component_tree.listeners.append(self._component_changed)
         zk.image_tree.listeners.append(self._image_changed)
-        zk.note_tree.listeners.append(self._notes_changed)
+        zk.note_tree.listeners.append(lambda: self._notes_changed(zk))
         for tree in zk.trees:
             tree.sync_listeners.append(self._tree_synced)
         zk.client.state_listeners.append(self._state_changed)
@@ -68,6 +71,7 @@ class LauncherEvents:
     def all_synced(self) -> None:
         """Check everything, because the mirror is complete (again)."""
         self._feed.begin()
+        self._state.launch_failures.flush()
         self._assignment.rebuild()
         self._nodes.check_all()
         self._cleanup.wake()
@@ -168,6 +172,19 @@ class LauncherEvents:
             for node_id in list(self._state.zk.node_tree.by_request.get(request_id, ())):
                 self._nodes.check_soon(node_id)
 
+    def _notes_changed(self, zk: ZooKeeper) -> None:
+        self._state.launch_failures.changed(zk.note_tree)
+        self._assignment.recheck(Code.LAUNCHES_FAIL)
+        drains = zk.note_tree.of(Drain)
+        if drains != self._drains:
+            self._drains = drains
+            for worker in self._state.workers.values():
+                worker.refresh()
+            self._assignment.wake()
+            self._min_ready.wake()
+            self._cleanup.drains_changed()
+            self._nodes.check_all()
+
     def _component_changed(self, _path: str, gone: bool) -> None:
         tree = self._state.zk.component_tree if self._state.zk is not None else None
         version = tree.offers_version if tree is not None else -1
@@ -176,14 +193,6 @@ class LauncherEvents:
         self._offers_version = version
         if gone:
             self._cleanup.wake()  # a launcher may have died: its requests have to be recovered
-
-    def _notes_changed(self) -> None:
-        for worker in self._state.workers.values():
-            worker.refresh()
-        self._assignment.wake()
-        self._min_ready.wake()
-        self._cleanup.drains_changed()
-        self._nodes.check_all()
 
     def _image_changed(self, _image: str) -> None:
         self._assignment.wake(recheck=True)

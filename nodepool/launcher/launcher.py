@@ -18,7 +18,7 @@ from kazoo.exceptions import KazooException
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.clock import MOST_SKEW
-from nodepool.base.problems import LOG, Problem, as_record_list, image_problems, one_line
+from nodepool.base.problems import LOG, REMEDIES, Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import applied_message
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config, ProviderConfig
@@ -297,7 +297,17 @@ class NodePool(threading.Thread):
                     text, help="synchronize the clocks of launchers and ZooKeeper servers (NTP)"
                 )
             )
-        return found + provider_problems(config) + self.node_reconciler.problems() + records
+        stopped = self.state.launch_failures.problems(config)
+        named = {(problem.provider, problem.label) for problem in stopped}
+        found += stopped
+        found += [
+            # The last launch is part of the other one, which has another remedy.
+            problem
+            for problem in provider_problems(config)
+            if (problem.provider, problem.label) not in named
+            or problem.help not in (REMEDIES["launch"], REMEDIES["scan"])
+        ]
+        return found + self.node_reconciler.problems() + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""

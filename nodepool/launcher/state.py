@@ -13,6 +13,7 @@ from nodepool.config.model import Config
 from nodepool.driver.lifecycle import STARTING
 from nodepool.driver.request.base import RequestHandler, RequestHost
 from nodepool.launcher.drains import Drains
+from nodepool.launcher.failures import LaunchFailures
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.requests.declines import Declines
 from nodepool.metrics.launches import normalize_statsd_name
@@ -44,6 +45,7 @@ class LauncherState:
         self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
         self.drains = Drains(lambda: self.zk, lambda: self.config, clock, self.server_time)
+        self.launch_failures = LaunchFailures(lambda: self.zk, clock)
         #: The configured pools by launcher id; replaced as a whole, before a new one starts.
         self.workers: Mapping[str, Pool] = {}
         #: The handlers of this launcher by the id of their request.

@@ -50,6 +50,7 @@ ORDER = [
         Code.REFUSED_BY_CLOUD,
         Code.PROVIDER_QUOTA,
         Code.POOL_LIMIT,
+        Code.LAUNCHES_FAIL,
         Code.NO_FREE_NODE,
         Code.NOTHING_FREE,
         Code.NOTHING_FREE_NO_EVENT,

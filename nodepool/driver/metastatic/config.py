@@ -7,7 +7,7 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, inherited, load, option, schema
+from nodepool.base.option import REQUIRED, changed, inherited, load, option, schema
 from nodepool.config.errors import UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.provider import Driver
@@ -105,6 +105,10 @@ class MetastaticProviderConfig(ProviderConfig):
     boot_timeout: float = option(int, 120, "seconds until the slot's port answers")
     launch_timeout: float = option(int, 3600, "seconds for the whole launch")
     launch_retries: int = option(int, 3, "attempts in total")
+    # A failed slot is no failed machine.
+    max_launch_failures_per_hour: int = changed(
+        ProviderConfig.max_launch_failures_per_hour, default=-1, shown="no limit"
+    )
     rate: float = option(float, 1, "", hidden=True)
     _pools: dict[str, MetastaticPool] = option(
         [MetastaticPool], {}, "groups of labels", name="pools", key=v.Required, stored=False

@@ -8,7 +8,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.base.option import REQUIRED, at, derived, entries, load, option, rows
+from nodepool.base.option import REQUIRED, at, changed, derived, entries, load, option, rows
 from nodepool.config.model import Config
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.common.options import NUMBER
@@ -250,6 +250,10 @@ class NodeManagerProviderConfig(ProviderConfig):
         "seconds for the whole launch, including that of a backing node",
     )
     launch_retries: int = option(int, 3, "attempts in total")
+    # A failed sliver is no failed machine.
+    max_launch_failures_per_hour: int = changed(
+        ProviderConfig.max_launch_failures_per_hour, default=-1, shown="no limit"
+    )
     rate: float = option(NUMBER, 100, "calls per second")
     # Slivers that are spread over backing nodes would keep all of them in use.
     placement: str = option(

@@ -50,6 +50,35 @@ class NodeRequestHandlerNotifications:
         """End launches without a result after the loss of all node locks."""
 
 
+#: Path, data and expected version of a write.
+Trial = tuple[str, bytes, int]
+
+
+class LaunchFailures(Protocol):
+    """Labels whose launches keep failing."""
+
+    def blocked(
+        self, provider: ProviderConfig, labels: Iterable[str], request_id: str | None = None
+    ) -> tuple[list[str], Reason] | None:
+        """Return the labels of which no nodes may be launched now, and why.
+
+        :param labels: one for each node.
+        :param request_id: of the request that they are for; its running launches do not count.
+        """
+
+    def trials(self, provider: ProviderConfig, labels: Iterable[str]) -> list[Trial]:
+        """Return the writes with which only one launcher at a time starts a trial.
+
+        Ask for them before :meth:`blocked`.
+        """
+
+    def failed(self, provider: ProviderConfig, label: str, error: str) -> bool:
+        """Count a failed launch; return whether its request must not try again."""
+
+    def succeeded(self, provider: ProviderConfig, label: str) -> None:
+        """Forget the failures, because a launch has succeeded."""
+
+
 class Launcher(Protocol):
     """The launcher of a pool."""
 
@@ -57,6 +86,10 @@ class Launcher(Protocol):
     #: Ids of free nodes that a handler is about to assign, with the claim on each; claim them with
     #: `setdefault`.
     claims: dict[str | None, object]
+
+    @property
+    def launch_failures(self) -> LaunchFailures:
+        """Return which labels must not be launched."""
 
     @property
     def statsd(self) -> StatsClient | None:

@@ -163,6 +163,14 @@ class Life(Engine):
                 break
         if not step.created:
             host.capacity.end_creation(handler)
+            return True
+        labels, failures = [label for label, _ in step.created], host.nodepool.launch_failures
+        step.trials = failures.trials(handler.provider, labels)
+        failing = failures.blocked(handler.provider, labels, handler.request.id)
+        if failing is not None:  # since the request was offered, or while it was paused
+            step.forget()
+            host.capacity.promise_released()
+            raise End(Outcome(How.RETURNED, wait_for=failing[1]))
         return True
 
     def _wait_for_room(self, short: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.driver.quota.support import QuotaSupport
-from nodepool.driver.request.base import NodeRequestHandlerNotifications, RequestHandler
+from nodepool.driver.request.base import NodeRequestHandlerNotifications, RequestHandler, Trial
 from nodepool.driver.request.state import LabelRecorder
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -27,6 +27,8 @@ class Step:
     created: list[tuple[str, zk.Node]] = field(default_factory=list)
     #: The label without quota.
     short: str | None = None
+    #: Of labels whose launches keep failing.
+    trials: list[Trial] = field(default_factory=list)
     #: Further nodes are to be chosen when this has been written.
     more: bool = False
     #: Accepted and fulfilled in one transaction.
@@ -134,6 +136,8 @@ class Step:
             self.indexes[id(node)] = txn.create(
                 f"{paths.NODES}/", node.serialize(), sequence=True, tree=tree, record=record
             )
+        for trial in self.trials:
+            txn.set(*trial)
         return txn
 
     def _add_request(self, txn: Txn, known: Mapping[str, bool]) -> None:

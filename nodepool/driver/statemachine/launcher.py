@@ -56,6 +56,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.provider_config = provider_config
         self.zk = handler.zk
         self.manager = handler.manager
+        self._failures = handler.pw.nodepool.launch_failures
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.StateMachineNodeLauncher.{provider_config.name}"),
             event_id=handler.request.event_id,
@@ -73,6 +74,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self._image_external_id: object = None
         #: The upload that the present attempt uses.
         self._upload: zk.ImageUpload | None = None
+        #: The attempt failed because of an upload that is replaced now.
+        self._blameless = False
         self._pace = Pace(self.wake)
         #: The stored record, and the last one that was sent.
         self._saved_external_id: object = node.external_id
@@ -234,9 +237,10 @@ class StateMachineNodeLauncher(StatsReporter):
                 raise
             except exceptions.FOREIGN as error:
                 yield from self._report_failure(error)
+                stopped = self._count_failure(error)
             self.node.external_id = remains = self._external_id()
             self._abandon_machine()
-            if self.attempts >= self.retries:
+            if stopped or self.attempts >= self.retries:
                 # Also store that nothing was created after all: an object with the planned name may
                 # belong to others.
                 self._end(
@@ -251,6 +255,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.refusals.succeeded(self.node.type[0])
         if self._upload is not None:
             self.manager.upload_trials.started(self._upload)
+        self._failures.succeeded(self.provider_config, self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
     def _pause(self, seconds: float) -> Passes[None]:
@@ -449,6 +454,9 @@ class StateMachineNodeLauncher(StatsReporter):
         replaced = [upload_path(each.replaced) for each in rolled_back(self.zk.readImages())]
         if upload_path(upload) in replaced:
             self.retries = max(self.retries, self.attempts + 1)
+            # The failures are those of the replaced upload.
+            self._blameless = True
+            self._failures.succeeded(self.provider_config, self.node.type[0])
         if done is None:
             return
         self.log.warning("%s", done)
@@ -456,6 +464,20 @@ class StateMachineNodeLauncher(StatsReporter):
         identity = Identity(f"launcher {host}", "launcher", Role.ADMIN)
         note = None if feed is None else feed.note
         audit.record(note, identity, host, "image-rollback", f"image {image}", "ok")
+
+    def _count_failure(self, error: BaseException) -> bool:
+        """Count the failure of a machine or a refused creation; return whether to give up."""
+        blameless, self._blameless = self._blameless, False
+        if blameless or isinstance(
+            error, (KazooException, CallsStopped, exceptions.CapacityException)
+        ):
+            return False
+        # Without an answer of the cloud nothing is known about the label.
+        silent = isinstance(error, (OSError, exceptions.TimeoutException))
+        if self.state_machine is None or (silent and self._external_id() is None):
+            return False
+        text = one_line(str(error) or repr(error))
+        return self._failures.failed(self.provider_config, self.node.type[0], text)
 
     def _abandon_machine(self) -> None:
         """Abandon the machine: it removes what a call in progress may still create."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter
@@ -169,16 +170,35 @@ class PoolAdmission(Pool):
                 reason = because(Code.NO_FREE_NODE, labels=",".join(sorted(short)))
                 self.note_full(short, reason)
                 return reason
-        return None
+        return self._launches_fail(provider, cls)
+
+    def _launches_fail(self, provider: ProviderConfig, cls: RequestClass) -> Reason | None:
+        """Return why no nodes may be launched for the class, unless enough of them are ready."""
+        failing = self.nodepool.launch_failures.blocked(provider, cls.key.node_types)
+        if failing is None or (cls.key.reuse and self._has_ready(cls, failing[0])):
+            return None
+        self.note_full(*failing)
+        return failing[1]
+
+    def _has_ready(self, cls: RequestClass, labels: list[str]) -> bool:
+        tree = self.nodepool.zk.node_tree
+        for label in labels:
+            free = tree.iter_free(self.provider_name, self.pool_name, label)
+            wanted = cls.key.node_types.count(label)
+            if len(list(itertools.islice(free, wanted))) < wanted:
+                return False
+        return True
 
     def _has_none(self, label: str) -> bool:
-        """Return whether a request waits for the label, and certainly no node of it is free."""
-        manager = self.getProviderManager()
+        """Return whether a request waits for the label, and certainly no node of it is free, or
+        can be launched.
+        """
+        provider, manager = self.getProviderConfig(), self.getProviderManager()
+        none_free = counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
+        failures = self.nodepool.launch_failures
         return (
-            counts_labels(manager)
-            and manager.getLabelQuota().get(label, 0) <= 0
-            and self.assignment.is_wanted(label)
-        )
+            none_free or (provider is not None and failures.blocked(provider, [label]) is not None)
+        ) and self.assignment.is_wanted(label)
 
     def note_full(self, labels: list[str], reason: Reason) -> None:
         """Record that there is no capacity for these labels, and publish it.
@@ -244,5 +264,6 @@ class PoolAdmission(Pool):
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
             self.assignment.recheck(Code.MAX_CONCURRENCY)
+        self.assignment.recheck(Code.LAUNCHES_FAIL)
         if counts_labels(self.getProviderManager()):
             self.assignment.recheck(Code.BEING_TAKEN)

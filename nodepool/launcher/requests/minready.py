@@ -197,6 +197,8 @@ class MinReady(threading.Thread):
             return False
         if self.state.drains.of_pool(pool, [label.name]) is not None:
             return False
+        if self.state.launch_failures.blocked(provider, [label.name]) is not None:
+            return False
         if not provider.manage_images:
             return True
         pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None

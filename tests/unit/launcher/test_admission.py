@@ -21,7 +21,7 @@ class Room(PoolAdmission):
     offer = ask = refresh = Mock()
 
     def __init__(self) -> None:
-        self.assignment = Mock()
+        self.assignment = self.nodepool = Mock()
         self.published = 0
         self.asked: list[frozenset[str]] = []
         self.label, self.paused_handlers, self.request_handlers, self.backlog = (
@@ -34,6 +34,9 @@ class Room(PoolAdmission):
 
     def getProviderManager(self) -> Any:
         return SimpleNamespace()
+
+    def getProviderConfig(self) -> Any:
+        return None
 
     def getPoolConfig(self) -> Any:
         return SimpleNamespace(labels={"a": None})

@@ -65,6 +65,7 @@ class Parts:
             getPoolWorkers=lambda _provider: [part.worker],
             handlers=SimpleNamespace(get=lambda _id: self.handler),
             declines=part.declines,
+            launch_failures=part.launch_failures,
         )
         part.worker.pool_name = "main"
         LauncherEvents(
@@ -132,6 +133,7 @@ def request(state: str = records.REQUESTED, **values: Any) -> records.NodeReques
 
 EVERYTHING = {
     "feed.begin()",
+    "launch_failures.flush()",
     "assignment.rebuild()",
     "nodes.check_all()",
     "cleanup.wake()",
@@ -163,6 +165,14 @@ def test_lost_session_is_told_to_all_that_hold_something(parts: Parts) -> None:
     assert parts.state_changed(KazooState.CONNECTED) == {"cleanup.wake()"}, (
         "that session was not lost"
     )
+
+
+def test_changed_notes_have_requests_looked_at_whose_launches_fail(parts: Parts) -> None:
+    tell(parts.note_tree.listeners)
+    assert parts.woken() == {
+        f"launch_failures.changed({parts.note_tree!r})",
+        "assignment.recheck(<Code.LAUNCHES_FAIL: 'launches of {labels} keep failing: {error}'>)",
+    }
 
 
 @pytest.mark.parametrize("gone", [True, False])

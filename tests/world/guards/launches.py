@@ -8,8 +8,11 @@ from tests.world.mutation import Mutation
 _IN_LIFE = "nodepool.driver.request.life"
 _IN_WRITES = "nodepool.driver.request.writes"
 _IN_LAUNCHER = "nodepool.driver.statemachine.launcher"
+_IN_FAILURES = "nodepool.launcher.failures"
 _IN_PROTOCOL = "nodepool.zk.connection.protocol"
 #: Files of tests.
+_FAILURES = "tests/integration/zk/test_failures.py::"
+_FAILING = "tests/world/directed/test_launch_failures.py::"
 _PROTOCOL = "tests/integration/zk/test_protocol.py::"
 _STATES = "tests/unit/driver/request/test_states.py::"
 _ATTEMPTS = "tests/unit/driver/statemachine/test_launch_attempts.py::"
@@ -77,6 +80,36 @@ GUARDS: dict[str, Mutation] = {
         "repeated",
     ),
     # -- launches
+    "two-launchers-start-a-trial": Mutation(
+        _IN_FAILURES,
+        "found.append((notes.path(record), data, version))",
+        "found.append((notes.path(record), data, -1))",
+        f"{_FAILURES}test_only_one_launcher_starts_a_trial",
+    ),
+    "trials-that-are-being-read-are-unknown": Mutation(
+        _IN_FAILURES,
+        "for path in tree.changing()",
+        "for path in ()",
+        f"{_FAILURES}test_node_that_is_being_read_may_be_a_trial",
+    ),
+    "failed-launches-overwrite-each-other": Mutation(
+        _IN_FAILURES,
+        "txn.set(notes.path(record), data, stored[1], tree=tree, record=record)",
+        "txn.set(notes.path(record), data, tree=tree, record=record)",
+        f"{_FAILURES}test_failure_that_another_launcher_counted_meanwhile_is_kept",
+    ),
+    "requests-continue-after-the-last-allowed-failure": Mutation(
+        _IN_LAUNCHER,
+        "if stopped or self.attempts >= self.retries:",
+        "if self.attempts >= self.retries:",
+        f"{_FAILING}test_failing_launches_cost_five_machines_an_hour",
+    ),
+    "min-ready-ignores-failing-launches": Mutation(
+        "nodepool.launcher.requests.minready",
+        "if self.state.launch_failures.blocked(provider, [label.name]) is not None:",
+        "if False:",
+        f"{_FAILING}test_min_ready_creates_no_requests_while_launches_are_stopped",
+    ),
     "released-backing-nodes-get-nodes": Mutation(
         "nodepool.driver.backing.records",
         " and not self.releasing",

@@ -81,7 +81,10 @@ class Pool:
         self.creators: set[int] = set()
         self.capacity = self
         self.nodepool = SimpleNamespace(
-            clock=SYSTEM, claims=self.claims, decline=lambda *_args: None
+            clock=SYSTEM,
+            claims=self.claims,
+            decline=lambda *_args: None,
+            launch_failures=SimpleNamespace(trials=lambda *_args: [], blocked=lambda *_args: None),
         )
 
     def getZK(self) -> Any:
@@ -157,6 +160,7 @@ class World:
         synced.set()
         self.zk: Any = SimpleNamespace(
             node_tree=tree,
+            note_tree=SimpleNamespace(of=lambda _kind: []),
             request_tree=SimpleNamespace(get=lambda _id: self.request, synced=synced),
             kazoo_client=client,
             reservations=SimpleNamespace(

@@ -90,7 +90,13 @@ class Manager:
         label = SimpleNamespace(name=name, diskimage=None, cloud_image=image)
         handler: Any = SimpleNamespace(
             pw=SimpleNamespace(
-                nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None
+                nodepool=SimpleNamespace(
+                    statsd=None,
+                    launch_failures=SimpleNamespace(
+                        failed=lambda *_args: False, succeeded=lambda *_args: None
+                    ),
+                ),
+                progress=lambda _handler: None,
             ),
             manager=self,
             zk=SimpleNamespace(
