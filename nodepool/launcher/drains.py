@@ -21,6 +21,10 @@ from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 
+#: Seconds between two attempts to end a drain.
+TRY_AGAIN = 5.0
+
+
 class Drains:
     """The drains in force: those in the mirror.
 
@@ -42,6 +46,8 @@ class Drains:
     ) -> None:
         self._zk, self._config = zk, config
         self._clock, self._server_time = clock, server_time
+        #: When to try again (monotonic seconds): ZooKeeper may refuse, and the mirror may lag.
+        self._try_again = -math.inf
 
     def all(self) -> list[Drain]:
         zk = self._zk()
@@ -117,15 +123,15 @@ class Drains:
     def left(self) -> float:
         """Return the seconds until the next drain ends; infinite if none does."""
         ends = [drain.until - self._now() for drain in self.all() if drain.until is not None]
-        return max(0.0, min(ends, default=math.inf))
+        return max(min(ends, default=math.inf), self._try_again - self._clock.monotonic(), 0.0)
 
     def _now(self) -> float:
         return self._clock.time() - self._server_time.ahead()
 
     def end(self) -> None:
         """Delete the drains whose time has come; several launchers may try to."""
-        zk = self._zk()
-        now = self._now()
+        zk, now = self._zk(), self._now()
+        self._try_again = self._clock.monotonic() + TRY_AGAIN
         for drain in self.all() if zk is not None else ():
             if zk is not None and drain.until is not None and drain.until <= now:
                 with contextlib.suppress(BadVersionError):  # an operator has prolonged it

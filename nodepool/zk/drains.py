@@ -68,9 +68,10 @@ def _time(value: object) -> float:
 def names_of(node: Node) -> set[str]:
     """Return the names of the drains that apply to a node, whatever the configuration is."""
     place = node.external_id
-    hosts = {node.hostname, node.host_id, place.get("host") if isinstance(place, dict) else None}
+    found = (node.hostname, node.host_id, place.get("host") if isinstance(place, dict) else None)
+    hosts = {host for host in found if host and isinstance(host, str)}
     names = {f"provider {node.provider}", f"pool {node.provider}-{node.pool}"}
-    names |= {f"host {host}" for host in hosts if host}
+    names |= {f"host {host}" for host in hosts}
     return names | ({f"label {node.type[0]}"} if len(node.type) == 1 else set())
 
 
