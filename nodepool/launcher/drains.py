@@ -20,7 +20,6 @@ from nodepool.zk.mirror import notes
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
-
 #: Seconds between two attempts to end a drain.
 TRY_AGAIN = 5.0
 

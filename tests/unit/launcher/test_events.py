@@ -13,6 +13,7 @@ from kazoo.protocol.states import KazooState
 from nodepool.launcher.events import LauncherEvents
 from nodepool.reasons import Code
 from nodepool.zk import records
+from nodepool.zk.drains import Drain
 from nodepool.zk.mirror.requests import MIN_READY
 
 
@@ -42,7 +43,8 @@ class Parts:
             tree(),
             tree(offers_version=0),
         )
-        self.note_tree = tree()
+        self.drains: list[Drain] = []
+        self.note_tree = tree(of=lambda _kind: self.drains)
         trees = [self.node_tree, self.request_tree, self.image_tree, self.component_tree]
         self.zk = tree(
             node_tree=self.node_tree,
@@ -173,6 +175,19 @@ def test_changed_notes_have_requests_looked_at_whose_launches_fail(parts: Parts)
         f"launch_failures.changed({parts.note_tree!r})",
         "assignment.recheck(<Code.LAUNCHES_FAIL: 'launches of {labels} keep failing: {error}'>)",
     }
+
+
+def test_changed_drains_have_everything_checked(parts: Parts) -> None:
+    parts.drains = [Drain("label", "a", 1.0)]
+    tell(parts.note_tree.listeners)
+    assert {
+        "assignment.wake()",
+        "min_ready.wake()",
+        "cleanup.drains_changed()",
+        "nodes.check_all()",
+    } <= parts.woken()
+    tell(parts.note_tree.listeners)
+    assert "nodes.check_all()" not in parts.woken(), "the drains are the same"
 
 
 @pytest.mark.parametrize("gone", [True, False])
