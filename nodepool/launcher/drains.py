@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from kazoo.exceptions import BadVersionError
@@ -14,10 +14,11 @@ from nodepool.base import hostnames
 from nodepool.base.clock import Clock, ServerTime
 from nodepool.config.model import Config, ConfigPool, disk_image
 from nodepool.driver.provider import Provider
+from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, Reason, because
-from nodepool.zk.drains import Drain, covering, describe, names_of
+from nodepool.zk.drains import Drain, covering, describe, host_names, names_of
 from nodepool.zk.mirror import notes
-from nodepool.zk.records import Node
+from nodepool.zk.records import READY, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two attempts to end a drain.
@@ -53,34 +54,71 @@ class Drains:
         return zk.note_tree.of(Drain) if zk is not None and zk.note_tree.notes else []
 
     def of_pool(self, pool: ConfigPool, labels: Collection[str] = ()) -> Drain | None:
-        """Return why the pool gets no new nodes of these labels."""
-        drains = self.all()
-        if not drains or pool.provider is None:
+        """Return why the pool gets no new nodes of these labels.
+
+        Slots of backing nodes wait if no pool may launch their backing nodes.
+        """
+        if not self.all():
             return None
+        found = self._of_place(pool, labels)
+        for label in labels if found is None else ():
+            backing = getattr(self._entry(pool, label), "backing_label", None)
+            known = self._config().labels.get(backing) if isinstance(backing, str) else None
+            drains = [self._of_place(each, [known.name]) for each in known.pools] if known else []
+            found = found or (drains[0] if drains and all(drains) else None)
+        return found
+
+    def _of_place(self, pool: ConfigPool, labels: Collection[str]) -> Drain | None:
+        provider = pool.provider.name if pool.provider is not None else None
         names = {
             f"launcher {hostnames.short()}",
             f"launcher {hostnames.fqdn()}",
-            f"provider {pool.provider.name}",
-            f"pool {pool.provider.name}-{pool.name}",
+            f"provider {provider}",
+            f"pool {provider}-{pool.name}",
         }
         for label in labels:
-            names |= {f"label {label}", f"image {self._image(pool, label)}"}
-        return next((drain for drain in drains if drain.name in names), None)
+            image = disk_image(self._entry(pool, label))
+            names |= {f"label {label}"} | ({f"image {image.name}"} if image is not None else set())
+        return covering(self.all(), names)
 
-    def reason(self, pool: ConfigPool, labels: Collection[str], manager: Provider) -> Reason | None:
-        """Return why the pool accepts no requests; also if all its hosts are drained."""
+    @staticmethod
+    def _entry(pool: ConfigPool, label: str) -> object:
+        return pool.labels.get(label) if isinstance(pool.labels, dict) else None
+
+    def blocked(
+        self, pool: ConfigPool, labels: Iterable[str], manager: Provider | None
+    ) -> tuple[list[str], Reason] | None:
+        """Return the labels of which the pool gets no new nodes, and why.
+
+        These are all labels if all hosts of the provider are drained.
+        """
         if not self.all():
             return None
-        drain = self.of_pool(pool, labels)
-        if drain is None:
-            hosts = [self._of_host(row) for row in manager.describeHosts()]
-            drain = hosts[0] if hosts and all(hosts) else None
+        found = {label: self.of_pool(pool, [label]) for label in labels}
+        if not any(found.values()):
+            found = dict.fromkeys(found, self._of_all_hosts(pool, manager))
+        short = [label for label, drain in found.items() if drain is not None]
+        drain = found[short[0]] if short else None
         if drain is None:
             return None
-        return because(Code.DRAINED, what=drain.name, why=describe(drain))
+        return short, because(Code.DRAINED, what=drain.name, why=describe(drain))
+
+    def _of_all_hosts(self, pool: ConfigPool, manager: Provider | None) -> Drain | None:
+        """Return a drain if all hosts are drained.
+
+        Backing nodes of slots are not hosts, and only some of them are described.
+        """
+        slots = any(hasattr(self._entry(pool, label), "backing_label") for label in pool.labels)
+        if slots or manager is None or not any(drain.kind == "host" for drain in self.all()):
+            return None
+        try:
+            drains = [self._of_host(row) for row in manager.describeHosts()]
+        except FOREIGN:  # raised by a driver; its report shows the error
+            return None
+        return drains[0] if drains and all(drains) else None
 
     def _of_host(self, row: dict[str, Any]) -> Drain | None:
-        return covering(self.all(), {f"host {row['name']}"})
+        return covering(self.all(), host_names(str(row.get("name"))))
 
     def show_hosts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return descriptions of hosts in which drained ones cannot be used."""
@@ -99,23 +137,24 @@ class Drains:
         drains, zk = self.all(), self._zk()
         if not drains or zk is None:
             return None
-        provider = self._config().providers.get(node.provider or "")
-        pool = provider.pools.get(node.pool or "") if provider is not None else None
-        names = names_of(node)
-        if pool is not None:
-            images = {self._image(pool, label) for label in node.type}
-            names |= {f"image {image}" for image in images} if len(images) == 1 else set()
-        found = covering(drains, names)
-        place = node.driver_data
+        found, place = covering(drains, names_of(node)), node.driver_data
         if found is None and isinstance(place, dict) and "backing_node" in place:
             backing = zk.getCachedNode(str(place["backing_node"]))
             found = None if backing is None else covering(drains, names_of(backing))
         return found
 
-    @staticmethod
-    def _image(pool: ConfigPool, label: str) -> str | None:
-        image = disk_image(pool.labels.get(label)) if isinstance(pool.labels, dict) else None
-        return image.name if image is not None else None
+    def idle(self, label: str) -> int:
+        """Return the number of free nodes of a label that are not assigned because of drains."""
+        zk = self._zk()
+        if zk is None or not self.all():
+            return 0
+        return sum(
+            label in node.type
+            and (node.state, node.allocated_to) == (READY, None)
+            and not zk.node_tree.is_locked(node.id or "")
+            and self.of_node(node) is not None
+            for node in zk.node_tree.snapshot()
+        )
 
     # -- the end
 
@@ -132,7 +171,9 @@ class Drains:
         zk, now = self._zk(), self._now()
         self._try_again = self._clock.monotonic() + TRY_AGAIN
         for drain in self.all() if zk is not None else ():
-            if zk is not None and drain.until is not None and drain.until <= now:
-                with contextlib.suppress(BadVersionError):  # an operator has prolonged it
-                    if notes.remove(zk.kazoo_client, drain, zk.note_tree.version(drain)):
-                        self.log.info("The drain of %s has ended at its time", drain.name)
+            if zk is None or drain.until is None or drain.until > now:
+                continue
+            version = zk.note_tree.version(drain)
+            with contextlib.suppress(BadVersionError):  # an operator has prolonged it
+                if version >= 0 and notes.remove(zk.kazoo_client, drain, version):
+                    self.log.info("The drain of %s has ended at its time", drain.name)

@@ -176,7 +176,7 @@ class LauncherEvents:
         self._state.launch_failures.changed(zk.note_tree)
         self._assignment.recheck(Code.LAUNCHES_FAIL)
         drains = zk.note_tree.of(Drain)
-        if drains != self._drains:
+        if drains != self._drains and self._state.zk is not None:
             self._drains = drains
             for worker in self._state.workers.values():
                 worker.refresh()

@@ -9,6 +9,7 @@ request at a time is tried.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import threading
@@ -57,6 +58,7 @@ class LaunchFailures:
         self._waiting: dict[Key, list[Attempt]] = {}
         #: The last configuration of each provider, with its digest.
         self._digests: dict[str, tuple[ProviderConfig, str]] = {}
+        self._number = itertools.count()
 
     # -- decisions
 
@@ -154,9 +156,9 @@ class LaunchFailures:
         limit = _limit(provider)
         if limit <= 0:
             return False
-        self._add(
-            (provider.name, label), Attempt(self._digest(provider), self._clock.time(), error)
-        )
+        # Failures of the same moment differ in microseconds.
+        now = self._clock.time() + next(self._number) % 1000 * 1e-6
+        self._add((provider.name, label), Attempt(self._digest(provider), now, error))
         _record, times = self._failures(provider, label)
         stopped = len(self._recent(times)) >= limit
         if stopped:

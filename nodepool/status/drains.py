@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
 
 from nodepool.status.once import Facade
 from nodepool.status.results import Results
-from nodepool.zk.drains import Drain, covering, moment, names_of
+from nodepool.zk.drains import Drain, covering, host_names, moment, names_of
 from nodepool.zk.records import BUILDING, INIT, READY, Node
 
 COLUMNS = {
@@ -52,23 +52,11 @@ def remaining(zk: Facade, drain: Drain) -> list[Node]:
             for node in zk.readNodes()
             if node.state in (INIT, BUILDING) and str(node.launcher).startswith(prefixes)
         ]
-    image: dict[str, Any] = next(
-        (
-            entry
-            for report in zk.readReports()
-            if drain.kind == "image" and (entry := report["images"].get(drain.target))
-        ),
-        {"labels": [], "providers": []},
-    )
-    labels, providers = set(image["labels"]), set(image["providers"])
     static = static_providers(zk)
     return [
         node
         for node in zk.readNodes()
-        if (
-            covering([drain], names_of(node)) is not None
-            or (node.provider in providers and not labels.isdisjoint(node.type))
-        )
+        if covering([drain], names_of(node)) is not None
         and not (
             node.state == READY
             and node.allocated_to is None
@@ -90,14 +78,29 @@ def static_providers(zk: Facade) -> set[str]:
 def known_names(zk: Facade, kind: str) -> set[str]:
     """Return what can be drained: what a running launcher reports."""
     found: set[str] = set()
+    pools: set[tuple[str, str]] = set()
     for report in zk.readReports():
         providers = report["providers"]
+        pools |= {(name, pool) for name, one in providers.items() for pool in one["pools"]}
+        # Backing nodes, which metastatic describes, are no hosts.
+        rows = [
+            host
+            for one in providers.values()
+            for host in one["hosts"]
+            if one["driver"] != "metastatic"
+        ]
         found |= {
             "provider": set(providers) | set(report["not_running"]),
-            "pool": {f"{name}-{pool}" for name, one in providers.items() for pool in one["pools"]},
-            "host": {host["name"] for one in providers.values() for host in one["hosts"]},
+            "pool": set(),
+            "host": {
+                name.removeprefix("host ") for row in rows for name in host_names(row["name"])
+            },
             "image": set(report["images"]),
             "label": set(report["labels"]),
             "launcher": {report["hostname"]},
         }[kind]
+    if kind == "pool":
+        # A name that two pools share is not unique: neither can be meant.
+        names = Counter(f"{provider}-{pool}" for provider, pool in pools)
+        found = {name for name, count in names.items() if count == 1}
     return found

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from nodepool.texts import one_line
 from nodepool.zk.records import Node, RecordError
 
+#: A path of an upload, as in nodes of disk images; a host with several entries.
+_IMAGE, _ENTRY = re.compile(r"/nodepool/images/([^/]+)/builds/"), re.compile(r".+@(.+) port \d+\Z")
 #: What can be drained.
 KINDS = ("provider", "pool", "host", "image", "label", "launcher")
 
@@ -55,7 +59,15 @@ class Drain:
         since, until = _time(values.get("since")), values.get("until")
         until = None if until is None else _time(until)
         reason, by = (str(values.get(key) or "") for key in ("reason", "by"))
-        return cls(kind, target, since, until, reason, by, values.get("keep_idle") is True)
+        return cls(
+            kind,
+            target,
+            since,
+            until,
+            one_line(reason),
+            one_line(by),
+            values.get("keep_idle") is True,
+        )
 
 
 def _time(value: object) -> float:
@@ -72,7 +84,17 @@ def names_of(node: Node) -> set[str]:
     hosts = {host for host in found if host and isinstance(host, str)}
     names = {f"provider {node.provider}", f"pool {node.provider}-{node.pool}"}
     names |= {f"host {host}" for host in hosts}
+    # As the static driver names hosts that have several entries.
+    names.add(f"host {node.username}@{node.hostname} port {node.connection_port}")
+    image = _IMAGE.match(node.image_id) if isinstance(node.image_id, str) else None
+    names |= {f"image {image[1]}"} if image else set()
     return names | ({f"label {node.type[0]}"} if len(node.type) == 1 else set())
+
+
+def host_names(name: str) -> set[str]:
+    """Return the names of the drains that apply to a host which its driver calls so."""
+    found = _ENTRY.match(name)
+    return {f"host {name}"} | ({f"host {found[1]}"} if found else set())
 
 
 def covering(drains: Iterable[Drain], names: Container[str]) -> Drain | None:

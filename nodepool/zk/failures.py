@@ -53,7 +53,8 @@ class Failures:
             left = tuple(each for each in self.times if each[1] != attempt.config)
             return replace(self, times=left)
         times = sorted({*self.times, (attempt.failed_at, attempt.config)})
-        recent = [each for each in times if each[0] > times[-1][0] - MEMORY]
+        # Also without what a clock far ahead has recorded.
+        recent = [each for each in times if abs(each[0] - attempt.failed_at) < MEMORY]
         return replace(self, times=tuple(recent[-MOST:]), error=one_line(attempt.error))
 
     # -- as a note

@@ -161,7 +161,8 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
     def _left(self, record: BackingNodeRecord) -> float:
         """Return the seconds for which an idle backing node is still kept."""
         label = self._slots.provider._getLabel(record.label_name)
-        if label is None or record.failed or self._slots.is_drained(record):
+        drain = self._slots.drain_of(record)
+        if label is None or record.failed or (drain is not None and not drain.keep_idle):
             return 0.0
         now = time.time()
         return float(

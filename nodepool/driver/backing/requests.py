@@ -145,11 +145,11 @@ class BackingRequests(abc.ABC):
             and request.created_time == record.requested
         )
 
-    def is_drained(self, record: BackingNodeRecord) -> bool:
-        """Return whether the backing node gets no more nodes because an operator drains it."""
+    def drain_of(self, record: BackingNodeRecord) -> Drain | None:
+        """Return why the backing node gets no more nodes, if an operator drains it."""
         drains = self.zk.note_tree.of(Drain)
         node = self.live(record.node_id) if drains else None
-        return node is not None and covering(drains, names_of(node)) is not None
+        return None if node is None else covering(drains, names_of(node))
 
     def waits(self, node_id: str) -> bool:
         """Return whether a slot is being searched for this node here."""

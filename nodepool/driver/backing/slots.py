@@ -92,7 +92,7 @@ class BackingSlots(BackingRequests):
         """Return the record with a slot for this machine's node; call it under the lock."""
         label = machine.label
         oldest = time.time() - label.max_age if label.max_age is not None else None
-        return self.book.find_free(label.name, oldest, lambda record: not self.is_drained(record))
+        return self.book.find_free(label.name, oldest, lambda record: self.drain_of(record) is None)
 
     def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.name, label.max_parallel_jobs)
@@ -151,7 +151,7 @@ class BackingSlots(BackingRequests):
         """
         if record.node_id is None or record.lost or not record.hasAvailableSlot():
             return None
-        if self.is_drained(record):
+        if self.drain_of(record) is not None:
             return None
         for machine in list(self._waiting.values()):
             awaited, label = machine.record, machine.label

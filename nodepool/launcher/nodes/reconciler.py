@@ -123,9 +123,8 @@ class NodeReconciler(Reconciler[str]):
         drain = self.state.drains.of_node(node)
         if drain is not None:
             # A static machine would only be registered again; it is not assigned.
-            if not drain.keep_idle and not counts_labels(
-                self.state.config.provider_managers.get(node.provider or "")
-            ):
+            manager = self.state.config.provider_managers.get(node.provider or "")
+            if not (drain.keep_idle or manager is None or counts_labels(manager)):
                 self.discard(node, f"{drain.name} is drained{describe(drain)}")
             return None
         limits: list[float] = [

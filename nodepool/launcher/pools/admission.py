@@ -159,8 +159,9 @@ class PoolAdmission(Pool):
         pool = self.getPoolConfig()
         if not self.running or provider is None or manager is None or pool is None:
             return because(Code.NOT_RUNNING)
-        if (drained := self.nodepool.drains.reason(pool, cls.labels, manager)) is not None:
-            return drained
+        if (drained := self.nodepool.drains.blocked(pool, cls.labels, manager)) is not None:
+            self.note_full(*drained)
+            return drained[1]
         if provider.max_concurrency == 0:
             return because(Code.SWITCHED_OFF)
         if counts_labels(manager):
@@ -183,7 +184,12 @@ class PoolAdmission(Pool):
     def _has_ready(self, cls: RequestClass, labels: list[str]) -> bool:
         tree = self.nodepool.zk.node_tree
         for label in labels:
-            free = tree.iter_free(self.provider_name, self.pool_name, label)
+            free = (
+                node_id
+                for node_id in tree.iter_free(self.provider_name, self.pool_name, label)
+                if (node := tree.get(node_id)) is not None
+                and self.nodepool.drains.of_node(node) is None
+            )
             wanted = cls.key.node_types.count(label)
             if len(list(itertools.islice(free, wanted))) < wanted:
                 return False
@@ -195,9 +201,15 @@ class PoolAdmission(Pool):
         """
         provider, manager = self.getProviderConfig(), self.getProviderManager()
         none_free = counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
-        failures = self.nodepool.launch_failures
+        failures, drains, pool = (
+            self.nodepool.launch_failures,
+            self.nodepool.drains,
+            self.getPoolConfig(),
+        )
         return (
-            none_free or (provider is not None and failures.blocked(provider, [label]) is not None)
+            none_free
+            or (provider is not None and failures.blocked(provider, [label]) is not None)
+            or (pool is not None and drains.blocked(pool, [label], manager) is not None)
         ) and self.assignment.is_wanted(label)
 
     def note_full(self, labels: list[str], reason: Reason) -> None:

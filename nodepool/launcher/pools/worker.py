@@ -251,7 +251,8 @@ class PoolWorker(threading.Thread, PoolAdmission):
         pool = self.getPoolConfig()
         if pool is not None and self.nodepool.drains.all():
             for handler in self._paused_for():
-                if self.nodepool.drains.of_pool(pool, handler.request.node_types) is not None:
+                labels, manager = handler.request.node_types, self.getProviderManager()
+                if self.nodepool.drains.blocked(pool, labels, manager) is not None:
                     self.post(handler, handler.hand_back)
 
     def _publish(self) -> None:

