@@ -22,6 +22,7 @@ class Room(PoolAdmission):
 
     def __init__(self) -> None:
         self.assignment = self.nodepool = Mock()
+        self.nodepool.drains.blocked.return_value = None
         self.published = 0
         self.asked: list[frozenset[str]] = []
         self.label, self.paused_handlers, self.request_handlers, self.backlog = (

@@ -44,7 +44,7 @@ def test_drain_of_the_only_host_waits_for_its_jobs(
 
     thread = threading.Thread(target=run, name="drain")
     thread.start()
-    wait_for(lambda: bench.zk.readNotes(Drain))
+    wait_for(lambda: launcher.state.drains.all())
     waiting = bench.submit("small")
     wait_for(lambda: "host h0 is drained" in reason_for(launcher.assignment, waiting))
     wait_for(
