@@ -108,7 +108,8 @@ class Drains:
 
         Backing nodes of slots are not hosts, and only some of them are described.
         """
-        slots = any(hasattr(self._entry(pool, label), "backing_label") for label in pool.labels)
+        entries = [self._entry(pool, label) for label in pool.labels]
+        slots = any(getattr(entry, "backing_label", None) for entry in entries)
         if slots or manager is None or not any(drain.kind == "host" for drain in self.all()):
             return None
         try:
