@@ -468,9 +468,13 @@ class StateMachineNodeLauncher(StatsReporter):
     def _count_failure(self, error: BaseException) -> bool:
         """Count the failure of a machine or a refused creation; return whether to give up."""
         blameless, self._blameless = self._blameless, False
-        if blameless or isinstance(
-            error, (KazooException, CallsStopped, exceptions.CapacityException)
-        ):
+        others = (
+            KazooException,
+            CallsStopped,
+            exceptions.CapacityException,
+            exceptions.OfferRefusedException,
+        )
+        if blameless or isinstance(error, others):
             return False
         # Without an answer of the cloud nothing is known about the label.
         silent = isinstance(error, (OSError, exceptions.TimeoutException))

@@ -229,6 +229,7 @@ def test_refused_creations_count(bench: LauncherBench, machines: Machines) -> No
     "refusal",
     [
         exceptions.CapacityException("sold out"),
+        exceptions.OfferRefusedException("sold out; another offer will be tried"),
         exceptions.QuotaException("too many"),
         ConnectionError("no route"),
         exceptions.TimeoutException("no answer"),
