@@ -157,7 +157,7 @@ class LaunchFailures:
         if limit <= 0:
             return False
         # Failures of the same moment differ in microseconds.
-        now = self._clock.time() + next(self._number) % 1000 * 1e-6
+        now = self._clock.time() - next(self._number) % 1000 * 1e-6
         self._add((provider.name, label), Attempt(self._digest(provider), now, error))
         _record, times = self._failures(provider, label)
         stopped = len(self._recent(times)) >= limit

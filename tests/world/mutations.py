@@ -643,9 +643,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "mirror-counts-answers-of-an-earlier-reading": Mutation(
         _MIRROR,
-        "            if generation != self._generation:\n                return\n            if "
-        "error is None:\n",
-        "            if error is None:\n",
+        "            if generation != self._generation:\n                return\n"
+        "            self._note_error(error)\n            if error is None:\n"
+        "                self._note(",
+        "            self._note_error(error)\n            if error is None:\n"
+        "                self._note(",
         f"{_MIRRORED}test_answers_of_an_earlier_reading_do_not_count",
     ),
     "mirror-does-not-arm-its-watches-again": Mutation(

@@ -165,8 +165,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "capacity-of-refused-steps-is-not-offered": Mutation(
         _IN_LIFE,
-        "                host.capacity.promise_released()",
-        "                pass",
+        "                host.capacity.promise_released()  # others",
+        "                pass  # others",
         f"{_STATES}test_capacity_of_nodes_that_were_not_created_is_offered_to_others",
     ),
     "machines-refused-by-quota-are-forgotten": Mutation(
