@@ -12,13 +12,13 @@ from kazoo.exceptions import BadVersionError
 
 from nodepool.base import hostnames
 from nodepool.base.clock import Clock, ServerTime
-from nodepool.config.model import Config, ConfigPool, disk_image
+from nodepool.config.model import Config, ConfigPool, Label, disk_image
 from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.drains import Drain, covering, describe, host_names, names_of
 from nodepool.zk.mirror import notes
-from nodepool.zk.records import READY, Node
+from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds between two attempts to end a drain.
@@ -144,18 +144,18 @@ class Drains:
             found = None if backing is None else covering(drains, names_of(backing))
         return found
 
-    def idle(self, label: str) -> int:
+    def idle(self, label: Label) -> int:
         """Return the number of free nodes of a label that are not assigned because of drains."""
         zk = self._zk()
         if zk is None or not self.all():
             return 0
-        return sum(
-            label in node.type
-            and (node.state, node.allocated_to) == (READY, None)
-            and not zk.node_tree.is_locked(node.id or "")
-            and self.of_node(node) is not None
-            for node in zk.node_tree.snapshot()
+        nodes = (
+            zk.node_tree.get(node_id)
+            for pool in label.pools
+            if pool.provider is not None
+            for node_id in zk.node_tree.iter_free(pool.provider.name, pool.name, label.name)
         )
+        return sum(node is not None and self.of_node(node) is not None for node in nodes)
 
     # -- the end
 

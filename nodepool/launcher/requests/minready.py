@@ -141,7 +141,7 @@ class MinReady(threading.Thread):
             - int(zk.node_tree.counted.free[label.name])
             - int(wanted)
             - self._arriving(label)
-            + self.state.drains.idle(label.name)
+            + self.state.drains.idle(label)
         )
         return min(missing, max(1, MOST // len(self.state.config.labels)) - int(wanted))
 

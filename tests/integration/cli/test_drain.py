@@ -11,6 +11,7 @@ from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.drains import Drain
 from tests.conftest import wait_for
 from tests.integration.cli.test_observe import Shell
+from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench, config, provider
 
 #: The pool of the fake provider.
@@ -48,7 +49,7 @@ def test_drain_waits_for_the_last_node(shell: Shell, bench: LauncherBench) -> No
         assert not ended
     finally:
         bench.zuul.give_back(node)
-        thread.join(30)
+        thread.join(limit(30))
     assert ended == [0]
     (row,) = shell.json("drain", "list", "--format", "json")
     assert (row["kind"], row["name"], row["reason"], row["nodes"]) == (*POOL, "new disks", 0)

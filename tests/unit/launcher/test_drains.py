@@ -41,5 +41,8 @@ def test_drain_that_cannot_be_ended_is_tried_again_later() -> None:
         drains.end()
     assert drains.left() == TRY_AGAIN
     kazoo.delete.assert_called_once_with("/nodepool/notes/drain:label%20a", 3)
+    tree.version = lambda _note: -1
+    drains.end()
+    assert kazoo.delete.call_count == 1, "it has just been changed: it may have been prolonged"
     tree.notes = {}
     assert drains.left() == math.inf

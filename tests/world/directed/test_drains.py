@@ -12,7 +12,7 @@ from nodepool.zk.mirror import notes
 from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench, config, provider, reason_for
-from tests.world.directed.test_metastatic import end, get, setup
+from tests.world.directed.test_metastatic import end, get, setup, slot
 
 
 def drain(bench: LauncherBench, kind: str, target: str, **values: Any) -> Drain:
@@ -253,3 +253,13 @@ def test_driver_that_cannot_describe_its_hosts_is_not_affected(
     drain(bench, "host", "elsewhere")
     wait_for(lambda: launcher.state.drains.all())
     bench.fulfilled("fake-label")
+
+
+def test_idle_backing_node_is_kept_for_its_grace_time(bench: LauncherBench) -> None:
+    bench.start(setup(slot(**{"grace-time": 600})))
+    used = get(bench)
+    (backing,) = bench.nodes(provider="fake-provider")
+    drain(bench, "provider", "fake-provider", keep_idle=True)
+    end(bench, used)
+    time.sleep(60)
+    assert bench.node(backing.id).state == "in-use"

@@ -65,7 +65,7 @@ def test_drain_of_the_only_host_waits_for_its_jobs(
     bench.zuul.give_back(used[1])
     bench.wait_gone(used[1])
     last = time.monotonic()
-    thread.join(30)
+    thread.join(limit(30))
     assert ended and ended[0] - last < limit(1)
     assert "host h0 has no nodes left" in capsys.readouterr().out
     assert bench.zuul.request(waiting)["state"] == "requested"
