@@ -41,6 +41,8 @@ class Api:
         self.port = int(self.app.server.socket.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.app.start()
+        # Tests use parts of the server that begin with its loop.
+        self.call("GET", "/")
 
     def token(self, name: str = "alice", role: Role = Role.BORROW, **limits: Any) -> str:
         return Tokens(lambda: self.bench.zk).create(name, role, **limits)[1]

@@ -7,6 +7,7 @@ import os
 import pathlib
 import socket
 import sys
+import threading
 
 import pytest
 
@@ -35,15 +36,16 @@ def test_lock_of_a_launcher_names_its_process_and_that_of_zuul_none(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.start(config(provider()))
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            FakeApi, "create_server", lambda *args, **kw: {"id": "slow", "status": "BUILD"}
-        )
-        desk.bench.submit("fake-label")
-        (node,) = desk.bench.wait_nodes(1, state="building")
-        me = f"{pathlib.Path(sys.argv[0]).name} on {socket.gethostname()} (process {os.getpid()})"
-        assert desk.explain("node", node.id)["facts"]["lock"] == f"held by {me}"
-    request, (node,) = desk.bench.fulfilled("fake-label")
+    create, going_on = FakeApi.create_server, threading.Event()
+    monkeypatch.setattr(
+        FakeApi, "create_server", lambda *args, **kw: going_on.wait(60) and create(*args, **kw)
+    )
+    request = desk.bench.submit("fake-label")
+    (node,) = desk.bench.wait_nodes(1, state="building")
+    me = f"{pathlib.Path(sys.argv[0]).name} on {socket.gethostname()} (process {os.getpid()})"
+    assert desk.explain("node", node.id)["facts"]["lock"] == f"held by {me}"
+    going_on.set()
+    desk.bench.wait_request(request, "fulfilled")
     desk.bench.zuul.accept(request)
     assert (
         desk.explain("node", node.id)["facts"]["lock"]
