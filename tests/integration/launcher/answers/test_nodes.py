@@ -43,14 +43,18 @@ def test_lock_of_a_launcher_names_its_process_and_that_of_zuul_none(
     request = desk.bench.submit("fake-label")
     (node,) = desk.bench.wait_nodes(1, state="building")
     me = f"{pathlib.Path(sys.argv[0]).name} on {socket.gethostname()} (process {os.getpid()})"
-    assert desk.explain("node", node.id)["facts"]["lock"] == f"held by {me}"
+
+    def held_by(name: str) -> None:
+        wait_for(
+            lambda: desk.explain("node", node.id)["facts"].get("lock") == f"held by {name}",
+            what=f"the lock of {name}",
+        )
+
+    held_by(me)
     going_on.set()
     desk.bench.wait_request(request, "fulfilled")
     desk.bench.zuul.accept(request)
-    assert (
-        desk.explain("node", node.id)["facts"]["lock"]
-        == "held by a client without a name, such as Zuul"
-    )
+    held_by("a client without a name, such as Zuul")
 
 
 def test_request_of_a_live_lease_names_owner_end_and_nodes(desk: Desk) -> None:
