@@ -8,7 +8,7 @@ from typing import Any, cast
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, a_list, at, entries, load, option, whole
+from nodepool.base.option import REQUIRED, Section, a_list, at, entries, load, option, whole
 from nodepool.config.errors import UnknownName
 from nodepool.exceptions import ConfigError
 
@@ -23,6 +23,32 @@ def _whole(value: object) -> int:
 
 def _formats(value: object) -> set[str]:
     return set(a_list(value))
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"expected an absolute path, not {path!r}")
+    return path
+
+
+class Verify(Section):
+    """How each new upload is tried on a machine."""
+
+    ssh_key: str = option(
+        str,
+        REQUIRED,
+        "absolute path of the private key that logs in as ``username``, on launchers",
+        convert=_absolute,
+    )
+    command: str = option(
+        str, "true", "command of the login shell; status 0 means that the image is good"
+    )
+    timeout: int = option(
+        v.All(int, v.Range(min=1)), 600, "seconds for the login and the command", convert=_whole
+    )
+    label: str | None = option(
+        str, None, "label of the machine", shown="the first of the provider with this image"
+    )
 
 
 class DiskImage(ConfigValue):
@@ -81,6 +107,13 @@ class DiskImage(ConfigValue):
         0,
         "machines of a new upload that have to start before all launches use it",
         convert=lambda value: max(0, _whole(value)),
+    )
+    verify: Verify | None = option(
+        Verify,
+        None,
+        "how a new upload is tried before launches use it",
+        convert=lambda given: None if given is None else Verify(given),
+        shown="not at all",
     )
     username: str = option(str, "zuul", "login user of jobs")
     python_path: str = option(str, "auto", "Python of the node, for Ansible")

@@ -14,10 +14,11 @@ from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
+from nodepool.launcher.verification import Verification
 from nodepool.reasons import Code
 from nodepool.zk.drains import Drain
 from nodepool.zk.mirror.feed import Feed
-from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.mirror.requests import MIN_READY, VERIFIER
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -37,6 +38,7 @@ class LauncherEvents:
         cleanup: CleanupWorker,
         statistics: StatsWorker,
         feed: Feed,
+        verification: Verification,
     ) -> None:
         self._state = state
         self._assignment = assignment
@@ -45,6 +47,7 @@ class LauncherEvents:
         self._cleanup = cleanup
         self._statistics = statistics
         self._feed = feed
+        self._verification = verification
         self._session_was_lost = False
         #: Version of the component tree when declines were last checked again.
         self._offers_version = -1
@@ -76,6 +79,7 @@ class LauncherEvents:
         self._nodes.check_all()
         self._cleanup.wake()
         self._min_ready.wake()
+        self._verification.wake()
 
     def _tree_synced(self) -> None:
         zk = self._state.zk
@@ -165,6 +169,8 @@ class LauncherEvents:
         request = new or old
         if request is not None and request.requestor == MIN_READY:
             self._min_ready.wake()  # also when an entry of a dead launcher is deleted
+        if request is not None and request.requestor == VERIFIER:
+            self._verification.wake()
         if new is None and self._state.zk is not None:
             handler = self._state.handlers.get(request_id)
             if handler is not None:
@@ -197,3 +203,4 @@ class LauncherEvents:
     def _image_changed(self, _image: str) -> None:
         self._assignment.wake(recheck=True)
         self._min_ready.wake()
+        self._verification.wake()

@@ -43,6 +43,7 @@ from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.trends import Trends
+from nodepool.launcher.verification import Verification
 from nodepool.process.parts import Group, Part
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
@@ -161,6 +162,7 @@ class NodePool(threading.Thread):
         self.statistics = StatsWorker(
             self.state, self.assignment, self.publish_problems, self.reporter, self.history
         )
+        self.verification = Verification(self.state)
         self.events = LauncherEvents(
             self.state,
             self.assignment,
@@ -169,8 +171,12 @@ class NodePool(threading.Thread):
             self.cleanup,
             self.statistics,
             self.feed,
+            self.verification,
         )
-        workers: list[StatsWorker | NodeReconciler | CleanupWorker | MinReady | Assignment] = [
+        workers: list[
+            StatsWorker | NodeReconciler | CleanupWorker | MinReady | Assignment | Verification
+        ] = [
+            self.verification,
             self.statistics,
             self.node_reconciler,
             self.cleanup,
@@ -196,6 +202,7 @@ class NodePool(threading.Thread):
             self.min_ready,
             self.cleanup,
             self.statistics,
+            self.verification,
             *self.node_reconciler.threads,
         ):
             self.watchdog.guard(thread)
@@ -307,7 +314,7 @@ class NodePool(threading.Thread):
             if (problem.provider, problem.label) not in named
             or problem.help not in (REMEDIES["launch"], REMEDIES["scan"])
         ]
-        return found + self.node_reconciler.problems() + records
+        return found + self.node_reconciler.problems() + self.verification.problems() + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""
@@ -400,6 +407,7 @@ class NodePool(threading.Thread):
         self.assignment.wake(recheck=True)
         self.min_ready.wake()
         self.cleanup.wake()
+        self.verification.wake()
         if self.zk.synced:
             self.node_reconciler.check_all()
 

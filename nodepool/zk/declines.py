@@ -44,10 +44,14 @@ def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
 
 
 class Decline(NamedTuple):
-    """A pool's reasons; ``help`` is what an operator can do, or empty."""
+    """A pool's reasons; ``help`` is what an operator can do, or empty.
+
+    :param codes: a word for each reason.
+    """
 
     text: str
     help: str
+    codes: frozenset[str] = frozenset()
 
 
 def pool_of(launcher_id: str) -> str:
@@ -72,10 +76,12 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
             values = parse_object(data)
         except RecordError:
             continue
+        codes = values.get("codes") if values else None
         if values and isinstance(values.get("pool"), str) and isinstance(values.get("reason"), str):
             found[there[where]] = Decline(
                 one_line(f"{values['pool']}: {values['reason']}"),
                 one_line(values.get("help") or ""),
+                frozenset(map(str, codes if isinstance(codes, list) else ())),
             )
     return found
 

@@ -1,8 +1,9 @@
-"""Return to an earlier upload of an image, and back (BLD-22).
+"""Return to an earlier upload of an image, and back (BLD-22); verify new ones (BLD-25).
 
 All launchers use the ready upload with the greatest ``state_time``. To roll back therefore means
 to give an earlier upload a later time, and to note in the replaced one why. Both uploads stay
-``ready``, which no builder deletes or uploads again.
+``ready``, which no builder deletes or uploads again. An upload that is to be verified begins as one
+that was rolled back.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from dataclasses import dataclass, replace
 
 from nodepool.zk import paths
 from nodepool.zk.mirror.images import ImageData
-from nodepool.zk.records import READY, ImageBuild, ImageUpload, Rollback, newest_first
+from nodepool.zk.records import READY, ImageBuild, ImageUpload, NodeRequest, Rollback, newest_first
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds by which the upload in use is newer than the one that it replaces: less than the time
 #: between two uploads, so that the next one becomes current.
 STEP = 0.001
+#: The key of the upload in ``requestor_data`` of a verification.
+UPLOAD = "upload"
+#: Attempts to store an upload while others change uploads of the image.
+TRIES = 10
 
 
 class RollbackRefused(Exception):
@@ -100,6 +105,30 @@ def rolled_back(data: ImageData) -> list[Switch]:
         if replaced is not None:
             found.append(Switch(replaced, uploads.ready[0]))
     return found
+
+
+def unverified(data: ImageData) -> list[Switch]:
+    """Return the uploads that wait for their verification."""
+    return [
+        each
+        for each in rolled_back(data)
+        if each.replaced.rolled_back is not None and each.replaced.rolled_back.unverified
+    ]
+
+
+def upload_of(
+    data: ImageData, request: NodeRequest, image: str, provider: str
+) -> ImageUpload | None:
+    """Return the usable upload of this image that the request of a verification is for."""
+    wanted = request.requestor_data
+    path = wanted.get(UPLOAD) if isinstance(wanted, dict) else None
+    found = (
+        each
+        for each in data.uploads
+        if (each.state, each.image_name, each.provider_name) == (READY, image, provider)
+        and upload_path(each) == path
+    )
+    return next(found, None)
 
 
 def earlier_upload(data: ImageData, current: ImageUpload) -> ImageUpload | None:
@@ -212,6 +241,63 @@ class Rollbacks:
                 result.changed.append(Switch(current, replaced))
         self._run(txn, image)
         return result
+
+    def hold_back(self, upload: ImageUpload) -> bool:
+        """Store a finished upload that launchers use only once it is verified.
+
+        :return: False, and nothing is stored: they have no other one to use.
+        :raises RollbackRefused: others keep changing uploads of the image.
+        """
+        image, provider = upload.image_name or "", upload.provider_name or ""
+        for attempt in range(1, TRIES + 1):
+            uploads = _Uploads(self._zk.readImages(cached=False), image, provider)
+            if any(upload_path(each) == upload_path(upload) for each in uploads.ready):
+                return True  # an earlier call has stored it, without an answer
+            used = next((each for each in uploads.ready if uploads.build(each)), None)
+            if used is None:
+                return False
+            changed, was = upload.copy(), used.state_time or 0
+            changed.rolled_back = Rollback(
+                "verification",
+                self._clock(),
+                "not verified yet",
+                used.build_id or "",
+                used.id or "",
+                was,
+                unverified=True,
+            )
+            txn = Txn(self._zk.kazoo_client)
+            self._set(txn, uploads, used, max(upload.state_time or 0, was) + STEP, used.rolled_back)
+            txn.set(upload_path(upload), changed.serialize())
+            try:
+                self._run(txn, image)
+                break
+            except RollbackRefused:
+                if attempt == TRIES:
+                    raise
+        return True
+
+    def verified(self, upload: ImageUpload, failure: str | None) -> bool:
+        """Use an upload that was held back, or note why not; return False if it is not any more.
+
+        :raises RollbackRefused: somebody has changed an upload at the same time.
+        """
+        image, provider = upload.image_name or "", upload.provider_name or ""
+        data = self._zk.readImages(cached=False)
+        waiting = {upload_path(each.replaced): each for each in unverified(data)}
+        switch = waiting.get(upload_path(upload))
+        mark = switch.replaced.rolled_back if switch is not None else None
+        if switch is None or mark is None:
+            return False
+        txn, uploads = Txn(self._zk.kazoo_client), _Uploads(data, image, provider)
+        noted = None
+        if failure is None:
+            self._set(txn, uploads, switch.used, mark.was, switch.used.rolled_back)
+        else:
+            noted = replace(mark, unverified=False, automatic=True, reason=failure)
+        self._set(txn, uploads, switch.replaced, switch.replaced.state_time or 0, noted)
+        self._run(txn, image)
+        return True
 
     @staticmethod
     def _providers(data: ImageData, image: str, provider: str | None) -> Iterable[str]:

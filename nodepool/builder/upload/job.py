@@ -25,6 +25,7 @@ from nodepool.zk.cluster import CLUSTER_ID
 from nodepool.zk.locks.long_held import HeldLock, Lost
 from nodepool.zk.mirror.progress import ProgressStore, UploadFailure, UploadProgress
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload, RecordError
+from nodepool.zk.rollback import RollbackRefused, Rollbacks
 
 #: Seconds a post-upload hook may take.
 HOOK_TIMEOUT = 3600.0
@@ -402,6 +403,13 @@ class UploadJob:
         def write() -> None:
             if record.state == READY and self._lock.regained:
                 self._check_regained()
+            diskimage = self._config.diskimages.get(self.image)
+            if record.state == READY and diskimage is not None and diskimage.verify is not None:
+                try:
+                    if Rollbacks(zk, time.time).hold_back(record):
+                        return
+                except RollbackRefused as error:
+                    raise Lost(str(error)) from error
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
 
         self._locked(write)

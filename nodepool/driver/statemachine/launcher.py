@@ -31,7 +31,8 @@ from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
-from nodepool.zk.rollback import RollbackRefused, rolled_back, upload_path
+from nodepool.zk.mirror.requests import VERIFIER
+from nodepool.zk.rollback import RollbackRefused, rolled_back, upload_of, upload_path
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Lines and characters of the end of a console that are stored in the node's history.
@@ -72,8 +73,10 @@ class StateMachineNodeLauncher(StatsReporter):
         self.launch_start_time = self.start_time
         self._prepared = False
         self._image_external_id: object = None
-        #: The upload that the present attempt uses.
+        #: The upload that the present attempt uses, unless it verifies one.
         self._upload: zk.ImageUpload | None = None
+        #: It tries an upload: what happens says nothing about the label.
+        self._verifies = handler.request.requestor == VERIFIER
         #: The attempt failed because of an upload that is replaced now.
         self._blameless = False
         self._pace = Pace(self.wake)
@@ -112,16 +115,22 @@ class StateMachineNodeLauncher(StatsReporter):
         self._upload = None
         if disk_image(label) is not None:
             name = label.diskimage.name
-            upload = self.zk.getMostRecentImageUpload(name, self.provider_config.name, cached=True)
+            provider = self.provider_config.name
+            upload = (
+                upload_of(self.zk.readImages(), self.handler.request, name, provider)
+                if self._verifies
+                else self.zk.getMostRecentImageUpload(name, provider, cached=True)
+            )
             if upload is None:
                 raise exceptions.LaunchNodepoolException(
-                    f"Unable to find current cloud image {name} in {self.provider_config.name}"
+                    f"Unable to find current cloud image {name} in {provider}"
                 )
-            upload = self.manager.upload_trials.choose(
-                self.zk, upload, trial_options(label)[1], self, self.attempts == 1
-            )
+            if not self._verifies:
+                upload = self._upload = self.manager.upload_trials.choose(
+                    self.zk, upload, trial_options(label)[1], self, self.attempts == 1
+                )
             image = self.provider_config.diskimages[name]
-            self._upload, self._image_external_id = upload, upload.external_id
+            self._image_external_id = upload.external_id
             node.image_id = upload_path(upload)
         else:
             image = label.cloud_image
@@ -255,7 +264,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.refusals.succeeded(self.node.type[0])
         if self._upload is not None:
             self.manager.upload_trials.started(self._upload)
-        self._failures.succeeded(self.provider_config, self.node.type[0])
+        if not self._verifies:
+            self._failures.succeeded(self.provider_config, self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
     def _pause(self, seconds: float) -> Passes[None]:
@@ -467,7 +477,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _count_failure(self, error: BaseException) -> bool:
         """Count the failure of a machine or a refused creation; return whether to give up."""
-        blameless, self._blameless = self._blameless, False
+        blameless, self._blameless = self._blameless or self._verifies, False
         others = (
             KazooException,
             CallsStopped,

@@ -27,6 +27,7 @@ from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.drains import describe
 from nodepool.zk.locks import LockHandle, add_lock
+from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.writer import TransactionFailed, Txn
 
 DELETABLE = frozenset(
@@ -114,8 +115,12 @@ class NodeReconciler(Reconciler[str]):
         return step(node) if step is not None else None
 
     def _ready(self, node: zk.Node) -> float | None:
+        missing = node.allocated_to is None or self._request_missing(node.allocated_to)
+        if node.requestor == VERIFIER and missing:
+            self.discard(node, "the verification of its image has ended")
+            return None
         if node.allocated_to is not None:
-            if self._request_missing(node.allocated_to):
+            if missing:
                 changed = node.copy()
                 changed.allocated_to = None
                 self._change(node, changed, "Unallocated ready", "its request no longer exists")

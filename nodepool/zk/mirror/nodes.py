@@ -12,7 +12,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.mirror.requests import MIN_READY, VERIFIER
 from nodepool.zk.mirror.reservations import Reservations, Sums
 from nodepool.zk.mirror.tree import Tree, put
 from nodepool.zk.records import BUILDING, DELETING, HOLD, LARGEST, READY, USED, Node, RecordError
@@ -63,7 +63,12 @@ class NodeCounts:
 
 def _is_free(node: Node) -> bool:
     """Return whether a request could get the node, if it is not locked."""
-    return node._state == READY and node.allocated_to is None and node.unfit() is None
+    return (
+        node._state == READY
+        and node.allocated_to is None
+        and node.requestor != VERIFIER
+        and node.unfit() is None
+    )
 
 
 def _uses(node: Node) -> tuple[Any, ...]:

@@ -17,6 +17,8 @@ from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, NodeRequest, Reco
 RequestListener = Callable[[str, "NodeRequest | None", "NodeRequest | None"], Any]
 
 MIN_READY = "NodePool:min-ready"
+#: Of the machines that try uploads of images (BLD-25): nobody else gets them.
+VERIFIER = "NodePool:verify"
 
 
 class RequestTree(Tree[NodeRequest]):

@@ -83,6 +83,7 @@ class Rollback:
     :param was: its ``state_time`` before.
     :param automatic: a launcher did it because of failed launches.
     :param undone: by an operator; launchers do not repeat it.
+    :param unverified: until a launcher has tried a machine of the upload (BLD-25).
     """
 
     by: str
@@ -93,6 +94,7 @@ class Rollback:
     was: float
     automatic: bool = False
     undone: bool = False
+    unverified: bool = False
 
     def names(self, upload: ImageUpload) -> bool:
         """Return whether this upload is used instead."""
@@ -100,6 +102,8 @@ class Rollback:
 
     def text(self) -> str:
         """Return what happened, for people."""
+        if self.unverified and not self.undone:
+            return f"held back until it is verified; build {self.build} is used"
         undone = ", undone since" if self.undone else ""
         return f"rolled back to build {self.build} by {self.by}{undone}: {self.reason}"
 
@@ -110,7 +114,7 @@ class Rollback:
             return None
         texts = [value.get(key) for key in ("by", "reason", "build", "upload")]
         times = [value.get(key) for key in ("time", "was")]
-        flags = [value.get(key, False) for key in ("automatic", "undone")]
+        flags = [value.get(key, False) for key in ("automatic", "undone", "unverified")]
         if not (
             all(isinstance(text, str) for text in texts)
             and all(isinstance(time, (int, float)) and abs(time) < LATEST for time in times)

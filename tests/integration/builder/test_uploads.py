@@ -15,6 +15,7 @@ import pytest
 from nodepool.base.backoff import Backoff
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
+from nodepool.zk.rollback import unverified
 from tests.conftest import wait_for
 from tests.support.builder import PERIOD, BuilderBench
 from tests.support.deadline import limit
@@ -538,6 +539,32 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: not gone.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="gone", state=None), what="record gone")
     wait_for(lambda: builder.upload_claims.running() == set(), what="end of the upload")
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_only_the_first_upload_of_an_image_is_used_before_it_is_verified(
+    builders: BuilderBench, cloud: BalkyCloud
+) -> None:
+    image = builders.image(verify={"ssh-key": "/etc/nodepool/key"})
+    builders.start(config(builders, cloud.provider(), images=[image]))
+    first = builders.wait_upload(provider="balky")
+    assert first.rolled_back is None
+    builders.zk.submitBuildRequest(IMAGE)
+    second = wait_for(
+        lambda: next(
+            (
+                each
+                for each in builders.uploads(provider="balky")
+                if each.build_id != first.build_id
+            ),
+            None,
+        ),
+        what="the second upload",
+    )
+    used = builders.zk.getMostRecentImageUpload(IMAGE, "balky")
+    assert used.build_id == first.build_id and second.rolled_back.unverified
+    (switch,) = unverified(builders.zk.readImages(cached=False))
+    assert switch.replaced.build_id == second.build_id
 
 
 @pytest.mark.spec(

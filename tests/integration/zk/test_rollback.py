@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from nodepool.zk import paths
-from nodepool.zk.records import DELETING, READY, ImageBuild, ImageUpload
+from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload
 from nodepool.zk.rollback import (
     Result,
     RollbackRefused,
     Rollbacks,
     earlier_upload,
     rolled_back,
+    unverified,
     upload_path,
 )
 from tests.conftest import Chroot, wait_for
@@ -96,6 +97,7 @@ def test_all_providers_use_the_previous_upload_after_a_rollback(scene: Scene) ->
             "was": NOW - 50,
             "automatic": False,
             "undone": False,
+            "unverified": False,
         }
         assert [scene.stored(one)["state"] for one in (replaced, used)] == ["ready", "ready"]
 
@@ -283,3 +285,82 @@ def test_notes_that_are_not_valid_are_ignored(scene: Scene, mark: object) -> Non
 def test_record_without_a_note_is_written_as_by_11_0_0(scene: Scene) -> None:
     (upload,) = scene.build(time.time() - NOW, "east")
     assert "rolled_back" not in scene.stored(upload)
+
+
+def finish(scene: Scene, old: ImageUpload, age: float = 20) -> ImageUpload:
+    """Return the upload of a new build as its builder is about to store it."""
+    (new,) = scene.build(age, "east")
+    new.state = UPLOADING
+    scene.zk.storeImageUpload(IMAGE, new.build_id, "east", new, new.id)
+    assert scene.used("east") == old.build_id
+    new.state, new.state_time = READY, NOW - age
+    return new
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_upload_that_is_held_back_is_used_only_once_it_is_verified(scene: Scene) -> None:
+    (old,) = scene.build(50, "east")
+    before, new = scene.stored(old), finish(scene, old)
+    # The answer to the first call may be lost.
+    for _ in range(2):
+        assert scene.rollbacks.hold_back(new) and scene.used("east") == old.build_id
+        (switch,) = unverified(scene.zk.readImages(cached=False))
+        assert (switch.replaced.build_id, switch.used.build_id) == (new.build_id, old.build_id)
+        assert (
+            switch.replaced.rolled_back is not None and switch.replaced.rolled_back.was == NOW - 50
+        )
+    assert scene.back().unchanged == {
+        "east": f"verification has rolled back from build {new.build_id} to {old.build_id} "
+        "already: not verified yet"
+    }
+    assert scene.rollbacks.verified(new, None) and scene.used("east") == new.build_id
+    assert scene.stored(old) == before and "rolled_back" not in scene.stored(new)
+    assert scene.stored(new)["state_time"] == NOW - 20
+    assert not scene.rollbacks.verified(new, "too late") and "rolled_back" not in scene.stored(new)
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_first_upload_is_not_held_back(scene: Scene) -> None:
+    (new,) = scene.build(20, "east")
+    new.state = UPLOADING
+    scene.zk.storeImageUpload(IMAGE, new.build_id, "east", new, new.id)
+    before = scene.stored(new)
+    new.state = READY
+    assert not scene.rollbacks.hold_back(new) and scene.stored(new) == before
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_bad_upload_is_not_used_again_and_the_next_one_is_verified_beside_it(scene: Scene) -> None:
+    (old,) = scene.build(50, "east")
+    bad = finish(scene, old, 40)
+    scene.rollbacks.hold_back(bad)
+    assert scene.rollbacks.verified(bad, "no network") and scene.used("east") == old.build_id
+    mark = scene.stored(bad)["rolled_back"]
+    assert (mark["automatic"], mark["unverified"], mark["reason"]) == (True, False, "no network")
+    good = finish(scene, old, 20)
+    scene.rollbacks.hold_back(good)
+    assert scene.rollbacks.verified(good, None) and scene.used("east") == good.build_id
+    # From the good one, launchers return to the old one, not to the bad one.
+    scene.back()
+    assert scene.used("east") == old.build_id
+
+
+@pytest.mark.spec("BLD-25.6")
+def test_upload_that_an_operator_has_chosen_keeps_its_note(scene: Scene) -> None:
+    (old,) = scene.build(50, "east")
+    new = finish(scene, old)
+    scene.rollbacks.hold_back(new)
+    scene.forward()
+    for verdict in (None, "no network"):
+        assert not scene.rollbacks.verified(new, verdict) and scene.used("east") == new.build_id
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_upload_is_held_back_although_others_change_the_one_in_use(
+    scene: Scene, other: OtherClient
+) -> None:
+    (old,) = scene.build(50, "east")
+    new, path = finish(scene, old), upload_path(old)
+    late = other.before(sets("/images/"), lambda _path: other.write(path, username="other"))
+    assert scene.rollbacks.hold_back(new) and late.refused() == path
+    assert scene.used("east") == old.build_id and scene.stored(old)["username"] == "other"

@@ -1,0 +1,301 @@
+"""Verification of new uploads before launchers use them (BLD-25)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool import ssh
+from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.base.problems import Problem, one_line
+from nodepool.config.diskimages import Verify
+from nodepool.config.model import disk_image
+from nodepool.exceptions import ZKException
+from nodepool.launcher.state import LauncherState
+from nodepool.lease import LeaseError, Leases, Terms
+from nodepool.lease.ssh import machine
+from nodepool.reasons import Declined
+from nodepool.zk import declines
+from nodepool.zk.locks.turn import TurnLock
+from nodepool.zk.mirror.requests import VERIFIER
+from nodepool.zk.records import FAILED, FULFILLED, ImageUpload, Node, NodeRequest
+from nodepool.zk.rollback import UPLOAD, RollbackRefused, Rollbacks, unverified, upload_path
+
+#: As the least urgent requests of Zuul.
+PRIORITY = "300"
+#: Seconds between two checks without any event.
+RESYNC = 30.0
+#: Pauses until a verification that could not be done is repeated.
+RETRY = Backoff(60.0, 3600.0)
+#: Failed requests for a machine after which the upload counts as bad.
+MOST_FAILURES = 2
+#: Seconds until a refused login is repeated: the machine may just be installing the key.
+LOGIN_AGAIN = 5.0
+#: Bytes of the command's output that are kept.
+OUTPUT = 2000
+#: Seconds that the lease of the machine is longer than the command may take.
+MARGIN = 120
+
+
+class _NotYet(Exception):
+    """The upload could not be tried; the text says why."""
+
+
+class _NotNeeded(Exception):
+    """The upload does not wait for its verification any more, or the launcher ends."""
+
+
+class Verification(threading.Thread):
+    """Starts a thread for each provider with an unverified upload; woken by events.
+
+    A verification of which the launcher dies leaves a lease, which ends in time, or a request,
+    which ends with the session.
+    """
+
+    log = logging.getLogger("nodepool.Verification")
+
+    def __init__(self, state: LauncherState) -> None:
+        super().__init__(name="Verification", daemon=True)
+        self.state = state
+        self._changed = threading.Condition()
+        self._news = 0
+        self._stopping = False
+        self._runs: dict[str, threading.Thread] = {}
+        #: Upload -> why it is not verified yet.
+        self._reasons: dict[str, Problem] = {}
+        self._pauses = KeyedBackoff(RETRY)
+        self._failures: dict[str, int] = {}
+        #: The running programs, which are killed at the end.
+        self._programs: set[Any] = set()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._news += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+        for program in list(self._programs):
+            program.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        for run in list(self._runs.values()):
+            run.join(timeout)
+
+    def problems(self) -> list[Problem]:
+        return list(self._reasons.copy().values())
+
+    def run(self) -> None:
+        while not self._stopping:
+            news, seconds = self._news, RESYNC
+            try:
+                seconds = self._pass()
+            except (KazooException, ZKException, TimeoutError) as error:
+                self.log.warning("Cannot look for unverified images now: %r", error)
+            except Exception:
+                self.log.exception("Error while looking for unverified images:")
+            self._wait(news, seconds)
+
+    def _wait(self, news: int, seconds: float) -> None:
+        """Wait for news since this number."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news != news or self._stopping, seconds)
+
+    # -- which uploads
+
+    def _waiting(self) -> dict[str, ImageUpload]:
+        """Return the unverified uploads of our providers by path."""
+        zk, providers = self.state.zk, self.state.config.providers
+        if not (zk.connected and zk.synced):
+            return {}
+        uploads = [each.replaced for each in unverified(zk.readImages())]
+        return {upload_path(each): each for each in uploads if each.provider_name in providers}
+
+    def _pass(self) -> float:
+        """Start verifications; return the seconds until the next pass."""
+        if self.state.zk is None or self.state.config is None:
+            return RESYNC
+        waiting, seconds = self._waiting(), RESYNC
+        for path in [path for path in self._reasons if path not in waiting]:
+            del self._reasons[path]
+        for path in [path for path in self._failures if path not in waiting]:
+            del self._failures[path]
+        for path, upload in waiting.items():
+            provider = upload.provider_name or ""
+            run = self._runs.get(provider)
+            if run is not None and run.is_alive():
+                continue
+            if left := self._pauses.wait(path):
+                seconds = min(seconds, left)
+                continue
+            name = f"Verification-{provider}"
+            self._runs[provider] = threading.Thread(
+                target=self._verify, args=(upload,), name=name, daemon=True
+            )
+            self._runs[provider].start()
+        return seconds
+
+    # -- one upload
+
+    def _verify(self, upload: ImageUpload) -> None:
+        """Try an upload unless another launcher does, and store the result."""
+        path, zk = upload_path(upload), self.state.zk
+        what = f"Build {upload.build_id} of image {upload.image_name}"
+        where = f"provider {upload.provider_name}"
+        turn = TurnLock(
+            zk.kazoo_client,
+            self.state.identifier,
+            "verify",
+            str(upload.image_name),
+            str(upload.provider_name),
+        )
+        try:
+            while not turn.take():
+                news = self._news
+                turn.when_free(self.wake)
+                self._wait(news, RESYNC)
+                self._check_needed(upload)
+            try:
+                self._check_needed(upload)
+                failure = self._failure(upload)
+                if Rollbacks(zk, self.state.clock.time).verified(upload, failure):
+                    text = "is good, and is used" if failure is None else f"is not used: {failure}"
+                    self.log.warning("%s at %s %s", what, where, text)
+            finally:
+                turn.drop()
+            self._pauses.succeeded(path)
+        except (_NotYet, KazooException, ZKException, TimeoutError, LeaseError, OSError) as error:
+            self._later(upload, one_line(str(error) or type(error).__name__))
+        except (_NotNeeded, RollbackRefused) as error:
+            self.log.info("The verification of %s has ended without a result: %s", path, error)
+        except Exception:
+            self.log.exception("%s at %s could not be verified:", what, where)
+            self._later(upload, "internal error, see the log of the launcher")
+        finally:
+            self._runs.pop(upload.provider_name or "", None)
+            self.wake()
+
+    def _later(self, upload: ImageUpload, reason: str) -> None:
+        path, image, provider = upload_path(upload), upload.image_name, upload.provider_name
+        self._pauses.failed(path)
+        self._reasons[path] = Problem(
+            f"build {upload.build_id} of image {image} is not verified yet, and not used: {reason}",
+            provider,
+            help=f"`nodepool image-rollforward {image} --provider {provider}` uses it without "
+            "verification",
+        )
+        self.log.warning("%s", self._reasons[path])
+
+    def _failure(self, upload: ImageUpload) -> str | None:
+        """Return why the upload is bad; None: it is good.
+
+        :raises _NotYet, _NotNeeded: that is not known.
+        """
+        config = self.state.config
+        image, provider = upload.image_name or "", upload.provider_name or ""
+        verify = config.diskimages[image].verify if image in config.diskimages else None
+        if verify is None:  # since it was uploaded
+            return None
+        if not os.access(verify.ssh_key, os.R_OK):
+            raise _NotYet(f"this launcher cannot read the key {verify.ssh_key} (option ssh-key)")
+        request, leases = NodeRequest(), Leases(self.state.zk, self.state.clock.time)
+        request.state, request.requestor, request.reuse = "requested", VERIFIER, False
+        request.requestor_data = {UPLOAD: upload_path(upload)}
+        request.provider, request.created_time = provider, self.state.clock.time()
+        request.node_types = [self._label(image, provider, verify)]
+        self.state.zk.storeNodeRequest(request, PRIORITY)
+        self.log.info("Request %s verifies %s", request.id, upload_path(upload))
+        try:
+            served = self._served(request, upload)
+            if served.state == FAILED:
+                return self._not_served(served, upload)
+            terms = Terms(VERIFIER, "launcher", f"verification of {image}")
+            lease = leases.hand_over(served.id or "", verify.timeout + MARGIN, terms, served)
+        except BaseException:
+            self.state.zk.deleteNodeRequest(request)
+            raise
+        try:
+            return self._try(lease.nodes[0], upload, verify)
+        finally:
+            leases.give_back(lease.id, lease)
+
+    def _label(self, image: str, provider: str, verify: Verify) -> str:
+        """Return the label of the machine."""
+        labels = [
+            name
+            for pool in self.state.config.providers[provider].pools.values()
+            for name in pool.labels
+            if getattr(disk_image(pool.labels[name]), "name", None) == image
+        ]
+        if not labels or (verify.label or labels[0]) not in labels:
+            raise _NotYet(
+                f"no pool of the provider has {f'label {verify.label}' if verify.label else 'any'} "
+                "with this image"
+            )
+        return verify.label or labels[0]
+
+    def _served(self, request: NodeRequest, upload: ImageUpload) -> NodeRequest:
+        """Wait for the machine, as long as the upload waits for its verification."""
+        while True:
+            news = self._news
+            found = self.state.zk.getNodeRequest(request.id or "")
+            if found is None:
+                raise _NotYet("its request was deleted")
+            if found.state in (FULFILLED, FAILED):
+                return found
+            self._check_needed(upload)
+            self._wait(news, RESYNC)
+
+    def _check_needed(self, upload: ImageUpload) -> None:
+        zk = self.state.zk
+        if self._stopping or (zk.synced and upload_path(upload) not in self._waiting()):
+            raise _NotNeeded("it is not needed any more")
+
+    def _not_served(self, request: NodeRequest, upload: ImageUpload) -> str:
+        """Return why the upload is bad, because its request failed again and again."""
+        text, request_id = f"`nodepool explain request {request.id}`", request.id or ""
+        kazoo = self.state.zk.kazoo_client
+        found = declines.read(kazoo, ((request_id, each) for each in request.declined_by))
+        self.state.zk.deleteNodeRequest(request)
+        if not any(Declined.NODES_FAILED.word in each.codes for each in found.values()):
+            said = "; ".join(each.text for each in found.values()) or f"see {text}"
+            raise _NotYet(f"no pool can launch a machine now: {said}")
+        path = upload_path(upload)
+        self._failures[path] = self._failures.get(path, 0) + 1
+        if self._failures[path] < MOST_FAILURES:
+            raise _NotYet(f"its machine has not started; there will be another attempt, see {text}")
+        return f"its machines do not start, see {text}"
+
+    def _try(self, node: Node, upload: ImageUpload, verify: Verify) -> str | None:
+        """Run the command on the machine; return why the upload is bad."""
+        if node.image_id != upload_path(upload):
+            raise _NotYet("a launcher of another release has launched the image in use")
+        target, output = machine(node), ssh.Kept(OUTPUT)
+        if (problem := ssh.unreachable(target)) is not None:
+            raise _NotYet(problem)
+        deadline = time.monotonic() + verify.timeout
+        identity = {"IdentityFile": ssh.quoted(verify.ssh_key), "IdentitiesOnly": "yes"}
+        with tempfile.TemporaryDirectory() as directory:
+            path = ssh.write([target], directory, insecure=True, identity=identity)
+            command, refused = ssh.remote(path, target, verify.command), None
+            while True:
+                try:
+                    status = ssh.run(*command, [output, output], b"", deadline, self._programs)
+                    break
+                except ssh.Lost as error:
+                    self.log.debug("Node %s cannot be logged in to yet: %s", node.id, error)
+                    refused = one_line(f"cannot log in as {node.username}: {error}")
+                except TimeoutError:
+                    return refused or f"its command has not ended within {verify.timeout} s"
+                self._check_needed(upload)
+                self._wait(self._news, LOGIN_AGAIN)
+        said = one_line(output.content().decode("utf-8", "replace"))
+        return f"its command has ended with status {status}: {said}" if status else None

@@ -1,0 +1,288 @@
+"""New uploads are tried on a machine before launchers use them (BLD-25)."""
+
+from __future__ import annotations
+
+import getpass
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.base.backoff import Backoff
+from nodepool.driver.fake.api import FakeApi
+from nodepool.driver.fake.cloud import FakeOpenStackCloud
+from nodepool.launcher.verification import Verification
+from nodepool.zk.mirror.requests import VERIFIER
+from nodepool.zk.records import READY, USED, ImageUpload
+from nodepool.zk.rollback import Rollbacks, upload_path
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, config, provider
+from tests.support.sshd import SSHServer, ssh_server
+
+IMAGE, PLACE, USER = "debian", "fake-provider", getpass.getuser()
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[SSHServer]:
+    with ssh_server(kinds=["ed25519"]) as server:
+        yield server
+
+
+class Scene:
+    """Launchers whose machines are a real SSH server, and an image with a good upload."""
+
+    def __init__(self, bench: LauncherBench, sshd: SSHServer, tmp: pathlib.Path) -> None:
+        self.bench, self.sshd, self.tmp = bench, sshd, tmp
+        self.old = self.upload(1000.0)
+
+    def upload(self, state_time: float) -> ImageUpload:
+        made: ImageUpload = self.bench.store_image(
+            IMAGE, PLACE, username=USER, state_time=state_time
+        )
+        return made
+
+    def config(self, **verify: Any) -> dict[str, Any]:
+        label = {"name": "small", "diskimage": IMAGE, "min-ram": 8192}
+        place = provider(
+            pools=[{"name": "main", "labels": [label]}],
+            diskimages=[{"name": IMAGE, "connection-port": self.sshd.port}],
+            **{"launch-retries": 1, "max-launch-failures-per-hour": 1},
+        )
+        options = {"verify": {"ssh-key": str(self.sshd.client_key), **verify}} if verify else {}
+        return config(
+            place, diskimages=[{"name": IMAGE, "elements": ["x"], "username": USER, **options}]
+        )
+
+    def hold_back(self, state_time: float = 2000.0) -> ImageUpload:
+        """Store a new upload as a builder does."""
+        zk = self.bench.zk
+        new = self.upload(1.0)
+        new.state_time, new.state = state_time, "uploading"
+        zk.storeImageUpload(IMAGE, new.build_id, PLACE, new, new.id)
+        new.state, new.state_time = READY, state_time
+        assert Rollbacks(zk, lambda: 2000.0).hold_back(new)
+        return new
+
+    def stored(self, upload: ImageUpload) -> ImageUpload:
+        found: ImageUpload | None = self.bench.zk.getImageUpload(
+            IMAGE, upload.build_id, PLACE, upload.id
+        )
+        assert found is not None
+        return found
+
+    def used(self) -> str:
+        """Return the path of the upload in use, by the rule of 11.0.0 (ZK-11.6)."""
+        return upload_path(self.bench.zk.getMostRecentImageUpload(IMAGE, PLACE))
+
+    def verdict(self, upload: ImageUpload) -> str:
+        """Wait for the reason why the upload is bad."""
+        wait_for(
+            lambda: (mark := self.stored(upload).rolled_back) is not None and not mark.unverified,
+            what="the result of the verification",
+        )
+        mark = self.stored(upload).rolled_back
+        assert mark is not None and mark.automatic and self.used() == upload_path(self.old)
+        return mark.reason
+
+    def problems(self, launcher: Any) -> list[str]:
+        return [str(problem) for problem in launcher.verification.problems()]
+
+    def left(self) -> list[str]:
+        """Return what the verifications have left."""
+        requests = [each for each in self.bench.zk.readRequests() if each.requestor == VERIFIER]
+        nodes = [each for each in self.bench.zk.readNodes() if each.requestor == VERIFIER]
+        return [str(each) for each in (*requests, *nodes)]
+
+    def all_gone(self) -> None:
+        wait_for(lambda: self.left() == [], what="the end of the machine")
+
+
+@pytest.fixture
+def scene(
+    bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    make = FakeOpenStackCloud._make_server
+
+    def reachable(*args: Any) -> Any:
+        server = make(*args)
+        server["addresses"] = {"public": [{"version": 4, "addr": "127.0.0.1"}]}
+        server["public_v4"] = server["private_v4"] = server["interface_ip"] = "127.0.0.1"
+        return server
+
+    monkeypatch.setattr(FakeOpenStackCloud, "_make_server", reachable)
+    monkeypatch.setattr("nodepool.launcher.verification.RETRY", Backoff(0.1, 0.1))
+    monkeypatch.setattr("nodepool.launcher.verification.LOGIN_AGAIN", 0.1)
+    bench.quota(instances=9)
+    return Scene(bench, sshd, tmp_path)
+
+
+@pytest.mark.spec("BLD-25.1; BLD-25.3")
+def test_good_upload_is_used_once_its_machine_has_run_the_command(scene: Scene) -> None:
+    new, ran = scene.hold_back(), scene.tmp / "ran"
+    assert scene.used() == upload_path(scene.old)
+    scene.bench.start(scene.config(command=f"echo $SSH_CONNECTION > '{ran}'"))
+    wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
+    assert ran.read_text().endswith(f"{scene.sshd.port}\n")
+    stored, old = scene.stored(new), scene.stored(scene.old)
+    assert (stored.rolled_back, stored.state_time, old.state_time) == (None, 2000.0, 1000.0)
+    scene.all_gone()
+    _request, (node,) = scene.bench.fulfilled("small")
+    assert node.image_id == upload_path(new)
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_upload_whose_command_fails_is_not_used_and_a_problem_says_why(scene: Scene) -> None:
+    new = scene.hold_back()
+    launcher = scene.bench.start(scene.config(command="echo no python; exit 3"))
+    assert scene.verdict(new) == "its command has ended with status 3: no python"
+    scene.all_gone()
+    _ready, details = launcher.getReadiness()
+    (text,) = [each for each in details if "status 3" in each]
+    assert f"image {IMAGE}: build {new.build_id} was rolled back to" in text
+    assert f"nodepool image-rollforward {IMAGE}" in text
+    _request, (node,) = scene.bench.fulfilled("small")
+    assert node.image_id == upload_path(scene.old)
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_command_that_does_not_end_makes_the_upload_bad(scene: Scene) -> None:
+    new = scene.hold_back()
+    scene.bench.start(scene.config(command="sleep 600", timeout=1))
+    assert scene.verdict(new) == "its command has not ended within 1 s"
+    scene.all_gone()
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_upload_that_nobody_can_log_in_to_is_not_used(scene: Scene) -> None:
+    new, other = scene.hold_back(), scene.tmp / "other"
+    with ssh_server(kinds=["ed25519"]) as server:
+        server.client_key.rename(other)
+        # Another key than the machine knows.
+        other.write_bytes((server.folder / "host_ed25519").read_bytes())
+    scene.bench.start(scene.config(**{"ssh-key": str(other), "timeout": 2}))
+    assert scene.verdict(new).startswith(f"cannot log in as {USER}: ")
+
+
+@pytest.mark.spec("BLD-25.4; BLD-25.5")
+def test_upload_whose_machines_do_not_start_is_bad_and_counts_against_no_label(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, create = scene.hold_back(), FakeOpenStackCloud.create_server
+
+    def broken(cloud: Any, *args: Any, **kw: Any) -> Any:
+        server = create(cloud, *args, **kw)
+        if kw["image"]["id"] == "bad":
+            server.status = "ERROR"
+            server.becomes("ERROR", 0.0)
+        return server
+
+    new.external_id, new.rolled_back = "bad", scene.stored(new).rolled_back
+    scene.bench.zk.storeImageUpload(IMAGE, new.build_id, PLACE, new, new.id)
+    monkeypatch.setattr(FakeOpenStackCloud, "create_server", broken)
+    launcher = scene.bench.start(scene.config(command="true"))
+    assert "its machines do not start, see `nodepool explain request" in scene.verdict(new)
+    scene.all_gone()
+    assert launcher.state.launch_failures.problems(launcher.config) == []
+    scene.bench.fulfilled("small")
+
+
+@pytest.mark.spec("BLD-25.6")
+def test_operator_uses_the_upload_without_waiting_for_its_verification(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, going_on, create = scene.hold_back(), threading.Event(), FakeApi.create_server
+    monkeypatch.setattr(
+        FakeApi, "create_server", lambda *args, **kw: going_on.wait(60) and create(*args, **kw)
+    )
+    scene.bench.start(scene.config(command="true"))
+    wait_for(lambda: scene.left() != [], what="the request")
+    Rollbacks(scene.bench.zk, lambda: 3000.0).forward(IMAGE, None)
+    going_on.set()
+    scene.all_gone()
+    mark = scene.stored(new).rolled_back
+    assert scene.used() == upload_path(new) and mark is not None and mark.undone
+
+
+@pytest.mark.spec("BLD-25.7")
+def test_machine_of_a_dead_verification_is_given_to_nobody(scene: Scene) -> None:
+    scene.bench.start(scene.config())
+    new = scene.hold_back()
+    node = scene.bench.ready_node(
+        PLACE,
+        "main",
+        "small",
+        allocated_to="300-0000009999",
+        requestor=VERIFIER,
+        image_id=upload_path(new),
+    )
+    scene.bench.wait_gone(node.id)
+
+
+@pytest.mark.spec("BLD-25.7")
+def test_another_launcher_goes_on_after_the_death_of_the_first(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, trying, tries = scene.hold_back(), threading.Event(), []
+    attempt = Verification._try
+
+    def first_hangs(verification: Verification, *args: Any) -> Any:
+        tries.append(verification)
+        if verification is first.verification:
+            trying.set()
+            first.stopped.wait(60)
+        return attempt(verification, *args)
+
+    monkeypatch.setattr(Verification, "_try", first_hangs)
+    settings = scene.config(command="true")
+    first = scene.bench.make(settings)
+    first.start()
+    scene.bench.wait_ready(first)
+    assert trying.wait(30)
+    second = scene.bench.start(settings)
+    assert tries == [first.verification]
+    scene.bench.stop(first)
+    wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
+    assert second.verification in tries
+    scene.all_gone()
+
+
+@pytest.mark.spec("BLD-25.2")
+def test_upload_is_used_when_its_verification_is_switched_off(scene: Scene) -> None:
+    new = scene.hold_back()
+    scene.bench.start(scene.config())
+    wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
+    assert scene.left() == []
+
+
+@pytest.mark.spec("BLD-25.5")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ssh-key": "/none/key"}, "cannot read the key /none/key"),
+        ({"label": "large"}, "no pool of the provider has label large with this image"),
+    ],
+)
+def test_verification_that_cannot_be_done_is_a_problem_with_a_remedy(
+    scene: Scene, options: dict[str, Any], words: str
+) -> None:
+    new = scene.hold_back()
+    launcher = scene.bench.start(scene.config(**options))
+    wait_for(lambda: scene.problems(launcher) != [], what="the problem")
+    (text,) = scene.problems(launcher)
+    assert words in text and f"image-rollforward {IMAGE} --provider {PLACE}" in text
+    mark = scene.stored(new).rolled_back
+    assert scene.used() == upload_path(scene.old) and mark is not None and mark.unverified
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_newer_upload_replaces_one_that_waits(scene: Scene) -> None:
+    first, second = scene.hold_back(2000.0), scene.hold_back(3000.0)
+    scene.bench.start(scene.config(command="true"))
+    wait_for(lambda: scene.used() == upload_path(second), what="the newest upload")
+    mark = scene.stored(first).rolled_back
+    assert mark is not None and mark.unverified
+    scene.all_gone()
+    for node in scene.bench.nodes(state=USED):
+        assert node.image_id == upload_path(second)
