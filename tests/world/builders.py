@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -512,7 +513,7 @@ def _read_process(pid: int) -> Found | None:
 
 def _signal_all(found: list[Found], number: int, _until: float) -> None:
     for each in found:
-        if each.pid in machine.programs:
+        if each.pid in machine.programs and number != signal.SIGSTOP:
             machine.programs[each.pid].kill(int(number))
 
 

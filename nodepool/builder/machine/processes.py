@@ -150,6 +150,9 @@ def _ancestors(by_pid: dict[int, Process]) -> set[int]:
 def end(origin: Origin, deadline: float, grace: float = GRACE) -> list[int]:
     """Send TERM, and KILL after ``grace`` seconds, until no process is left.
 
+    All are stopped before the first one is killed: a script whose ``umount`` has been killed would
+    go on, and remove what is mounted.
+
     Return the pids that still run at ``deadline`` (monotonic).
     """
     kill_at = min(time.monotonic() + grace, deadline - _ROUND)
@@ -163,6 +166,7 @@ def end(origin: Origin, deadline: float, grace: float = GRACE) -> list[int]:
         if now < kill_at:
             signal_all(found, signal.SIGTERM, kill_at)
         else:
+            signal_all(found, signal.SIGSTOP, now)
             signal_all(found, signal.SIGKILL, min(now + _ROUND, deadline))
 
 

@@ -14,6 +14,7 @@ from nodepool.zk import paths, reading, reports
 from nodepool.zk import zookeeper as zk_module
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.mirror.nodes import count_nodes
+from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
@@ -65,6 +66,16 @@ def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
         zk.lockNode(zk.getNode(node.id), blocking=False)
     other.unlockNode(theirs)
     wait_for(lambda: [*zk.node_tree.iter_free("p", "main", "label")] == [node.id])
+
+
+@pytest.mark.spec("BLD-25.7")
+def test_machine_of_a_verification_is_not_free(zk: Any) -> None:
+    node = make_node()
+    node.requestor = VERIFIER
+    zk.storeNode(node)
+    wait_for(lambda: zk.getCachedNode(node.id))
+    assert [*zk.node_tree.iter_free("p", "main", "label")] == []
+    assert zk.node_tree.counted.free["label"] == 0
 
 
 @pytest.mark.spec("ZK-14: after suspension or loss the cache is re-synchronised completely")

@@ -394,6 +394,34 @@ def test_hook_ends_in_time(bench: Bench, script: str) -> None:
     assert not [process for process in processes.processes() if process.session == session]
 
 
+def test_script_whose_program_is_killed_first_does_not_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = bench.make("sleep 600; touch $D/went-on; sleep 600")
+    process.start()
+    wait_for(lambda: len(bench.alive()) == 2, what="script and program")
+    find, send, script = processes.find, processes._send, min(bench.alive())
+    monkeypatch.setattr(processes, "find", lambda origin: find(origin)[::-1])
+
+    def slowly(handle: int, pid: int, number: signal.Signals) -> None:
+        send(handle, pid, number)
+        if number == signal.SIGKILL and len(killed) == 0:
+            killed.append(pid)
+            # The script sees the end of its program, unless it is stopped.
+            wait_for(
+                lambda: went_on.exists() or processes.read_process(script).state in "tT",  # type: ignore[union-attr]
+                what="what the script does",
+            )
+
+    killed: list[int] = []
+    went_on = bench.directory / "went-on"
+    monkeypatch.setattr(processes, "_send", slowly)
+    processes.end(processes.Origin(bench.marker), time.monotonic() + 10, grace=0)
+    process.wait(time.monotonic() + 10)
+    bench.log_file.close()
+    assert killed and not went_on.exists()
+
+
 def test_hook_with_a_background_child() -> None:
     started = time.monotonic()
     assert run_hook(["bash", "-c", "sleep 1000 & echo ok"], 60) == (0, "ok")
