@@ -57,7 +57,7 @@ class Code(_Text):
     POOL_PAUSED = "paused at quota: request {request} comes first"
     PROVIDER_QUOTA = "provider {provider}, {resource}: {needed} needed, {left} of {limit} left"
     POOL_LIMIT = "pool {name}, {resource}: {needed} needed, {left} of {limit} left"
-    REFUSED_BY_CLOUD = "provider {provider}: cloud quota exceeded (label {label})"
+    REFUSED_BY_CLOUD = "provider {provider}: cloud quota exceeded (label {label}){sold_out}"
     LIMITS_UNKNOWN = "reading the limits of provider {provider}"
     NO_ROOM = "no capacity for {labels}"
     TENANT_LIMIT = (

@@ -85,6 +85,7 @@ REMEDIES = {
     "`boot-timeout` is longer than its boot; each request for the label retries",
     "calls": "check the state of the cloud's API, the network to it, and the credentials; calls "
     "are retried",
+    "sold-out": "add offers to `alternatives` of the labels; these are tried again at that time",
     "record": "repair or remove the damaged record in ZooKeeper, which the traceback in the "
     "launcher's log leads to",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",

@@ -42,6 +42,8 @@ def provider_problems(config: Config) -> list[Problem]:
                     Problem(line, name, help=REMEDIES["calls"])
                     for line in manager.cloud_calls.troubles()
                 ]
+            if sold_out := manager.sold_out_offers():
+                found.append(Problem(f"sold out: {sold_out}", name, help=REMEDIES["sold-out"]))
         except Exception as error:  # a driver may raise anything
             found.append(
                 Problem(one_line(f"its driver cannot report its problems: {error!r}"), name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nodepool.base.files import FileIdentity
 from nodepool.base.problems import LabelProblems
 from nodepool.cloud.calls import CloudCalls
+from nodepool.cloud.sold_out import SoldOut
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.request.base import RequestHandler, RequestHost
 
@@ -80,6 +81,8 @@ class Provider(ProviderNotifications):
     provider: ProviderConfig
     #: For drivers that call their cloud with :class:`~nodepool.cloud.calls.CloudCalls`.
     cloud_calls: CloudCalls | None = None
+    #: For drivers whose labels have offers.
+    sold_out: SoldOut[Any] | None = None
     #: The thread on which the provider finishes its launches after ``stop``.
     stop_thread: threading.Thread | None = None
 
@@ -121,6 +124,10 @@ class Provider(ProviderNotifications):
     def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> RequestHandler:
         """Return a NodeRequestHandler; must be cheap."""
         raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
+
+    def sold_out_offers(self) -> str:
+        """Return the offers that are sold out, with the times; empty if none is."""
+        return self.sold_out.describe() if self.sold_out is not None else ""
 
     @property
     def leak_search_stopped(self) -> str | None:

@@ -21,6 +21,8 @@ from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_unlocked_check
+from nodepool.zk.mirror import notes
+from nodepool.zk.sold_out import SoldOutOffers
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Seconds after which the lock directory of a deleted request is removed (or after
@@ -247,6 +249,7 @@ class CleanupWorker(threading.Thread):
             self._last_full = self.state.clock.monotonic()
             self._task("request locks", self._sweep_request_locks)
             self._task("records of failed launches", self.state.launch_failures.expire)
+            self._task("records of sold-out offers", self._expire_sold_out)
             self._task("ready nodes", self._check_ready_nodes)
             self._task("leaked resources", self._leaks)
             self._task("all nodes", self.nodes.check_all)
@@ -258,6 +261,15 @@ class CleanupWorker(threading.Thread):
             self.log.warning("Cleaning up %s: %r", what, error)
         except FOREIGN:
             self.log.exception("Error cleaning up %s:", what)
+
+    def _expire_sold_out(self) -> None:
+        """Delete records without an offer that is sold out, also those of removed providers."""
+        facade, now = self.state.zk, self.state.clock.time()
+        for record, version in list(facade.note_tree.notes.values()):
+            if isinstance(record, SoldOutOffers) and not record.left(now):
+                txn = Txn(facade.kazoo_client)
+                txn.delete(notes.path(record), version)
+                facade.writer.submit(txn)
 
     def _sweep_request_locks(self) -> None:
         """Remove lock directories of requests deleted a while ago, unless clients contend."""

@@ -151,6 +151,7 @@ class AwsAdapter(statemachine.Adapter):
         self.quota = AwsQuota(self.cloud, self.log)
         self.templates = LaunchTemplates(self)
         self.launching = Launching(self)
+        self.sold_out = self.launching.sold_out
         self.images = AwsImages(self)
         self.leaks = AwsLeaks(self)
         # A builder launches nothing: it neither creates nor removes templates.

@@ -232,10 +232,8 @@ class MachineAdapter(Adapter):
         assert offer is not None
         if kind not in REFUSALS:
             return exceptions.LaunchStatusException(text)
-        if len(offers) > 1:
-            self.sold_out.refused(offer)
-            if self.sold_out.order(offers)[0] != offer:
-                return exceptions.OfferRefusedException(f"{text}; another offer will be tried")
+        if self.sold_out.next_after(offer, offers):
+            return exceptions.OfferRefusedException(f"{text}; another offer will be tried")
         return (
             exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException
         )(text)

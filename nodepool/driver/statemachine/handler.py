@@ -96,7 +96,9 @@ class StateMachineHandler(NodeRequestHandler, Serving):
             # The figures include the node by now: they also show when there is quota again.
             self.manager.refusals.succeeded(ntype)
         elif self.manager.refusals.wait(ntype):
-            short = because(Code.REFUSED_BY_CLOUD, provider=self.provider.name, label=ntype)
+            name, sold_out = self.provider.name, self.manager.sold_out_offers()
+            sold_out = f", sold out: {sold_out}" if sold_out else ""
+            short = because(Code.REFUSED_BY_CLOUD, provider=name, label=ntype, sold_out=sold_out)
         self.shortage = short
         self.wants_more_of_provider = short is None or short.code is not Code.POOL_LIMIT
         return short is None

@@ -41,6 +41,8 @@ CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
 DELETE_LIMIT = 600.0
 #: Pauses after failed deletions.
 DELETE_BACKOFF = Backoff(0.1, 10.0)
+#: Refusals of one offer while others are available that use up no attempt.
+MOST_REFUSED = 30
 
 T = TypeVar("T")
 #: Yields the seconds until the next pass at most.
@@ -66,6 +68,7 @@ class StateMachineNodeLauncher(StatsReporter):
         )
         self.attempts = 1
         self.retries: int = provider_config.launch_retries
+        self._refused_offers = 0
         self.state_machine: StateMachine | None = None
         self.delete_state_machine: StateMachine | None = None
         self.nodescan_request: NodescanRequest | None = None
@@ -247,6 +250,9 @@ class StateMachineNodeLauncher(StatsReporter):
             except exceptions.FOREIGN as error:
                 yield from self._report_failure(error)
                 stopped = self._count_failure(error)
+                if isinstance(error, exceptions.OfferRefusedException):
+                    self._refused_offers += 1
+                    self.retries += self._refused_offers <= MOST_REFUSED
             self.node.external_id = remains = self._external_id()
             self._abandon_machine()
             if stopped or self.attempts >= self.retries:

@@ -11,6 +11,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.base import threads
 from nodepool.cloud.calls import CloudCalls
+from nodepool.cloud.sold_out import SoldOut
 from nodepool.config.model import ConfigPool, ProviderConfig, cloud_image
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.base import RequestHost
@@ -19,6 +20,7 @@ from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.model import Adapter, DriverLabel, ExternalId
+from nodepool.driver.statemachine.shared_offers import SharedOffers
 from nodepool.driver.statemachine.stage import LaunchProvider
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.zookeeper import ZooKeeper
@@ -35,6 +37,8 @@ class StateMachineProvider(LaunchProvider):
         # Adapters of others may use this name for something else.
         calls = getattr(adapter, "calls", None)
         self.cloud_calls = calls if isinstance(calls, CloudCalls) else None
+        sold_out = getattr(adapter, "sold_out", None)
+        self.sold_out = sold_out if isinstance(sold_out, SoldOut) else None
         self._zk = None  # type: ignore[assignment]
         self.running = False
         self.error_labels: set[str] = set()
@@ -49,6 +53,9 @@ class StateMachineProvider(LaunchProvider):
         self._zk = zk_conn  # type: ignore[assignment]
         self.running = True
         self.log.debug("Starting")
+        if self.sold_out is not None and zk_conn is not None and zk_conn.note_tree is not None:
+            shared = SharedOffers(zk_conn, self.provider.name, self.clock)
+            self.sold_out.share(shared.left, shared.write)
         self.nodescan_worker.start()
         self.state_machine_start_worker = threads.shared().lane(
             f"start-{self.provider.name}", START_THREADS

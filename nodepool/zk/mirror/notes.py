@@ -21,6 +21,7 @@ from nodepool.zk.drains import Drain
 from nodepool.zk.failures import Failures
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError, parse_object
+from nodepool.zk.sold_out import SoldOutOffers
 
 
 class Note(Protocol):
@@ -42,7 +43,7 @@ class Note(Protocol):
 
 
 #: The class of the records of each kind; others are ignored, as those of newer launchers.
-KINDS: dict[str, type[Note]] = {"drain": Drain, "failures": Failures}
+KINDS: dict[str, type[Note]] = {"drain": Drain, "failures": Failures, "sold-out": SoldOutOffers}
 
 N = TypeVar("N", bound=Note)
 

@@ -409,6 +409,8 @@ class Tree(Generic[R]):
             self.store_own(parts, path, record, stat)
         except Exception:
             self.log.exception("Cannot show what was written to %s:", path)
+        else:
+            self._not_bad(path)  # we have replaced it
         self._unconfirmed.discard(path)
         if own is not None and own[1] > 0 and own[0] <= 0:
             self._read(path, parts, None)  # another client wrote it, too

@@ -10,6 +10,8 @@ import pytest
 
 from nodepool.base.backoff import Backoff
 from nodepool.driver.aws.adapter import AwsAdapter
+from nodepool.zk.mirror import notes
+from nodepool.zk.sold_out import SoldOutOffers
 from tests.conftest import wait_for
 from tests.support.aws.cloud import AwsCloud
 from tests.support.aws.scene import adapter, all_gone, failed, one, run_params, start
@@ -342,8 +344,10 @@ def test_offers_are_tried_in_order_without_sold_out_ones(
     assert node.resources["L-1216C47A"] == 2
     one(bench)
     assert len(run_params(aws)) == 4, "what was sold out is remembered"
-    memory = adapter(bench).launching.sold_out
-    memory._clock = lambda: time.monotonic() + memory.memory + 1
+    (note,) = bench.zk.readNotes(SoldOutOffers)
+    assert len(note.until) == 2
+    notes.remove(bench.zk.kazoo_client, note)
+    wait_for(lambda: not adapter(bench).sold_out.left(), what="the launcher has heard of it")
     aws.proxy.heal()
     _, node = one(bench)
     assert node.node_properties["spot"] is True

@@ -16,11 +16,9 @@ class Offer(NamedTuple):
     capacity_reservation: tuple[tuple[str, str], ...] | None = None
 
     def describe(self) -> str:
-        where = self.subnet_id or self.az
-        return (
-            f"{self.instance_type} "
-            f"({'spot' if self.spot else 'on-demand'}{f', {where}' if where else ''})"
-        )
+        held = [value for key, value in self.capacity_reservation or () if key != "preference"]
+        parts = ["spot" if self.spot else "on-demand", self.subnet_id or self.az, *held]
+        return f"{self.instance_type} ({', '.join(filter(None, parts))})"
 
 
 def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str] | None:

@@ -17,7 +17,7 @@ from nodepool.base.problems import LabelProblems
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.driver.statemachine.model import StateMachine
-from nodepool.exceptions import QuotaException
+from nodepool.exceptions import OfferRefusedException, QuotaException
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 from tests.conftest import wait_for
@@ -141,6 +141,24 @@ def test_further_attempts_do_not_hold_up_other_launches(manager: Manager) -> Non
     wait_for(lambda: bad.complete, what="the end of the bad launch")
     assert (bad.node.state, bad.attempts) == (zk.FAILED, 3)
     assert all(name.startswith("start") for name in adapter.asked_by[1:])
+
+
+@pytest.mark.parametrize(("refusals", "most", "attempts"), [(5, 9, 8), (99, 2, 5)])
+def test_refused_offers_use_up_no_attempt_up_to_a_limit(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, refusals: int, most: int, attempts: int
+) -> None:
+    """Afterwards three attempts fail for another reason, or the refusals count as attempts."""
+    monkeypatch.setattr("nodepool.driver.statemachine.launcher.MOST_REFUSED", most)
+    manager.adapter.answered.set()
+    left = [OfferRefusedException("sold out; another offer will be tried")] * refusals
+
+    def advance(_machine: Refused) -> None:
+        raise left.pop() if left else RuntimeError("HTTP 400")
+
+    monkeypatch.setattr(Refused, "advance", advance)
+    launcher = manager.launch("bad")
+    wait_for(lambda: launcher.complete, what="the end of the launch")
+    assert (launcher.node.state, launcher.attempts) == (zk.FAILED, attempts)
 
 
 @pytest.mark.parametrize("errors", [1, 4])
