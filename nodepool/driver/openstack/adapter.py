@@ -10,7 +10,9 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, Poller
+from nodepool.cloud.sold_out import SoldOut
 from nodepool.driver import statemachine
+from nodepool.driver.common.adapter import smallest
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.config import (
     OpenStackProviderConfig,
@@ -18,6 +20,7 @@ from nodepool.driver.openstack.config import (
     ProviderLabel,
 )
 from nodepool.driver.openstack.floating_ips import FloatingIps
+from nodepool.driver.openstack.ladder import Offer, offers_of
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import (
@@ -89,6 +92,7 @@ class OpenStackAdapter(CloudLookups):
         self.leaks = LeakCleaner(self, provider_config, self.log)
         self.floating_ips = FloatingIps(self._api, provider_config)
         self._not_ready: dict[str, str] = {}
+        self.sold_out: SoldOut[Offer] = SoldOut()
 
     # -- running calls
 
@@ -227,7 +231,9 @@ class OpenStackAdapter(CloudLookups):
         return quota_from_limits(compute, volume)
 
     def getQuotaForLabel(self, label: ProviderLabel) -> QuotaInformation:
-        return quota_from_flavor(self._findFlavor(label.flavor_name, label.min_ram), label=label)
+        """Return the minimum that every offer of the label needs."""
+        flavors = offers_of(label, None, self._findFlavor).values()
+        return smallest(quota_from_flavor(flavor, label=label) for flavor in flavors)
 
     def getAZs(self) -> list[str | None]:
         return self._listAZs()

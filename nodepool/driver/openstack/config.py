@@ -13,6 +13,7 @@ from nodepool.base.option import REQUIRED, changed, exclusive, inherited, load, 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ProviderUnavailable
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
+from nodepool.driver.common.offers import ALTERNATIVES
 from nodepool.driver.common.options import CloudImage, Image
 from nodepool.exceptions import ConfigError, PathItem
 
@@ -26,6 +27,7 @@ def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:
 #: Default of labels.
 _POOL = inherited("pool")
 _IMAGE = exclusive("cloud-image-name-or-id")
+_FLAVORS, _ZONES = exclusive("flavors"), exclusive("zones")
 
 
 def _one_of(keys: tuple[str, ...], exactly_one: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -113,6 +115,22 @@ class ProviderLabel(ConfigValue):
     security_groups: list[str] = option([str], [], "*new*: replaces the pool's", shown="the pool's")
     azs: list[str] | None = option(
         [str], None, "*new*: candidates for the node", name="availability-zones", shown="the pool's"
+    )
+    alternatives: list[dict[str, Any]] = option(
+        [
+            {
+                "flavor-name": option(
+                    str, None, "as of the label", key=_FLAVORS, shown="the label's"
+                ),
+                "flavor-names": option([str], None, "several: an offer for each", key=_FLAVORS),
+                "availability-zone": option(
+                    str, None, "as of the label", key=_ZONES, shown="the label's zones"
+                ),
+                "availability-zones": option([str], None, "several: an offer for each", key=_ZONES),
+            }
+        ],
+        [],
+        ALTERNATIVES,
     )
     boot_from_volume: bool = option(
         bool, False, "root disk on a volume that is deleted with the server"

@@ -6,7 +6,6 @@ waits for a server, that server is queried when a change is due.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from nodepool.driver.openstack.api.errors import (
 )
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
 from nodepool.driver.openstack.config import ProviderCloudImage
+from nodepool.driver.openstack.ladder import Offer, offers_of
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
@@ -116,7 +116,6 @@ class OpenStackCreateStateMachine(SteppedMachine):
         self.provider = adapter.provider
         self.hostname = hostname
         self.label = label
-        self.az = az
         self.server: Any = None
         if image_external_id:
             image_name = label.diskimage.name
@@ -128,8 +127,12 @@ class OpenStackCreateStateMachine(SteppedMachine):
             self.config_drive = label.cloud_image.config_drive
             self.image = self._cloudImage(label.cloud_image)
         self.metadata = self._serverMetadata(image_name, metadata, request)
-        self.flavor = adapter._findFlavor(label.flavor_name, label.min_ram)
-        self.quota = quota_from_flavor(self.flavor, label=label)
+        self.offers = offers_of(label, az, adapter._findFlavor)
+        self._choose(next(iter(self.offers)))
+
+    def _choose(self, offer: Offer) -> None:
+        self.offer, self.flavor, self.az = offer, self.offers[offer], offer.az
+        self.quota = quota_from_flavor(self.flavor, label=self.label)
 
     def _call(
         self,
@@ -175,19 +178,41 @@ class OpenStackCreateStateMachine(SteppedMachine):
         return result
 
     def _createServer(self) -> Any:
-        """Create the server, on the executor. One that exists in spite of an error is
-        remembered.
-        """
+        """Create the server of the first offer that the cloud accepts, on the executor."""
+        if len(self.offers) == 1:
+            return self._attempt(self.offer)
+        where = f"Provider {self.provider.name}, pool {self.label.pool.name}, label"
+        server, _offer = self.adapter.sold_out.try_in_order(
+            list(self.offers),
+            self._attempt,
+            self._kind_of,
+            f"{where} {self.label.name}",
+            self.log,
+            settled=False,
+        )
+        return server
+
+    def _kind_of(self, error: BaseException) -> ErrorKind:
+        """Return the type of a refusal, OTHER if a server exists, which has to be deleted first."""
+        tidy(error)  # it is logged
+        told = self._translate(error) if isinstance(error, Exception) else error
+        if self.external_id is not None:
+            return ErrorKind.OTHER
+        if isinstance(told, exceptions.QuotaException):
+            return ErrorKind.QUOTA
+        return classify(error)
+
+    def _attempt(self, offer: Offer) -> Any:
+        """Create the server of the offer. One that exists in spite of an error is remembered."""
+        self._choose(offer)
         label, pool = self.label, self.label.pool
-        # The zone of the request, unless the label specifies others.
-        az = self.az if not label.azs or self.az in label.azs else random.choice(label.azs)
         try:
             server = self.adapter._createServer(
                 self.hostname,
                 image=self.image,
                 flavor=self.flavor,
                 key_name=label.key_name,
-                az=az,
+                az=self.az,
                 config_drive=self.config_drive,
                 networks=label.networks,
                 security_groups=label.security_groups or pool.security_groups,
@@ -219,7 +244,8 @@ class OpenStackCreateStateMachine(SteppedMachine):
     def _translate(self, exc: Exception) -> Exception:
         """Return the exception for the launcher after a failed call."""
         server_id = self.external_id if self.server is not None else None
-        return launch_error(exc, self.provider.name, self.label, self.az, self.image, server_id)
+        label, flavor = self.label, self.offer.flavor if len(self.offers) > 1 else None
+        return launch_error(exc, self.provider.name, label, self.az, self.image, server_id, flavor)
 
     def _noteFailedServer(self, exc: Exception) -> None:
         extra = getattr(exc, "extra_data", None)
@@ -250,7 +276,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         if fault:
             self.log.error("Server %s failed: %s", server_id, fault)
         if "quota" in fault.lower():
-            raise exceptions.QuotaException("Quota exceeded") from exc
+            raise self._refused(exceptions.QuotaException("Quota exceeded")) from exc
 
     def _lostServer(self) -> str | None:
         """Return the id of a server whose creation was not answered properly, if it exists."""
@@ -290,6 +316,7 @@ class OpenStackCreateStateMachine(SteppedMachine):
         self.external_id = self.server["id"]
         self.state = self.SERVER_CREATING
         yield from self._active()
+        self.adapter.sold_out.worked(self.offer)
         self.server, needs_floating_ip = yield from self._call(self._inspect, self.server)
         if needs_floating_ip:
             self.state = self.FLOATING_IP_CREATING
@@ -375,13 +402,23 @@ class OpenStackCreateStateMachine(SteppedMachine):
                     watch.end()
                     return
 
+    def _refused(self, error: Exception) -> Exception:
+        """Return the exception for a server that exists and was refused what it needs."""
+        if self.adapter.sold_out.next_after(self.offer, list(self.offers)):
+            return exceptions.OfferRefusedException(
+                f"{self.offer.describe()}: {error}; another offer will be tried"
+            )
+        return error
+
     def _failure(self, status: str) -> Exception:
         fault = fault_message(self.server)
         self.log.error("Server %s in error state: %s", self.external_id, fault or "no fault given")
         if is_quota(fault):
-            return exceptions.QuotaException(f"Quota exceeded: {fault}")
+            return self._refused(exceptions.QuotaException(f"Quota exceeded: {fault}"))
         if is_full(fault):
-            return exceptions.CapacityException(f"No capacity for the server: {fault}")
+            return self._refused(
+                exceptions.CapacityException(f"No capacity for the server: {fault}")
+            )
         return exceptions.LaunchStatusException(
             "Server in error state" if status == "ERROR" else "Server was deleted"
         )

@@ -237,10 +237,11 @@ def test_marks_agree_with_the_code(driver: str) -> None:
         ("ibmvpc", {"spot": {"exempt": ""}}, "spot: the reason must be a sentence"),
         ("aws", {"spot": {"exempt": "It has none."}}, "spot: exempt, but in the code"),
         ("openstack", {"spot": "done"}, "spot: done, but not in the code"),
+        ("static", {"capacity-fallback": "done"}, "capacity-fallback: done, but not in the code"),
         (
             "openstack",
-            {"capacity-fallback": "done"},
-            "capacity-fallback: done, but not in the code",
+            {"capacity-fallback": {"exempt": "It has one flavor."}},
+            "capacity-fallback: exempt, but in the code",
         ),
         (
             "nodemanager",

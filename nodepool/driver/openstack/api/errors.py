@@ -54,6 +54,14 @@ FULL = (
 )
 
 
+#: Exceptions that are already the launcher's.
+DECIDED = (
+    exceptions.QuotaException,
+    exceptions.CapacityException,
+    exceptions.OfferRefusedException,
+)
+
+
 class BadAnswer(RuntimeError):
     """The response is not from this service: empty, truncated, HTML of a gateway."""
 
@@ -253,16 +261,21 @@ def suspected_lookups(message: str) -> set[str] | None:
     return {kind for option in options for kind in _LOOKUPS.get(option, ())} if options else None
 
 
-def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:
-    """Return the option's value in brackets; empty for those that may contain secrets."""
+def given(
+    option: str, label: Any, zone: str | None, image: Mapping[str, Any], flavor: str | None = None
+) -> str:
+    """Return the option's value in brackets; empty for those that may contain secrets.
+
+    :param flavor: the one of several; its zone is ``zone``.
+    """
     values = {
         "key-name": label.key_name,
-        "availability-zones": label.azs or zone,
+        "availability-zones": zone if flavor else label.azs or zone,
         "server-group": label.server_group,
         "security-groups": label.security_groups or label.pool.security_groups,
         "networks": label.networks,
         "volume-type": label.volume_type,
-        "flavor-name": label.flavor_name,
+        "flavor-name": flavor or label.flavor_name,
         "cloud-image/diskimage": image.get("name") or image.get("id"),
     }
     value = values.get(option)
@@ -281,12 +294,14 @@ def launch_error(
     zone: str | None,
     image: Mapping[str, Any],
     server_id: str | None,
+    flavor: str | None = None,
 ) -> Exception:
     """Return the exception for the launcher after a failed server call, or *exc* itself.
 
     :param server_id: None when the server was to be created.
+    :param flavor: the one of several.
     """
-    if isinstance(exc, exceptions.QuotaException):
+    if isinstance(exc, DECIDED):
         return exc
     message = without_values(str(exc))
     kind = classify(exc)
@@ -307,7 +322,11 @@ def launch_error(
                 f"{where}: the cloud refuses to give server {server_id} an address: {message}"
             )
         option = suspect(message)
-        about = f", because of option {option}{given(option, label, zone, image)}" if option else ""
+        about = (
+            f", because of option {option}{given(option, label, zone, image, flavor)}"
+            if option
+            else ""
+        )
         return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")
     if isinstance(exc, exceptions.RuntimeConfigurationException):
         return exceptions.LaunchNodepoolException(f"{where}: {message}")

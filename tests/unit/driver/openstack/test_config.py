@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from nodepool import config as npconfig
+from nodepool.base.option import load
 from nodepool.config.checks.validation import Validation
 from nodepool.config.source import Source
 from nodepool.driver.openstack.config import (
@@ -189,3 +191,35 @@ def test_missing_cloud_is_refused(tmp_path):
         2,
         "Schema validation failed: required key not provided",
     )
+
+
+def test_alternatives_of_a_label_are_read_and_compared(provider):
+    def loaded(**alternatives):
+        label = ProviderLabel()
+        label.pool = provider.pools["main"]
+        load(label, {"name": "x", "cloud-image": "i", "flavor-name": "f", **alternatives})
+        return label
+
+    assert loaded().alternatives == ProviderLabel().alternatives == []
+    assert loaded(alternatives=None).alternatives == []
+    one = [{"flavor-names": ["a", "b"], "availability-zone": "z"}]
+    assert loaded(alternatives=one).alternatives == one
+    assert loaded(alternatives=one) != loaded()
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"flavor-name": "a", "flavor-names": ["b"]}, "flavor"),
+        ({"availability-zone": "a", "availability-zones": ["b"]}, "zone"),
+        ({"flavour-name": "a"}, "flavour-name"),
+    ],
+)
+def test_wrong_alternatives_are_errors(entry, problem, tmp_path):
+    label = {"name": "l", "cloud-image": "i", "flavor-name": "f", "alternatives": [entry]}
+    pools = [{"name": "main", "labels": [label]}]
+    provider = {"name": "p", "cloud": "c", "cloud-images": [{"name": "i"}], "pools": pools}
+    path = tmp_path / "nodepool.yaml"
+    path.write_text(yaml.safe_dump({"labels": [{"name": "l"}], "providers": [provider]}))
+    found = Validation(Source(str(path))).run()
+    assert any("alternatives" in each.path and problem in each.path + each.text for each in found)
