@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from nodepool.zk import paths
-from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload, NodeRequest
 from nodepool.zk.rollback import (
+    UPLOAD,
     Result,
     RollbackRefused,
     Rollbacks,
     earlier_upload,
     rolled_back,
     unverified,
+    upload_of,
     upload_path,
 )
 from tests.conftest import Chroot, wait_for
@@ -364,3 +366,15 @@ def test_upload_is_held_back_although_others_change_the_one_in_use(
     late = other.before(sets("/images/"), lambda _path: other.write(path, username="other"))
     assert scene.rollbacks.hold_back(new) and late.refused() == path
     assert scene.used("east") == old.build_id and scene.stored(old)["username"] == "other"
+
+
+@pytest.mark.spec("BLD-25.2")
+def test_request_of_a_verification_names_an_upload_of_its_image_and_provider(scene: Scene) -> None:
+    east, west = scene.build(50, "east", "west")
+    data, request = scene.zk.readImages(cached=False), NodeRequest()
+    for wanted in (None, {}, {UPLOAD: None}, {UPLOAD: 1}, {UPLOAD: upload_path(west)}):
+        request.requestor_data = wanted
+        assert upload_of(data, request, IMAGE, "east") is None
+    request.requestor_data = {UPLOAD: upload_path(east)}
+    assert upload_of(data, request, IMAGE, "east") == east
+    assert upload_of(data, request, "other", "east") is None

@@ -8,12 +8,50 @@ from tests.world.mutation import Mutation
 _IN_ROLLBACK = "nodepool.zk.rollback"
 _IN_COUNT = "nodepool.driver.statemachine.upload_trials"
 _IN_LAUNCHER = "nodepool.driver.statemachine.launcher"
+_IN_VERIFICATION = "nodepool.launcher.verification"
 #: Files of tests.
 _ROLLBACK = "tests/integration/zk/test_rollback.py::"
 _TRIALS = "tests/unit/driver/statemachine/test_upload_trials.py::"
 _DIRECTED = "tests/world/directed/test_image_rollback.py::"
+_VERIFIED = "tests/integration/launcher/nodes/test_verification.py::"
 
 GUARDS: dict[str, Mutation] = {
+    "verifications-count-against-labels": Mutation(
+        _IN_LAUNCHER,
+        "self._blameless or self._verifies",
+        "self._blameless",
+        f"{_VERIFIED}test_upload_whose_machines_do_not_start_is_bad_and_counts_against_no_label",
+    ),
+    "machines-of-verifications-are-assigned": Mutation(
+        "nodepool.zk.mirror.nodes",
+        "        and node.requestor != VERIFIER\n",
+        "",
+        "tests/integration/zk/test_mirror.py::test_machine_of_a_verification_is_not_free",
+    ),
+    "machines-of-dead-verifications-are-kept": Mutation(
+        "nodepool.launcher.nodes.reconciler",
+        "if node.requestor == VERIFIER and missing:",
+        "if False:",
+        f"{_VERIFIED}test_machine_of_a_dead_verification_is_given_to_nobody",
+    ),
+    "machines-of-other-images-verify": Mutation(
+        _IN_VERIFICATION,
+        "if node.image_id != upload_path(upload):",
+        "if False:",
+        f"{_VERIFIED}test_machine_of_another_image_proves_nothing",
+    ),
+    "uploads-are-verified-twice": Mutation(
+        _IN_ROLLBACK,
+        "if any(upload_path(each) == upload_path(upload) for each in uploads.ready):",
+        "if False:",
+        f"{_ROLLBACK}test_upload_that_is_held_back_is_used_only_once_it_is_verified",
+    ),
+    "others-uploads-are-launched": Mutation(
+        _IN_ROLLBACK,
+        "(each.state, each.image_name, each.provider_name) == (READY, image, provider)",
+        "each.state == READY",
+        f"{_ROLLBACK}test_request_of_a_verification_names_an_upload_of_its_image_and_provider",
+    ),
     "uploads-that-others-change-are-rolled-back": Mutation(
         _IN_ROLLBACK,
         "changed.serialize(), upload.version)",

@@ -286,3 +286,19 @@ def test_newer_upload_replaces_one_that_waits(scene: Scene) -> None:
     scene.all_gone()
     for node in scene.bench.nodes(state=USED):
         assert node.image_id == upload_path(second)
+
+
+@pytest.mark.spec("BLD-25.5")
+def test_machine_of_another_image_proves_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher of 11.0.0 has served the request with the image in use."""
+    monkeypatch.setattr(
+        "nodepool.driver.statemachine.launcher.upload_of", lambda *_args: scene.stored(scene.old)
+    )
+    new = scene.hold_back()
+    launcher = scene.bench.start(scene.config(command="true"))
+    wait_for(lambda: scene.problems(launcher) != [], what="the problem")
+    assert "a launcher of another release" in scene.problems(launcher)[0]
+    mark = scene.stored(new).rolled_back
+    assert scene.used() == upload_path(scene.old) and mark is not None and mark.unverified
