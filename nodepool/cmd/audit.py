@@ -16,7 +16,8 @@ from nodepool.exceptions import ZKException
 from nodepool.zk import history
 from nodepool.zk.drains import KINDS
 
-#: Command that changes something -> type of its objects, and the argument that names them.
+#: Command that changes something -> type of its objects (empty: the argument ``kind``), and the
+#: argument that names them.
 AUDITED = {
     "delete": ("node", "ids"),
     "hold": ("node", "ids"),
@@ -39,7 +40,7 @@ AUDITED = {
     "dib-image-delete": ("build", "id"),
     "import-image-data": ("file", "path"),
     **{f"drain {kind}": (kind, "target") for kind in KINDS},
-    "undrain": ("drain", "target"),
+    "undrain": ("", "target"),
     "token create": ("token", "name"),
     "token revoke": ("token", "id"),
 }
@@ -67,6 +68,7 @@ def run(context: Context) -> int:
 
 def _record(context: Context, path: str, result: str) -> None:
     kind, argument = AUDITED[path]
+    kind = kind or context.args.kind
     given = getattr(context.args, argument, None)
     names = [given] if isinstance(given, str) else list(given or ())
     identity = Identity(user(), f"unix:{os.getuid()}", Role.ADMIN)

@@ -122,12 +122,14 @@ def wait(context: Context, new: Drain) -> None:
     zk.node_tree.listeners.append(lambda *_: changed.set())
     zk.note_tree.listeners.append(changed.set)
     said = ""
-    while left := remaining(zk, new):
-        if zk.synced and zk.note_tree.get(Drain, new.name) is None:
+    while (left := remaining(zk, new) if zk.synced else None) != []:
+        if left is None:
+            pass  # the connection is lost
+        elif zk.note_tree.get(Drain, new.name) is None:
             raise CommandError(
                 f"the drain of {new.name} has ended while nodes were left: {counted(left)}"
             )
-        if (text := counted(left)) != said:
+        elif (text := counted(left)) != said:
             said = text
             note(f"waiting for nodes of {new.name}: {text}")
         changed.wait(CHECK_AGAIN)

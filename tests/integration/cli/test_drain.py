@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands import drain
 from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.drains import Drain
+from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
 from tests.integration.cli.test_observe import Shell
 from tests.support.deadline import limit
@@ -91,3 +94,40 @@ def test_time_must_be_in_the_future(
     with pytest.raises(SystemExit):
         shell("drain", *POOL, f"--until={text}")
     assert "must be a time such as 90m" in capsys.readouterr().err
+
+
+def test_end_of_a_drain_is_in_the_audit_log_with_its_kind(
+    shell: Shell, bench: LauncherBench
+) -> None:
+    shell("drain", *POOL)
+    shell("undrain", *POOL)
+    events = HistoryReader().read_all(bench.zk.kazoo_client, 0.0)
+    found = [(event["action"], event["target"]) for event in events if "action" in event]
+    name = " ".join(POOL)
+    assert found == [("drain pool", name), ("undrain", name)]
+
+
+def test_drain_goes_on_waiting_while_the_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a complete mirror nodes cannot be counted."""
+    found, states = Drain("pool", "a-b", 0.0), [False, True]
+    note_tree = SimpleNamespace(listeners=[], get=lambda *_: found)
+
+    class Zk:
+        node_tree = SimpleNamespace(listeners=[])
+        synced = property(lambda _zk: states[0])
+
+    Zk.note_tree = note_tree  # type: ignore[attr-defined]
+
+    def remaining(zk: Zk, _drain: Drain) -> list[object]:
+        assert zk.synced
+        return []
+
+    def wait(_event: threading.Event, _seconds: float) -> bool:
+        return states.pop(0)
+
+    monkeypatch.setattr(drain, "remaining", remaining)
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    drain.wait(SimpleNamespace(live=Zk()), found)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "pool a-b has no nodes left\n"
