@@ -101,7 +101,8 @@ class LaunchFailures:
             # mirror, or are being read.
             if any(path.rpartition("/")[2] not in tree.nodes for path in tree.changing()):
                 return True
-            return any(
+            states = tree.counted.providers[provider]
+            return bool(states[INIT] or states[BUILDING]) and any(
                 node.state in (INIT, BUILDING)
                 and node.provider == provider
                 and label in node.type
