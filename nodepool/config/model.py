@@ -15,7 +15,18 @@ from nodepool.base import optional
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
 from nodepool.base.files import FileIdentity
-from nodepool.base.option import REQUIRED, Option, at, entries, load, option, schema, values, whole
+from nodepool.base.option import (
+    REQUIRED,
+    Option,
+    Section,
+    at,
+    entries,
+    load,
+    option,
+    schema,
+    values,
+    whole,
+)
 from nodepool.config.access import AccessConfig
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
@@ -55,6 +66,23 @@ class Named(dict[str, T]):
         raise error
 
 
+class Probing(Section):
+    """How idle nodes of a label are probed."""
+
+    interval: int = option(
+        v.All(int, v.Range(min=0)),
+        1800,
+        "seconds between two probes of an idle node; 0: none",
+        convert=whole,
+    )
+    method: str = option(
+        v.Any("ssh", "port"),
+        "ssh",
+        "``ssh``: the node presents one of its SSH host keys; ``port``: its port accepts a "
+        "connection",
+    )
+
+
 class Label(ConfigValue):
     """A label; ``pools`` are those that offer it, appended by the drivers."""
 
@@ -72,6 +100,13 @@ class Label(ConfigValue):
         bool,
         True,
         "whether people, scripts and CI jobs may lease these nodes; Zuul is not affected",
+    )
+    probe: Probing = option(
+        Probing,
+        cast(Any, {}),
+        "*new*: whether idle nodes still answer, see :doc:`operation/nodes`",
+        convert=Probing,
+        shown="",
     )
 
     def __init__(self) -> None:

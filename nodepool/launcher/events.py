@@ -9,6 +9,7 @@ from __future__ import annotations
 from kazoo.protocol.states import KazooState
 
 from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.nodes.probes import NodeProbes
 from nodepool.launcher.nodes.reconciler import DELETABLE, NodeReconciler
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
@@ -34,6 +35,7 @@ class LauncherEvents:
         state: LauncherState,
         assignment: Assignment,
         nodes: NodeReconciler,
+        probes: NodeProbes,
         min_ready: MinReady,
         cleanup: CleanupWorker,
         statistics: StatsWorker,
@@ -43,6 +45,7 @@ class LauncherEvents:
         self._state = state
         self._assignment = assignment
         self._nodes = nodes
+        self._probes = probes
         self._min_ready = min_ready
         self._cleanup = cleanup
         self._statistics = statistics
@@ -77,6 +80,7 @@ class LauncherEvents:
         self._state.launch_failures.flush()
         self._assignment.rebuild()
         self._nodes.check_all()
+        self._probes.check_all()
         self._cleanup.wake()
         self._min_ready.wake()
         self._verification.wake()
@@ -115,6 +119,7 @@ class LauncherEvents:
         if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
             self._nodes.check_soon(node_id)
         freed = state == READY and new.allocated_to is None and not locked
+        self._probes.node_changed(node_id, freed)
         if freed or (old is not None and old.resources != new.resources):
             self._capacity(new)
         elif old is not None and old.tenant and old.tenant != new.tenant:
@@ -134,6 +139,7 @@ class LauncherEvents:
             return
         self._nodes.check_soon(node_id)
         if node._state == READY and node.allocated_to is None:
+            self._probes.check_soon(node_id)
             self._capacity(node)
 
     def _capacity(self, node: Node) -> None:

@@ -34,6 +34,7 @@ from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
+from nodepool.launcher.nodes.probes import NodeProbes
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.worker import PoolWorker
@@ -145,6 +146,7 @@ class NodePool(threading.Thread):
         # Each part with its dependencies; each is a thread or has threads, except for the events.
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state, lambda: self.delete_interval)
+        self.probes = NodeProbes(self.state, self.node_reconciler)
         self.min_ready = MinReady(self.state)
         self.cleanup = CleanupWorker(
             self.state,
@@ -167,6 +169,7 @@ class NodePool(threading.Thread):
             self.state,
             self.assignment,
             self.node_reconciler,
+            self.probes,
             self.min_ready,
             self.cleanup,
             self.statistics,
@@ -174,11 +177,18 @@ class NodePool(threading.Thread):
             self.verification,
         )
         workers: list[
-            StatsWorker | NodeReconciler | CleanupWorker | MinReady | Assignment | Verification
+            StatsWorker
+            | NodeReconciler
+            | NodeProbes
+            | CleanupWorker
+            | MinReady
+            | Assignment
+            | Verification
         ] = [
             self.verification,
             self.statistics,
             self.node_reconciler,
+            self.probes,
             self.cleanup,
             self.min_ready,
             self.assignment,
@@ -204,6 +214,7 @@ class NodePool(threading.Thread):
             self.statistics,
             self.verification,
             *self.node_reconciler.threads,
+            *self.probes.threads,
         ):
             self.watchdog.guard(thread)
 
@@ -314,7 +325,9 @@ class NodePool(threading.Thread):
             if (problem.provider, problem.label) not in named
             or problem.help not in (REMEDIES["launch"], REMEDIES["scan"])
         ]
-        return found + self.node_reconciler.problems() + self.verification.problems() + records
+        for part in (self.node_reconciler, self.probes, self.verification):
+            found += part.problems()
+        return found + records
 
     def _config_files(self) -> dict[str, Any]:
         """Return the paths of the files, and why they are not in force, for the report."""
@@ -410,6 +423,7 @@ class NodePool(threading.Thread):
         self.verification.wake()
         if self.zk.synced:
             self.node_reconciler.check_all()
+            self.probes.check_all()
 
     def _provider_started(self) -> None:
         """Apply the configuration again, because a provider has started or failed to start.

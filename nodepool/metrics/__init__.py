@@ -99,6 +99,11 @@ LEAKED = Definition(
     "nodepool_leaked_resources",
     "Leaked resources that were removed",
 )
+PROBES = Definition(
+    "nodepool.provider.{provider}.probe.{result}",
+    "nodepool_provider_probes",
+    "Probes of idle nodes by result, and nodes that were replaced",
+)
 API_CALLS = Definition(
     "nodepool.provider.{provider}.api.{operation}",
     "nodepool_provider_api",

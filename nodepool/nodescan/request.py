@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from nodepool import exceptions
@@ -63,7 +63,8 @@ class NodescanRequest:
     """Waits for the port of ``node`` and collects its SSH host keys.
 
     It ends within ``timeout`` seconds from its first step. ``advance`` belongs to one thread.
-    ``on_complete(request)`` is called once, from that thread, and must be quick.
+    ``on_complete(request)`` is called once, from that thread, and must be quick. If one of
+    ``known_keys`` is the first key that the host presents, no others are collected.
     """
 
     FAKE = False
@@ -76,9 +77,11 @@ class NodescanRequest:
         log: Log | None = None,
         on_complete: Callable[[NodescanRequest], None] | None = None,
         *,
+        known_keys: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
+        self.known_keys = frozenset(known_keys)
         self.host_key_checking = host_key_checking
         self.timeout = timeout
         self.log = log or logging.getLogger("nodepool.NodescanRequest")
@@ -183,7 +186,7 @@ class NodescanRequest:
                 if isinstance(error, OSError):
                     addresses.append(addresses.pop(0))  # use several addresses in turn
                 yield from self._pause(error)
-        if first is None:
+        if first is None or not self.known_keys.isdisjoint(self.keys.values()):
             return
         groups = ssh.group_by_type(first.supported)
         offered = first.offered()

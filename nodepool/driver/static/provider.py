@@ -316,6 +316,11 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             for host, (_pool, static_node) in sorted(self._hosts.items())
         ]
 
+    def checksHost(self, node: zk.Node) -> bool:
+        """Return whether the host keys of this node were read from its host."""
+        entry = self._hosts.get(nodeTuple(node))
+        return entry is not None and bool(entry[1]["host-key-checking"])
+
     def checkHost(self, static_node: dict[str, Any]) -> list[str]:
         """Return the host keys. StaticNodeError: unreachable, or not the configured host."""
         gather = static_node["connection-type"] in SSH_TYPES

@@ -221,24 +221,28 @@ class NodeReconciler(Reconciler[str]):
 
         def written(error: BaseException | None) -> None:
             if error is None:
-                self.log.info("%s node %s: %s", what, seen.id, reason)
+                self.announce(what, seen, reason)
                 for label in seen.type if reason == UNUSED else ():
                     self._expired[label].append(self.state.clock.monotonic())
-                if (feed := self.state.zk.feed) is not None:
-                    feed.note(
-                        "node-reconciled",
-                        node=seen.id,
-                        provider=seen.provider,
-                        pool=seen.pool,
-                        what=what,
-                        reason=reason,
-                    )
             elif not isinstance(
                 error, TransactionFailed
             ):  # it has changed, and that change triggers the next check
                 self.log.warning("Cannot write node %s: %r", seen.id, error)
 
         self.state.zk.change_unlocked(seen, changed, written)
+
+    def announce(self, what: str, node: zk.Node, reason: str) -> None:
+        """Log what was done with a node, and add it to the history."""
+        self.log.info("%s node %s: %s", what, node.id, reason)
+        if (feed := self.state.zk.feed) is not None:
+            feed.note(
+                "node-reconciled",
+                node=node.id,
+                provider=node.provider,
+                pool=node.pool,
+                what=what,
+                reason=reason,
+            )
 
     def _remove_empty(self, node_id: str) -> None:
         """Delete a znode without data, left by a client that locked a deleted node."""

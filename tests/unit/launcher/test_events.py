@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 from kazoo.protocol.states import KazooState
@@ -74,6 +74,7 @@ class Parts:
             state,
             part.assignment,
             part.nodes,
+            part.probes,
             part.min_ready,
             part.cleanup,
             part.statistics,
@@ -108,7 +109,9 @@ class Parts:
         return {
             call
             for call in calls
-            if not call.startswith(("statistics.wake", "declines.", "feed.attach"))
+            if not call.startswith(
+                ("statistics.wake", "declines.", "feed.attach", "probes.node_changed")
+            )
         }
 
 
@@ -138,6 +141,7 @@ EVERYTHING = {
     "launch_failures.flush()",
     "assignment.rebuild()",
     "nodes.check_all()",
+    "probes.check_all()",
     "cleanup.wake()",
     "min_ready.wake()",
 }
@@ -265,6 +269,24 @@ def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize(
+    ("new", "locked", "free"),
+    [
+        (node(), False, True),
+        (node(), True, False),
+        (node(allocated_to="200-1"), False, False),
+        (node(records.IN_USE), False, False),
+    ],
+)
+def test_probes_of_a_node_follow_whether_it_is_free(
+    parts: Parts, new: records.Node, locked: bool, free: bool
+) -> None:
+    if locked:
+        parts.contenders["0000000001"] = {"x"}
+    tell(parts.node_tree.listeners, "0000000001", node(records.BUILDING), new)
+    assert parts.launcher.probes.node_changed.mock_calls == [call("0000000001", free)]
+
+
+@pytest.mark.parametrize(
     "state, blocking, woken",
     [
         (records.READY, True, True),
@@ -283,7 +305,11 @@ def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_en
 
 
 @pytest.mark.parametrize(
-    "state, woken", [(records.READY, {LOOK, *CAPACITY}), (records.IN_USE, {LOOK})]
+    "state, woken",
+    [
+        (records.READY, {LOOK, *CAPACITY, "probes.check_soon('0000000001')"}),
+        (records.IN_USE, {LOOK}),
+    ],
 )
 def test_node_that_is_unlocked(parts: Parts, state: str, woken: set[str]) -> None:
     parts.nodes["0000000001"] = node(state)

@@ -4,7 +4,7 @@ fails.
 
 from __future__ import annotations
 
-from tests.world.guards import adapters, images, launches, leases, slivers
+from tests.world.guards import adapters, images, launches, leases, probes, slivers
 from tests.world.mutation import Mutation
 
 GUARDS: dict[str, Mutation] = {
@@ -13,4 +13,5 @@ GUARDS: dict[str, Mutation] = {
     **adapters.GUARDS,
     **images.GUARDS,
     **slivers.GUARDS,
+    **probes.GUARDS,
 }

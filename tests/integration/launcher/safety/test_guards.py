@@ -478,7 +478,7 @@ def test_record_of_a_deleted_node_is_removed_without_its_provider(
 
 
 @pytest.mark.parametrize(
-    "name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler"]
+    "name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler", "probes"]
 )
 def test_part_that_waits_for_events_ends_when_it_is_told(bench: LauncherBench, name: str) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000, delete_interval=1000)

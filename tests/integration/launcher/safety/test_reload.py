@@ -364,11 +364,13 @@ def test_everything_is_looked_at_when_a_configuration_comes_into_force(
     watch(pool.min_ready, "wake")
     watch(pool.cleanup, "wake")
     watch(pool.node_reconciler, "check_all")
+    watch(pool.probes, "check_all")
     pool._apply(pool.loadConfig())
     assert sorted(woken) == [
         "Assignment.wake",
         "CleanupWorker.wake",
         "MinReady.wake",
+        "NodeProbes.check_all",
         "NodeReconciler.check_all",
     ]
 

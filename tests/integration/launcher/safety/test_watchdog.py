@@ -33,6 +33,7 @@ THREADS: dict[str, Callable[[Any], Any]] = {
     "PoolWorker-assignment": wake_assignment,
     "PoolWorker-min-ready": lambda pool: pool.min_ready.wake(),
     "CleanupWorker": lambda pool: pool.cleanup.wake(),
+    "CleanupWorker-probes": lambda pool: pool.probes.check_soon("1"),
     "StatsWorker": lambda pool: pool.statistics.wake(),
     "DeletedNodeWorker": lambda pool: pool.node_reconciler.check_soon("1"),
     POOL_WORKER: wake_worker,

@@ -1,0 +1,407 @@
+"""Probes idle nodes: a machine that is listed as ready must be one that the next job can use.
+
+A node whose probe fails is locked, so that no request gets it, and probed again. If that fails as
+well, the node is replaced. 11.0.0 does not check this.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from nodepool import metrics
+from nodepool.base.problems import Problem, one_line
+from nodepool.base.workqueue import Reconciler
+from nodepool.config.model import Probing
+from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.state import LauncherState
+from nodepool.nodescan import NodescanRequest, NodescanWorker
+from nodepool.nodescan.request import SSH_TYPES
+from nodepool.version import get_version_string
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle, add_lock
+from nodepool.zk.writer import TransactionFailed, Txn
+
+#: Seconds until a probe has failed, and the pause before the second one. The pause is longer, so
+#: that the witnesses of a failure have answered by then.
+TIMEOUT, PAUSE = 10.0, 15.0
+#: The number of nodes that are probed at a time.
+MOST = 20
+#: The number of other nodes that are probed when one fails, to recognize an outage.
+WITNESSES = 6
+#: If at least this many nodes fail, and more than half, none is replaced; they are probed again
+#: after this many seconds.
+OUTAGE, AGAIN = 3, 300.0
+#: This many replaced nodes of a label within so many seconds are a problem.
+MANY, WINDOW = 3, 3600.0
+
+#: Yields seconds to wait, or None to wait for an answer.
+Steps = Generator[float | None, None, None]
+#: Instead of seconds: there are no more steps.
+ENDED = -1.0
+
+
+class Probe:
+    """The probe of one node, from the first connection to the decision."""
+
+    def __init__(self, node: zk.Node, method: str, steps: Callable[[Probe], Steps]) -> None:
+        #: As it was when the probe began.
+        self.node = node
+        self.method = method
+        #: The current or last connection.
+        self.scan: NodescanRequest | None = None
+        self.error: str | None = None
+        self.lock: LockHandle | None = None
+        #: A transaction was sent and is not answered.
+        self.writing = False
+        self.steps = steps(self)
+
+
+class NodeProbes(Reconciler[str]):
+    """The thread ``CleanupWorker-probes``."""
+
+    log = logging.getLogger("nodepool.NodeProbes")
+
+    def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
+        super().__init__("CleanupWorker-probes", self.reconcile, self.log)
+        self.state, self._nodes = state, nodes
+        self._scans = NodescanWorker("probes")
+        self._scans.MAX_REQUESTS = MOST
+        self._scans.start()  # its thread starts with the first connection
+        #: When the next probe of an idle node is due (monotonic seconds), and the interval.
+        self._due: dict[str, tuple[float, float]] = {}
+        self._probes: dict[str, Probe] = {}
+        #: Nodes to be probed as witnesses, also those of other launchers.
+        self._witnesses: set[str] = set()
+        #: When nodes were probed first (monotonic seconds), provider, and whether they answered.
+        self._results: deque[tuple[float, str | None, bool]] = deque(maxlen=1000)
+        #: Provider -> when most of its nodes failed (monotonic seconds), and the last reason.
+        self._outages: dict[str | None, tuple[float, str]] = {}
+        #: Label -> when its nodes were replaced (monotonic seconds), and why.
+        self._replaced: defaultdict[str, deque[tuple[float, str]]] = defaultdict(
+            lambda: deque(maxlen=1000)
+        )
+
+    def stop(self) -> None:
+        super().stop()
+        self._scans.stop()
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        self._scans.join()
+
+    # -- input, from any thread
+
+    def node_changed(self, node_id: str, free: bool) -> None:
+        """Schedule a new idle node; end the probe of one that is not idle any more."""
+        if node_id in self._probes or (free and node_id not in self._due):
+            self.queue.add(node_id, False)
+
+    def check_soon(self, node_id: str) -> None:
+        self.queue.add(node_id, False)
+
+    def check_all(self) -> None:
+        """Schedule all idle nodes, because intervals or the mirror have changed."""
+        for node_id in self._free().union(list(self._probes)):
+            self.check_soon(node_id)
+
+    def _free(self) -> set[str]:
+        tree = self.state.zk.node_tree
+        with tree.lock:
+            return {i for labels in tree.free.values() for ids in labels.values() for i in ids}
+
+    # -- one node
+
+    def reconcile(self, node_id: str) -> float | None:
+        """Do the next step for this node; return the seconds until the next, or None."""
+        facade = self.state.zk
+        if not (facade.connected and facade.synced):
+            return None  # everything is checked again after the synchronization
+        tree = facade.node_tree
+        node, probe = tree.get(node_id), self._probes.get(node_id)
+        if probe is not None:
+            return self._advance(node_id, node, probe)
+        probing = None if node is None else self._probing(node)
+        if node is None or probing is None:
+            self._due.pop(node_id, None)
+            self._witnesses.discard(node_id)
+            return None
+        now = self.state.clock.monotonic()
+        due, interval = self._due.get(node_id, (0.0, -1.0))
+        if interval != probing.interval:
+            # At a moment of the interval that depends on the id, so that nodes that were started
+            # together are not probed together.
+            interval = float(probing.interval)
+            due = now + interval * (zlib.crc32(node_id.encode()) % 1000 + 1) / 1000
+            self._due[node_id] = due, interval
+        witness = node_id in self._witnesses
+        if due > now and not witness:
+            return due - now
+        if tree.is_locked(node_id) or tree.is_changing(node_id):
+            return None  # the unlock, or the new record, triggers the next check
+        self._witnesses.discard(node_id)
+        self._due[node_id] = now + interval, interval
+        if self.state.drains.of_node(node) is not None or not (witness or self._is_ours(node)):
+            return interval
+        self._probes[node_id] = probe = Probe(node, probing.method, self._steps)
+        return self._advance(node_id, node, probe)
+
+    def _advance(self, node_id: str, node: zk.Node | None, probe: Probe) -> float | None:
+        if probe.writing:
+            return None  # the answer triggers the next step
+        taken = probe.lock is None and self.state.zk.node_tree.is_locked(node_id)
+        again: float | None = ENDED  # if somebody uses, changes or deletes it
+        try:
+            if node is not None and node.version == probe.node.version and not taken:
+                again = next(probe.steps, ENDED)
+        finally:
+            if again == ENDED:
+                self._end(node_id, probe)
+        if again != ENDED:
+            return again
+        due, _interval = self._due.get(node_id, (0.0, 0.0))
+        return max(0.0, due - self.state.clock.monotonic())
+
+    def _end(self, node_id: str, probe: Probe) -> None:
+        del self._probes[node_id]
+        self._scans.removeRequest(probe.scan)
+        if probe.lock is not None:
+            held = probe.node.copy()
+            held.lock = probe.lock
+            self.state.zk.unlock_soon(held)
+
+    def _probing(self, node: zk.Node) -> Probing | None:
+        """Return how an idle node is probed; None if it is not."""
+        port, config = node.connection_port, self.state.config
+        if node.state != zk.READY or node.allocated_to is not None or node.unfit() is not None:
+            return None
+        if not node.interface_ip or not isinstance(port, int) or not 0 < port < 65536:
+            return None
+        labels = [config.labels.get(label) for label in node.type]
+        found = [label.probe for label in labels if label is not None and label.probe.interval > 0]
+        probing = min(found, key=lambda each: each.interval, default=None)
+        if probing is None or node.provider not in config.providers:
+            return None
+        if probing.method == "ssh" and not (node.connection_type in SSH_TYPES and node.host_keys):
+            return None
+        checks = getattr(config.provider_managers.get(node.provider), "checksHost", None)
+        return probing if checks is None or checks(node) else None
+
+    def _is_ours(self, node: zk.Node) -> bool:
+        """Return whether this launcher probes the node.
+
+        That is the launcher of the node. If it no longer exists, or is of a release that may not
+        probe, it is that of the smallest id of those with the pool.
+        """
+        ours = get_version_string()
+        ids = {
+            pool.id
+            for pool in self.state.zk.component_tree.registered_pools()
+            if (pool.provider_name, pool.name) == (node.provider, node.pool)
+            and pool.content.get("version") == ours
+        }
+        owner = node.launcher if node.launcher in ids else min(ids, default=None)
+        return owner in self.state.workers
+
+    def _steps(self, probe: Probe) -> Steps:
+        node = probe.node
+        yield from self._scan(probe)
+        since = self.state.clock.monotonic()
+        self._note(node, "ok" if probe.error is None else "failed")
+        if probe.error is None:
+            return
+        self._postpone(node, PAUSE)  # unless more is known by then
+        self._call_witnesses(node)
+        self.log.info(
+            "Probe of node %s failed; repeating it in %.0f s: %s", node.id, PAUSE, probe.error
+        )
+        yield from self._lock(probe)
+        if probe.lock is None:
+            return  # somebody uses it
+        while (left := since + PAUSE - self.state.clock.monotonic()) > 0:
+            yield left
+        yield from self._scan(probe)
+        if probe.error is None:
+            self._postpone(node, math.inf)
+            self.log.info("Node %s answers again and is kept", node.id)
+            return
+        if not self._is_outage(node, since, probe.error):
+            yield from self._replace(probe, f"its probe failed twice: {probe.error}")
+
+    def _postpone(self, node: zk.Node, seconds: float) -> None:
+        """Let the next probe be due in this time, or after the interval if that is less."""
+        _due, interval = self._due[node.id or ""]
+        due = self.state.clock.monotonic() + min(seconds, interval)
+        self._due[node.id or ""] = due, interval
+
+    # -- the connection
+
+    def _scan(self, probe: Probe) -> Steps:
+        """Connect to the node; set ``error`` if it does not answer as it should."""
+        node = probe.node
+        scan = NodescanRequest(
+            node,
+            True,
+            TIMEOUT,
+            self.log,
+            on_complete=lambda _scan: self.check_soon(node.id or ""),
+            known_keys=node.host_keys,
+        )
+        probe.error = None
+        if not scan.needsNetwork():
+            return  # a machine of the fake driver
+        scan.gather_keys = probe.method == "ssh"
+        probe.scan = scan
+        self._scans.addRequest(scan)
+        while not scan.complete:
+            yield None
+        if scan.exception is not None:
+            probe.error = one_line(str(scan.exception) or repr(scan.exception))
+        elif scan.gather_keys and set(node.host_keys).isdisjoint(scan.keys.values()):
+            probe.error = (
+                f"{scan.ip} port {node.connection_port} has other SSH host keys "
+                f"({', '.join(scan.keys)}) than when it was launched"
+            )
+
+    def _note(self, node: zk.Node, result: str) -> None:
+        self._results.append((self.state.clock.monotonic(), node.provider, result == "ok"))
+        self.state.statsd.incr(metrics.PROBES(node.provider, result))
+        if result == "ok":
+            self._outages.pop(node.provider, None)
+
+    # -- outages
+
+    def _call_witnesses(self, node: zk.Node) -> None:
+        """Probe some other nodes now, preferably of the same provider."""
+        tree, scans = self.state.zk.node_tree, [each.scan for each in self._probes.values()]
+        missing = WITNESSES - sum(scan is not None and not scan.complete for scan in scans)
+
+        def order(other: zk.Node) -> tuple[bool, int]:
+            # Each node has its own witnesses: some of them may be just as dead.
+            return other.provider != node.provider, zlib.crc32(f"{node.id} {other.id}".encode())
+
+        others = [other for other in map(tree.get, self._free()) if other is not None]
+        for other in sorted(others, key=order):
+            if missing <= 0:
+                return
+            if other.id and other.id not in self._probes and self._probing(other) is not None:
+                self._witnesses.add(other.id)
+                self.check_soon(other.id)
+                missing -= 1
+
+    def _is_outage(self, node: zk.Node, since: float, reason: str) -> bool:
+        """Return whether most nodes have failed since then; note it."""
+        recent = [each for each in self._results if each[0] >= since]
+        same = [each for each in recent if each[1] == node.provider]
+        # A provider with few nodes is compared with all others.
+        results = [ok for _, _, ok in (same if len(same) >= OUTAGE else recent)]
+        failed = results.count(False)
+        if failed < OUTAGE or 2 * failed <= len(results):
+            return False
+        if node.provider not in self._outages:
+            self.log.warning(
+                "%d of %d probed nodes of provider %s fail; none is replaced: %s",
+                failed,
+                len(results),
+                node.provider,
+                reason,
+            )
+        self._outages[node.provider] = self.state.clock.monotonic(), reason
+        self._postpone(node, AGAIN)
+        return True
+
+    # -- ZooKeeper
+
+    def _submit(self, probe: Probe, txn: Txn, done: Callable[[list[Any]], object]) -> Steps:
+        """Send a transaction and wait for the answer; call ``done(results)`` if it succeeds."""
+        node_id = probe.node.id or ""
+
+        def answered(results: list[Any] | None, error: BaseException | None) -> None:
+            try:
+                if error is None and results is not None:
+                    done(results)
+                elif not isinstance(error, TransactionFailed):
+                    self.log.warning("Cannot write node %s: %r", node_id, error)
+            finally:
+                probe.writing = False
+                self.check_soon(node_id)
+
+        probe.writing = True
+        self.state.zk.writer.submit(txn, answered)
+        while probe.writing:
+            yield None
+
+    def _lock(self, probe: Probe) -> Steps:
+        """Lock the node, unless somebody has locked or changed it."""
+        node, facade = probe.node, self.state.zk
+        directory = paths.node_lock(node.id or "")
+        txn = Txn(facade.kazoo_client)
+        txn.check(paths.node(node.id or ""), node.version)
+        index = add_lock(txn, directory, node.id in facade.node_tree.lock_dirs)
+
+        def locked(results: list[Any]) -> None:
+            probe.lock = LockHandle(directory, str(results[index]), None)
+
+        yield from self._submit(probe, txn, locked)
+
+    def _replace(self, probe: Probe, reason: str) -> Steps:
+        """Mark the node for deletion and unlock it, if we still hold the lock."""
+        node, lock, facade = probe.node, probe.lock, self.state.zk
+        assert lock is not None
+        changed = node.copy()
+        changed.state = zk.DELETING
+        txn = Txn(facade.kazoo_client)
+        txn.delete(lock.path)
+        txn.set(
+            paths.node(node.id or ""),
+            changed.serialize(),
+            node.version,
+            tree=facade.node_tree,
+            record=changed.copy(),
+        )
+
+        def replaced(_results: list[Any]) -> None:
+            probe.lock = None
+            self._nodes.announce("Deleting", node, reason)
+            self.state.statsd.incr(metrics.PROBES(node.provider, "replaced"))
+            for label in node.type:
+                self._replaced[label].append((self.state.clock.monotonic(), reason))
+
+        yield from self._submit(probe, txn, replaced)
+
+    # -- problems
+
+    def problems(self) -> list[Problem]:
+        """Return outages, and labels whose idle nodes are replaced again and again."""
+        now, found = self.state.clock.monotonic(), []
+        for provider, (moment, reason) in sorted(self._outages.copy().items(), key=str):
+            if now - moment < 3 * AGAIN:
+                text = f"most idle nodes of provider {provider} fail their probes: {reason}"
+                found.append(
+                    Problem(
+                        text,
+                        help="check the network between the launcher and the nodes; none is "
+                        "replaced until most of them answer",
+                    )
+                )
+        for label, replaced in sorted(self._replaced.copy().items()):
+            reasons = [why for moment, why in replaced.copy() if now - moment < WINDOW]
+            if len(reasons) >= MANY:
+                # Without provider and label: it is no reason why a request waits.
+                text = (
+                    f"{len(reasons)} idle nodes of label {label} failed their probes within an "
+                    f"hour and were replaced, the last one: {reasons[-1]}"
+                )
+                found.append(
+                    Problem(
+                        text,
+                        help="repair what the message names; `probe: {interval: 0}` of the label "
+                        "ends the probes",
+                    )
+                )
+        return found

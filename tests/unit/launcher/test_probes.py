@@ -1,0 +1,450 @@
+"""Which idle nodes are probed when and by whom, and what follows from a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.exceptions import NoNodeError, NotEmptyError
+
+from nodepool.config.model import Label, Probing
+from nodepool.launcher.nodes import probes
+from nodepool.launcher.nodes.probes import AGAIN, MANY, PAUSE, WITNESSES, NodeProbes
+from nodepool.nodescan import NodescanRequest
+from nodepool.version import get_version_string
+from nodepool.zk.records import DELETING, READY, Node
+from nodepool.zk.writer import TransactionFailed, Txn
+from tests.support.clock import HandClock
+
+KEY = "ssh-ed25519 AAAA"
+DEAD = TimeoutError("no answer")
+
+
+class Scene:
+    """A launcher's idle nodes; scans end when the test lets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = HandClock()
+        self.nodes: dict[str, Node] = {}
+        self.locked: set[str] = set()
+        self.scans: dict[str, NodescanRequest] = {}
+        self.pools: list[Any] = []
+        self.drained: set[str] = set()
+        self.announced: list[tuple[str | None, str]] = []
+        self.refuse: BaseException | None = None
+        self.unlocked: list[str | None] = []
+        self.counted: list[str] = []
+        self.label = Label()
+        self.tree = SimpleNamespace(
+            lock=threading.RLock(),
+            get=self.nodes.get,
+            lock_dirs=set(),
+            is_locked=self.locked.__contains__,
+            is_changing=lambda _id: False,
+            free={},
+        )
+        self.zk = SimpleNamespace(
+            connected=True,
+            synced=True,
+            node_tree=self.tree,
+            kazoo_client=SimpleNamespace(full_path=lambda path: path),
+            component_tree=SimpleNamespace(registered_pools=lambda: self.pools),
+            writer=SimpleNamespace(submit=self.written),
+            unlock_soon=self.unlock,
+        )
+        config = SimpleNamespace(
+            labels={"a": self.label},
+            providers={"p": None, "q": None},
+            provider_managers={"p": None, "q": None},
+        )
+        self.state: Any = SimpleNamespace(
+            clock=self.clock,
+            zk=self.zk,
+            config=config,
+            workers={"ours": None},
+            statsd=SimpleNamespace(incr=self.counted.append),
+            drains=SimpleNamespace(of_node=lambda node: node.id in self.drained or None),
+        )
+        reconciler: Any = SimpleNamespace(
+            announce=lambda _what, node, reason: self.announced.append((node.id, reason))
+        )
+        self.probes = NodeProbes(self.state, reconciler)
+        self.probes._scans = SimpleNamespace(  # type: ignore[assignment]
+            addRequest=lambda scan: self.scans.update({str(scan.node.id): scan}),
+            removeRequest=lambda scan: scan and scan.cleanup(),
+        )
+        self.pool("ours")
+
+    def pool(self, name: str, version: str | None = None, provider: str = "p") -> None:
+        content = {"version": version or get_version_string()}
+        self.pools.append(
+            SimpleNamespace(id=name, provider_name=provider, name="main", content=content)
+        )
+
+    def node(self, number: int = 1, **values: Any) -> str:
+        node = Node(f"{number:010}")
+        node.state, node.type, node.provider, node.pool = READY, ["a"], "p", "main"
+        node.interface_ip, node.connection_type, node.host_keys = "192.0.2.1", "ssh", [KEY]
+        node.launcher, node.stat = "ours", SimpleNamespace(version=3)  # type: ignore[assignment]
+        for name, value in values.items():
+            setattr(node, name, value)
+        self.nodes[f"{number:010}"] = node
+        free = self.tree.free.setdefault((node.provider, node.pool), {"a": {}})
+        free["a"][f"{number:010}"] = None
+        return f"{number:010}"
+
+    def written(self, txn: Txn, callback: Callable[..., None]) -> None:
+        if self.refuse is not None:
+            callback(None, self.refuse)
+            return
+        for _tree, path, record in txn.records.values():
+            record.stat = SimpleNamespace(version=4)
+            self.nodes[path.rpartition("/")[2]] = record
+        callback([operation.path for operation in txn.operations], None)
+
+    def unlock(self, node: Node) -> None:
+        self.unlocked.append(node.lock and node.id)
+
+    def step(self, node_id: str) -> float | None:
+        return self.probes.reconcile(node_id)
+
+    def begin(self, node_id: str) -> NodescanRequest:
+        """Let the next probe of the node be due, and return its connection."""
+        left = self.step(node_id)
+        assert left is not None and node_id not in self.scans
+        self.clock.now += left
+        assert self.step(node_id) is None
+        return self.scans[node_id]
+
+    def end(self, node_id: str, error: BaseException | None = DEAD, key: str = KEY) -> float | None:
+        """Let the connection end, in this way, and the probe do its next step."""
+        scan = self.scans.pop(node_id)
+        scan.keys[key.split()[0]] = key
+        if error is not None:
+            scan.fail(error)
+        else:
+            scan._finish()
+        return self.step(node_id)
+
+    def witnesses(self, **ends: Any) -> list[str]:
+        """Let all witnesses answer; return them."""
+        called = sorted(self.probes._witnesses)
+        for node_id in called:
+            assert self.step(node_id) is None
+            self.end(node_id, **ends)
+        return called
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_nodes_that_became_ready_together_are_probed_at_different_times(scene: Scene) -> None:
+    firsts = [scene.step(scene.node(number)) or 0.0 for number in range(1000)]
+    assert min(firsts) > 0 and max(firsts) <= 1800
+    for start in range(0, 1800, 60):
+        assert sum(start < first <= start + 60 for first in firsts) <= 2 * 1000 / 30
+
+
+def test_node_that_answers_is_probed_again_after_the_interval_without_a_lock(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    assert scene.end(node_id, error=None) == pytest.approx(1800)
+    assert scene.unlocked == []
+    scene.clock.now += 1799.0
+    assert scene.step(node_id) == pytest.approx(1)
+    assert scene.scans == {}
+    assert scene.counted == ["nodepool.provider.p.probe.ok"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "in-use"},
+        {"allocated_to": "200-1"},
+        {"host_keys": []},
+        {"connection_type": "winrm"},
+        {"connection_port": {"cluster": "k"}},
+        {"interface_ip": None},
+        {"provider": "removed"},
+        {"type": ["unknown"]},
+        {"host_keys": [7]},
+    ],
+    ids=str,
+)
+def test_node_is_not_probed(scene: Scene, values: dict[str, Any]) -> None:
+    assert scene.step(scene.node(**values)) is None
+
+
+def test_interval_of_zero_ends_the_probes_of_a_label(scene: Scene) -> None:
+    scene.label.probe = Probing({"interval": 0})
+    assert scene.step(scene.node()) is None
+
+
+def test_changed_interval_is_used_immediately(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.step(node_id)
+    scene.label.probe = Probing({"interval": 2})
+    left = scene.step(node_id)
+    assert left is not None and left <= 2
+
+
+def test_method_port_needs_no_key(scene: Scene) -> None:
+    scene.label.probe = Probing({"method": "port"})
+    node_id = scene.node(host_keys=[], connection_type="winrm")
+    assert not scene.begin(node_id).gather_keys
+    assert scene.end(node_id, error=None) == pytest.approx(1800)
+
+
+def test_hosts_whose_keys_the_driver_does_not_read_are_not_probed(scene: Scene) -> None:
+    node_id = scene.node()
+    manager = SimpleNamespace(checksHost=lambda node: node.id != node_id)
+    scene.state.config.provider_managers["p"] = manager
+    assert scene.step(node_id) is None
+    assert scene.step(scene.node(2)) is not None
+
+
+def test_locked_node_is_probed_when_it_is_unlocked(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.clock.now += scene.step(node_id) or 0
+    scene.locked.add(node_id)
+    assert scene.step(node_id) is None and scene.scans == {}
+    scene.locked.clear()
+    assert scene.step(node_id) is None and node_id in scene.scans
+
+
+def test_node_that_an_operator_keeps_on_a_drained_host_is_not_replaced(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.drained.add(node_id)
+    scene.clock.now += scene.step(node_id) or 0
+    assert scene.step(node_id) == pytest.approx(1800) and scene.scans == {}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "pools", "ours"),
+    [
+        ("ours", [], True),
+        ("another", [("another", None)], False),
+        ("gone", [], True),
+        ("static driver", [("a-smaller-one", None)], False),
+        ("static driver", [("z-greater-one", None)], True),
+        ("gone", [("a-smaller-one", "11.0.0")], True),
+        ("old", [("old", "11.0.0")], True),
+    ],
+)
+def test_one_launcher_probes_the_node(
+    scene: Scene, launcher: str, pools: list[tuple[str, str | None]], ours: bool
+) -> None:
+    node_id = scene.node(launcher=launcher)
+    for pool in pools:
+        scene.pool(*pool)
+    scene.clock.now += scene.step(node_id) or 0
+    assert scene.step(node_id) == (None if ours else pytest.approx(1800))
+    assert (node_id in scene.scans) == ours
+
+
+def test_node_that_fails_twice_is_replaced_with_the_reason(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    assert scene.end(node_id) == pytest.approx(PAUSE)
+    assert scene.announced == []
+    scene.clock.now += PAUSE + 1
+    assert scene.step(node_id) is None
+    scene.end(node_id)
+    scene.step(node_id)
+    assert scene.nodes[node_id].state == DELETING
+    assert scene.announced == [(node_id, "its probe failed twice: no answer")]
+    assert scene.unlocked == []  # with the same transaction
+    assert scene.counted[-1] == "nodepool.provider.p.probe.replaced"
+    assert scene.probes._probes == {}
+
+
+def test_other_key_is_a_failure_and_one_known_key_is_enough(scene: Scene) -> None:
+    node_id = scene.node(host_keys=["ssh-rsa BBBB", KEY])
+    scene.begin(node_id)
+    assert scene.end(node_id, error=None) == pytest.approx(1800)
+    scene.begin(node_id)
+    scene.end(node_id, error=None, key="ssh-ed25519 CCCC")
+    scene.step(node_id)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    scene.end(node_id, error=None, key="ssh-ed25519 CCCC")
+    ((_id, reason),) = scene.announced
+    assert reason == (
+        "its probe failed twice: 192.0.2.1 port 22 has other SSH host keys (ssh-ed25519) than when "
+        "it was launched"
+    )
+
+
+def test_node_that_fails_once_is_kept_and_unlocked(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    scene.end(node_id)
+    scene.step(node_id)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    assert scene.end(node_id, error=None) == pytest.approx(1800)
+    assert scene.unlocked == [node_id] and scene.announced == []
+
+
+def test_node_that_is_locked_or_changed_meanwhile_is_left_to_its_user(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    scene.refuse = TransactionFailed(1, NotEmptyError(), "/nodepool/nodes/1/lock")
+    scene.end(node_id)
+    assert scene.step(node_id) == pytest.approx(PAUSE)  # then it is probed again, if it is idle
+    assert scene.announced == [] and scene.unlocked == []
+
+
+@pytest.mark.parametrize("change", ["allocated", "locked", "deleted"])
+def test_probe_ends_when_somebody_takes_the_node(scene: Scene, change: str) -> None:
+    node_id = scene.node()
+    scan = scene.begin(node_id)
+    if change == "locked":
+        scene.locked.add(node_id)
+    elif change == "deleted":
+        del scene.nodes[node_id]
+    else:
+        scene.node(1, allocated_to="200-1", stat=SimpleNamespace(version=4))
+    scene.probes.node_changed(node_id, False)
+    assert len(scene.probes.queue) == 1
+    scene.step(node_id)
+    assert scene.probes._probes == {} and scan._steps.gi_frame is None
+    assert scene.unlocked == []
+
+
+def test_node_whose_lock_ended_with_our_session_is_not_written(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    scene.end(node_id)
+    scene.step(node_id)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    scene.refuse = TransactionFailed(0, NoNodeError(), "/nodepool/nodes/1/lock/a")
+    scene.end(node_id)
+    assert scene.announced == [] and scene.nodes[node_id].state == READY
+    assert scene.probes._probes == {}
+
+
+def test_record_that_changes_under_our_lock_is_unlocked_and_not_replaced(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    scene.end(node_id)
+    scene.step(node_id)
+    scene.node(1, stat=SimpleNamespace(version=9))
+    scene.step(node_id)
+    assert scene.unlocked == [node_id] and scene.probes._probes == {}
+
+
+def fail_twice(scene: Scene, node_id: str, **witnesses: Any) -> list[str]:
+    scene.begin(node_id)
+    scene.end(node_id)
+    called = scene.witnesses(**witnesses)
+    scene.step(node_id)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    scene.end(node_id)
+    scene.step(node_id)
+    return called
+
+
+def test_no_node_is_replaced_while_most_of_the_provider_fail(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 31)]
+    called = fail_twice(scene, ids[0])
+    assert len(called) == WITNESSES
+    assert scene.announced == [] and ids[0] in scene.unlocked
+    (problem,) = scene.probes.problems()
+    assert problem.text == "most idle nodes of provider p fail their probes: no answer"
+    assert "network" in problem.help
+    left = scene.step(ids[0])
+    assert left is not None and left <= AGAIN
+    scene.clock.now += left
+    scene.step(ids[0])
+    scene.end(ids[0], error=None)
+    assert scene.probes.problems() == []
+
+
+def test_problem_of_an_outage_ends_when_no_node_fails_any_more(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 31)]
+    fail_twice(scene, ids[0])
+    assert scene.probes.problems() != []
+    scene.clock.now += 3 * AGAIN + 1
+    assert scene.probes.problems() == []
+
+
+def test_dead_node_is_replaced_if_others_of_its_provider_answer(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 31)]
+    for number in range(31, 61):
+        scene.node(number, provider="q")
+    called = fail_twice(scene, ids[0], error=None)
+    assert len(called) == WITNESSES and set(called) < set(ids)
+    assert [node_id for node_id, _ in scene.announced] == [ids[0]]
+
+
+def test_small_provider_is_compared_with_the_others(scene: Scene) -> None:
+    node_id = scene.node()
+    for number in range(31, 61):
+        scene.node(number, provider="q")
+    assert len(fail_twice(scene, node_id)) == WITNESSES
+    assert scene.announced == []
+
+
+def test_answers_before_the_failure_are_no_evidence_against_an_outage(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 201)]
+    for node_id in ids[:100]:
+        scene.begin(node_id)
+        scene.end(node_id, error=None)
+    scene.clock.now += 1
+    fail_twice(scene, ids[150])
+    assert scene.announced == []
+
+
+def test_nodes_of_other_launchers_are_witnesses(scene: Scene) -> None:
+    scene.pool("another")
+    ids = [scene.node(number, launcher="another") for number in range(2, 12)]
+    assert len(fail_twice(scene, scene.node(1), error=None)) == WITNESSES
+    assert set(scene.probes._due) <= {*ids, "0000000001"}
+    assert len(scene.announced) == 1
+
+
+def test_label_whose_idle_nodes_are_replaced_again_and_again_is_a_problem(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 31)]
+    for node_id in ids[:MANY]:
+        assert scene.probes.problems() == []
+        fail_twice(scene, node_id, error=None)
+        del scene.tree.free["p", "main"]["a"][node_id]
+    (problem,) = scene.probes.problems()
+    assert problem.text == (
+        "3 idle nodes of label a failed their probes within an hour and were replaced, the last "
+        "one: its probe failed twice: no answer"
+    )
+    scene.clock.now += 7200
+    assert scene.probes.problems() == []
+
+
+def test_connections_at_a_time_are_limited() -> None:
+    state: Any = SimpleNamespace(clock=HandClock())
+    assert NodeProbes(state, state)._scans.MAX_REQUESTS == probes.MOST
+
+
+def test_only_new_idle_nodes_and_those_being_probed_are_checked(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.probes.node_changed(node_id, False)
+    assert len(scene.probes.queue) == 0
+    scene.probes.node_changed(node_id, True)
+    assert len(scene.probes.queue) == 1
+    assert scene.probes.queue.get(0) == node_id
+    scene.step(node_id)
+    scene.probes.queue.done(node_id)
+    scene.probes.node_changed(node_id, True)
+    assert len(scene.probes.queue) == 0
+
+
+def test_nothing_is_done_without_a_complete_mirror(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.zk.synced = False
+    assert scene.step(node_id) is None and scene.probes._due == {}

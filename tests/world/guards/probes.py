@@ -1,0 +1,62 @@
+"""Probes of idle nodes."""
+
+from __future__ import annotations
+
+from tests.world.mutation import Mutation
+
+#: Module.
+_IN_PROBES = "nodepool.launcher.nodes.probes"
+#: Files of tests.
+_PROBES = "tests/integration/launcher/nodes/test_probes.py::"
+_STEPS = "tests/unit/launcher/test_probes.py::"
+
+GUARDS: dict[str, Mutation] = {
+    "probes-lock-changed-nodes": Mutation(
+        _IN_PROBES,
+        '        txn.check(paths.node(node.id or ""), node.version)\n',
+        "",
+        f"{_PROBES}test_node_that_somebody_changes_before_it_is_locked_is_not_locked",
+    ),
+    "probes-replace-without-a-lock": Mutation(
+        _IN_PROBES,
+        "        txn.delete(lock.path)\n",
+        "",
+        f"{_PROBES}test_node_whose_lock_we_have_lost_is_not_replaced",
+    ),
+    "probes-keep-locks": Mutation(
+        _IN_PROBES,
+        "            self.state.zk.unlock_soon(held)\n",
+        "            pass\n",
+        f"{_PROBES}test_node_that_answers_the_second_probe_is_kept_and_unlocked",
+    ),
+    "probes-disturb-users": Mutation(
+        _IN_PROBES,
+        "node.version == probe.node.version and not taken",
+        "not taken",
+        f"{_PROBES}test_node_that_is_assigned_during_its_probe_is_left_to_its_user",
+    ),
+    "probes-replace-all-nodes-in-an-outage": Mutation(
+        _IN_PROBES,
+        "if failed < OUTAGE or 2 * failed <= len(results):",
+        "if True:",
+        f"{_STEPS}test_no_node_is_replaced_while_most_of_the_provider_fail",
+    ),
+    "answers-before-a-failure-prove-that-the-network-works": Mutation(
+        _IN_PROBES,
+        "if each[0] >= since]",
+        "]",
+        f"{_STEPS}test_answers_before_the_failure_are_no_evidence_against_an_outage",
+    ),
+    "every-launcher-probes-every-node": Mutation(
+        _IN_PROBES,
+        "return owner in self.state.workers",
+        "return True",
+        f"{_STEPS}test_one_launcher_probes_the_node",
+    ),
+    "probes-are-not-spread": Mutation(
+        _IN_PROBES,
+        "(zlib.crc32(node_id.encode()) % 1000 + 1) / 1000",
+        "1.0",
+        f"{_STEPS}test_nodes_that_became_ready_together_are_probed_at_different_times",
+    ),
+}
