@@ -1,4 +1,4 @@
-"""Probes idle nodes: a machine that is listed as ready must be one that the next job can use.
+"""Probes idle nodes, so that the next job can use a machine that is listed as ready.
 
 A node whose probe fails is locked, so that no request gets it, and probed again. If that fails as
 well, the node is replaced. 11.0.0 does not check this.
@@ -230,7 +230,8 @@ class NodeProbes(Reconciler[str]):
             self._postpone(node, math.inf)
             self.log.info("Node %s answers again and is kept", node.id)
             return
-        if not self._is_outage(node, since, probe.error):
+        drained = self.state.drains.of_node(node) is not None
+        if not (drained or self._is_outage(node, since, probe.error)):
             yield from self._replace(probe, f"its probe failed twice: {probe.error}")
 
     def _postpone(self, node: zk.Node, seconds: float) -> None:

@@ -72,10 +72,11 @@ class Scene:
             announce=lambda _what, node, reason: self.announced.append((node.id, reason))
         )
         self.probes = NodeProbes(self.state, reconciler)
-        self.probes._scans = SimpleNamespace(  # type: ignore[assignment]
+        scans: Any = SimpleNamespace(
             addRequest=lambda scan: self.scans.update({str(scan.node.id): scan}),
             removeRequest=lambda scan: scan and scan.cleanup(),
         )
+        self.probes._scans = scans
         self.pool("ours")
 
     def pool(self, name: str, version: str | None = None, provider: str = "p") -> None:
@@ -88,8 +89,11 @@ class Scene:
         node = Node(f"{number:010}")
         node.state, node.type, node.provider, node.pool = READY, ["a"], "p", "main"
         node.interface_ip, node.connection_type, node.host_keys = "192.0.2.1", "ssh", [KEY]
-        node.launcher, node.stat = "ours", SimpleNamespace(version=3)  # type: ignore[assignment]
-        for name, value in values.items():
+        for name, value in {
+            "launcher": "ours",
+            "stat": SimpleNamespace(version=3),
+            **values,
+        }.items():
             setattr(node, name, value)
         self.nodes[f"{number:010}"] = node
         free = self.tree.free.setdefault((node.provider, node.pool), {"a": {}})
@@ -235,6 +239,15 @@ def test_node_that_an_operator_keeps_on_a_drained_host_is_not_replaced(scene: Sc
         ("gone", [("a-smaller-one", "11.0.0")], True),
         ("old", [("old", "11.0.0")], True),
     ],
+    ids=[
+        "ours",
+        "of another",
+        "of one that has ended",
+        "static, smaller id",
+        "static, greater id",
+        "11.0.0 beside us",
+        "of 11.0.0",
+    ],
 )
 def test_one_launcher_probes_the_node(
     scene: Scene, launcher: str, pools: list[tuple[str, str | None]], ours: bool
@@ -315,6 +328,17 @@ def test_probe_ends_when_somebody_takes_the_node(scene: Scene, change: str) -> N
     scene.step(node_id)
     assert scene.probes._probes == {} and scan._steps.gi_frame is None
     assert scene.unlocked == []
+
+
+def test_drain_that_begins_during_a_probe_keeps_the_node(scene: Scene) -> None:
+    node_id = scene.node()
+    scene.begin(node_id)
+    scene.end(node_id)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    scene.drained.add(node_id)
+    scene.end(node_id)
+    assert scene.announced == [] and scene.unlocked == [node_id]
 
 
 def test_node_whose_lock_ended_with_our_session_is_not_written(scene: Scene) -> None:

@@ -51,7 +51,7 @@ GUARDS: dict[str, Mutation] = {
         _IN_PROBES,
         "return owner in self.state.workers",
         "return True",
-        f"{_STEPS}test_one_launcher_probes_the_node",
+        f"{_STEPS}test_one_launcher_probes_the_node[of another]",
     ),
     "probes-are-not-spread": Mutation(
         _IN_PROBES,
