@@ -140,11 +140,11 @@ class NodeProbes(Reconciler[str]):
             due = now + interval * (zlib.crc32(node_id.encode()) % 1000 + 1) / 1000
             self._due[node_id] = due, interval
         witness = node_id in self._witnesses
+        self._witnesses.discard(node_id)
         if due > now and not witness:
             return due - now
         if tree.is_locked(node_id) or tree.is_changing(node_id):
             return None  # the unlock, or the new record, triggers the next check
-        self._witnesses.discard(node_id)
         self._due[node_id] = now + interval, interval
         if self.state.drains.of_node(node) is not None or not (witness or self._is_ours(node)):
             return interval

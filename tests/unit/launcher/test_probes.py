@@ -435,6 +435,15 @@ def test_nodes_of_other_launchers_are_witnesses(scene: Scene) -> None:
     assert len(scene.announced) == 1
 
 
+def test_witness_that_somebody_has_just_locked_is_forgotten(scene: Scene) -> None:
+    first, second = scene.node(1), scene.node(2)
+    scene.begin(first)
+    scene.end(first)
+    scene.locked.add(second)
+    assert scene.step(second) is None
+    assert scene.probes._witnesses == set() and scene.scans == {}
+
+
 def test_label_whose_idle_nodes_are_replaced_again_and_again_is_a_problem(scene: Scene) -> None:
     ids = [scene.node(number) for number in range(1, 31)]
     for node_id in ids[:MANY]:
