@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
+
+LARGEST = 1_000_000
 
 
 def exact(value: object) -> Any:
@@ -11,3 +14,27 @@ def exact(value: object) -> Any:
     For example, 1.9 minus nineteen times 0.1 is 0, so that another 0.1 does not fit.
     """
     return round(value, 6) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Share:
+    """A whole number from 1, or a percentage of something."""
+
+    number: int
+    percent: bool = False
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Return the share that an option contains: ``3``, or ``20%``.
+
+        :raises ValueError: it is neither.
+        """
+        number, percent, rest = str(value).partition("%")
+        most = 100 if percent else LARGEST
+        if rest or not number.isdecimal() or not 1 <= int(number[:10]) <= most:
+            raise ValueError(f"expected a number from 1 or a share such as 20%, not {value!r}")
+        return cls(int(number), bool(percent))
+
+    def of(self, whole: int) -> int:
+        """Return the number, at least 1."""
+        return max(1, whole * self.number // 100) if self.percent else self.number

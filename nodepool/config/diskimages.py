@@ -115,6 +115,9 @@ class DiskImage(ConfigValue):
         convert=lambda given: None if given is None else Verify(given),
         shown="not at all",
     )
+    replace_idle: bool = option(
+        bool, False, "replace idle nodes of an earlier build, as ``max-unready`` allows"
+    )
     username: str = option(str, "zuul", "login user of jobs")
     python_path: str = option(str, "auto", "Python of the node, for Ansible")
     shell_type: str | None = option(v.Any(str, None), None, "for Ansible, for example ``cmd``")
@@ -156,7 +159,7 @@ class DiskImage(ConfigValue):
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
-        flags = ("delete-after-upload", "pause", "rollback-after", "canary")
+        flags = ("delete-after-upload", "pause", "rollback-after", "canary", "replace-idle")
         given = {
             key: value
             for key, value in config.items()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import voluptuous as v
 
 from nodepool.base import optional
+from nodepool.base.amounts import Share
 from nodepool.base.config_value import ConfigValue
 from nodepool.base.connection_string import TLS_REQUIRED
 from nodepool.base.files import FileIdentity
@@ -96,6 +97,15 @@ class Label(ConfigValue):
     max_ready_age: int = option(
         int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole
     )
+    max_unready: Share = option(
+        v.Any(int, str),
+        cast(Any, 1),
+        "ready nodes that a rotation may leave missing: a number, or a share such as 20%",
+        convert=Share.parse,
+    )
+    shrink_ready: bool = option(
+        bool, True, "delete ready nodes above a lowered ``min-ready``; 11.0.0 keeps them"
+    )
     lease: bool = option(
         bool,
         True,
@@ -111,6 +121,8 @@ class Label(ConfigValue):
 
     def __init__(self) -> None:
         load(self, {})
+        #: The file has ``min-ready``: without it, another launcher may keep nodes of the label.
+        self.sets_min_ready = False
         self.pools: list[ConfigPool] = []
 
 
@@ -513,6 +525,7 @@ class Config(ConfigValue):
             label.name = str(entry["name"])
             with at(where):
                 load(label, entry, part=True)
+            label.sets_min_ready = entry.get("min-ready") is not None
             self.labels[label.name] = label
 
     def setTenantResourceLimits(

@@ -36,6 +36,7 @@ from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.nodes.probes import NodeProbes
 from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.nodes.rotation import RotationReconciler
 from nodepool.launcher.pool import Pool
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.report import Reporter
@@ -154,6 +155,7 @@ class NodePool(threading.Thread):
             lambda: self.cleanup_interval,
             lambda: self.lock_cleanup(),
         )
+        self.rotation = RotationReconciler(self.state, self.node_reconciler)
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
         self.feed.subscribe(self.trends.count)
@@ -182,6 +184,7 @@ class NodePool(threading.Thread):
             | NodeProbes
             | CleanupWorker
             | MinReady
+            | RotationReconciler
             | Assignment
             | Verification
         ] = [
@@ -191,6 +194,7 @@ class NodePool(threading.Thread):
             self.probes,
             self.cleanup,
             self.min_ready,
+            self.rotation,
             self.assignment,
         ]
         #: What runs. The main loop starts what depends on the configuration, then the workers.
@@ -215,6 +219,7 @@ class NodePool(threading.Thread):
             self.verification,
             *self.node_reconciler.threads,
             *self.probes.threads,
+            *self.rotation.threads,
         ):
             self.watchdog.guard(thread)
 
@@ -325,7 +330,7 @@ class NodePool(threading.Thread):
             if (problem.provider, problem.label) not in named
             or problem.help not in (REMEDIES["launch"], REMEDIES["scan"])
         ]
-        for part in (self.node_reconciler, self.probes, self.verification):
+        for part in (self.node_reconciler, self.probes, self.rotation, self.verification):
             found += part.problems()
         return found + records
 
@@ -424,6 +429,7 @@ class NodePool(threading.Thread):
         if self.zk.synced:
             self.node_reconciler.check_all()
             self.probes.check_all()
+            self.rotation.check_all()
 
     def _provider_started(self) -> None:
         """Apply the configuration again, because a provider has started or failed to start.
@@ -496,6 +502,7 @@ class NodePool(threading.Thread):
         client = ZooKeeperClient.from_config(config, self.session_file, report)
         zk = ZooKeeper(client)
         self.events.attach(zk)
+        self.rotation.attach(zk)
         self._client = client
         if self.stopped.is_set():
             client.stop_connecting.set()

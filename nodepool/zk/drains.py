@@ -56,8 +56,8 @@ class Drain:
         kind, _, target = name.partition(" ")
         if kind not in KINDS or not target:
             raise RecordError(f"{name!r} does not name one of {', '.join(KINDS)}")
-        since, until = _time(values.get("since")), values.get("until")
-        until = None if until is None else _time(until)
+        since, until = seconds_in(values.get("since")), values.get("until")
+        until = None if until is None else seconds_in(until)
         reason, by = (str(values.get(key) or "") for key in ("reason", "by"))
         return cls(
             kind,
@@ -70,7 +70,11 @@ class Drain:
         )
 
 
-def _time(value: object) -> float:
+def seconds_in(value: object) -> float:
+    """Return a time in seconds.
+
+    :raises RecordError: it is not valid.
+    """
     # NaN fails the comparison.
     if not isinstance(value, (int, float)) or not 0 <= value < 1e11:
         raise RecordError(f"{value!r} is not a time in seconds")

@@ -293,6 +293,13 @@ class LauncherBench:
     def cloud(self, provider: str, pool: Any = None) -> Any:
         return self.adapter(provider, pool)._getClient()
 
+    def resume_creates(self, provider: str) -> None:
+        """Let the creations continue that ``pause_creates`` stopped."""
+        cloud = self.cloud(provider)
+        cloud.pause_creates = False
+        for server in cloud.list_servers():
+            server.event.set()
+
     def servers(self, provider: str, pool: Any = None) -> list[Any]:
         return list(self.adapter(provider, pool)._listServers())
 

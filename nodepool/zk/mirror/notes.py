@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,7 @@ from nodepool.zk.drains import Drain
 from nodepool.zk.failures import Failures
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError, parse_object
+from nodepool.zk.rotations import Rotation
 from nodepool.zk.sold_out import SoldOutOffers
 
 
@@ -43,7 +45,12 @@ class Note(Protocol):
 
 
 #: The class of the records of each kind; others are ignored, as those of newer launchers.
-KINDS: dict[str, type[Note]] = {"drain": Drain, "failures": Failures, "sold-out": SoldOutOffers}
+KINDS: dict[str, type[Note]] = {
+    "drain": Drain,
+    "failures": Failures,
+    "rotation": Rotation,
+    "sold-out": SoldOutOffers,
+}
 
 N = TypeVar("N", bound=Note)
 
@@ -92,10 +99,15 @@ class NoteTree(Tree[Any]):
         note = KINDS[kind].parse(unquote(name), values)
         if _name(kind, note) != parts[0]:  # nobody would find it to change it
             raise RecordError(f"the znode of this note must be called {_name(kind, note)}")
-        self._replace(parts[0], (note, stat.version))
+        self._show(parts[0], note, stat)
 
     def store_own(self, parts: list[str], path: str, record: Note, stat: ZnodeStat) -> None:
-        self._replace(parts[0], (record, stat.version))
+        self._show(parts[0], record, stat)
+
+    def _show(self, name: str, note: Note, stat: ZnodeStat) -> None:
+        if isinstance(note, Rotation):
+            note = replace(note, zxid=stat.mzxid)
+        self._replace(name, (note, stat.version))
 
     def vanished(self, parts: list[str], path: str) -> None:
         self._replace(parts[0], None)

@@ -79,6 +79,7 @@ class Parts:
             part.cleanup,
             part.statistics,
             part.feed,
+            part.verification,
         ).attach(self.zk)
         self.woken()
 

@@ -215,7 +215,8 @@ def test_drained_image_reaches_slots_of_its_backing_nodes(bench: LauncherBench) 
 
 
 def test_kept_idle_nodes_do_not_count_as_min_ready(bench: LauncherBench) -> None:
-    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    options = {"min-ready": 1, "shrink-ready": False}
+    bench.start(config(provider(), labels={"fake-label": options}))
     (kept,) = bench.wait_nodes(1, state="ready")
     bench.zuul.write_node(kept.id, host_id="rack-1")
     found = drain(bench, "host", "rack-1", keep_idle=True)
