@@ -13,10 +13,10 @@ from nodepool.access.identity import Identity, Role
 from nodepool.base import hostnames
 from nodepool.cmd.commands.context import CommandError, Context, user
 from nodepool.exceptions import ZKException
-from nodepool.zk import history
+from nodepool.zk import history, rotations
 from nodepool.zk.drains import KINDS
 
-#: Command that changes something -> type of its objects (empty: the argument ``kind``), and the
+#: Command that changes something -> type of its objects (empty: the argument ``of``), and the
 #: argument that names them.
 AUDITED = {
     "delete": ("node", "ids"),
@@ -41,6 +41,8 @@ AUDITED = {
     "import-image-data": ("file", "path"),
     **{f"drain {kind}": (kind, "target") for kind in KINDS},
     "undrain": ("", "target"),
+    **{f"rotate {kind}": (kind, "target") for kind in rotations.KINDS},
+    "rotate cancel": ("", "target"),
     "token create": ("token", "name"),
     "token revoke": ("token", "id"),
 }
@@ -68,7 +70,7 @@ def run(context: Context) -> int:
 
 def _record(context: Context, path: str, result: str) -> None:
     kind, argument = AUDITED[path]
-    kind = kind or context.args.kind
+    kind = kind or context.args.of
     given = getattr(context.args, argument, None)
     names = [given] if isinstance(given, str) else list(given or ())
     identity = Identity(user(), f"unix:{os.getuid()}", Role.ADMIN)

@@ -43,6 +43,7 @@ COMMANDS = {
     "token": ("token",),
     "observe": ("status", "top", "explain", "hosts", "tenants", "pools", "events"),
     "drain": ("drain", "undrain"),
+    "rotate": ("rotate",),
     "recover": ("recover",),
     "dev": ("dev",),
     "simulate": ("simulate",),

@@ -21,6 +21,7 @@ from nodepool.status.images import build_request_state
 from nodepool.status.known import Cause
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import format_duration, use_text
+from nodepool.status.rotations import rotation_of
 from nodepool.status.timeline import steps_of
 from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
@@ -499,6 +500,9 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
         _set(found, causes.of_building(zk, node, clock), stalled)
     elif (stuck := known.of_node(zk, node, clock)) is not None:
         _set(found, stuck)
+    elif node.state == "ready" and (rotation := rotation_of(zk, node)) is not None:
+        when = "" if node.allocated_to is None else " if it becomes free again"
+        found.answer += f"; it is replaced{when}: {rotation.why}"
     launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
     if node.provider not in launchers:
         found.answer += (

@@ -81,7 +81,7 @@ def register(subparsers: Subparsers) -> None:
         )
     add_table(commands, "list", drain_list, "list drains with the number of nodes left")
     parser = add_command(subparsers, "undrain", undrain, "use something again")
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
+    parser.add_argument("of", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
     parser.add_argument("target", metavar="NAME", help="see `nodepool drain list`")
 
 
@@ -138,7 +138,7 @@ def wait(context: Context, new: Drain) -> None:
 
 
 def undrain(context: Context) -> None:
-    kind, target = context.args.kind, context.args.target
+    kind, target = context.args.of, context.args.target
     drains = [each for each in context.zk.readNotes(Drain) if each.kind == kind]
     found = next((each for each in drains if each.target == target), None)
     if found is None or not notes.remove(context.kazoo, found):

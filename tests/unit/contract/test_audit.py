@@ -41,6 +41,7 @@ READ_ONLY = {
     "request list",
     "request show",
     "request wait",
+    "rotate list",
     "request-list",
     "simulate",
     "ssh",
