@@ -15,6 +15,7 @@ from nodepool.config.model import Config
 from nodepool.config.shown import differences, shown
 from nodepool.status.once import Facade
 from nodepool.status.results import Results
+from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETED, DELETING, FAILED, PENDING, READY, REQUESTED
 
 COLUMNS = {"effect": "Effect", "subject": "Of", "text": "What"}
@@ -169,11 +170,20 @@ def _limits(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
 def _created(zk: Facade, _old: Config, new: Config) -> Iterator[Line]:
     """Yield effects on ``min-ready`` nodes."""
     ready: Counter[str] = Counter()
+    made: Counter[str] = Counter()
     for node in zk.readNodes():
         if node.state == READY and node.allocated_to is None:
             ready.update(node.type)
+            made.update(node.type if node.requestor == MIN_READY else ())
     for name, label in new.labels.items():
         short = label.min_ready - ready[name]
+        excess = made[name] - max(0, label.min_ready)
+        if excess > 0 and label.sets_min_ready and label.shrink_ready:
+            yield (
+                "deletes nodes",
+                f"label {name}",
+                f"{excess} above min-ready {label.min_ready}; `shrink-ready: false` keeps them",
+            )
         if short <= 0:
             continue
         if not any(name in labels for labels in _offered(new)):

@@ -73,6 +73,17 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.spec("issue: plan: another launcher that offers it counts")
+def test_nodes_above_a_lower_min_ready(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = config(provider("one", labels=["a"]), labels={"a": {"min-ready": 3}})
+    plans = Plans(bench, capsys, before)
+    for _ in range(3):
+        bench.ready_node("one", "main", "a", requestor="NodePool:min-ready")
+    lower = config(provider("one", labels=["a"]), labels={"a": {"min-ready": 1}})
+    assert plans(lower)["deletes nodes", "label a"].startswith("2 above min-ready 1")
+
+
 def test_labels_of_other_launchers_count_as_offered(
     bench: LauncherBench, capsys: pytest.CaptureFixture[str]
 ) -> None:
