@@ -29,7 +29,8 @@ class Share:
 
         :raises ValueError: it is neither.
         """
-        number, percent, rest = str(value).partition("%")
+        given = int(value) if isinstance(value, bool) else value  # as in other options
+        number, percent, rest = str(given).partition("%")
         most = 100 if percent else LARGEST
         if rest or not number.isdecimal() or not 1 <= int(number[:10]) <= most:
             raise ValueError(f"expected a number from 1 or a share such as 20%, not {value!r}")

@@ -98,7 +98,11 @@ class Label(ConfigValue):
         int, 0, "seconds after which an unused ready node is deleted; 0: never", convert=whole
     )
     max_unready: Share = option(
-        v.Any(int, str),
+        v.Any(
+            v.All(int, v.Range(min=1)),
+            v.All(str, v.Match(r"^([1-9][0-9]?%|100%|[1-9][0-9]{0,5})$")),
+            msg="expected a number from 1 or a share such as 20%",
+        ),
         cast(Any, 1),
         "ready nodes that a rotation may leave missing: a number, or a share such as 20%",
         convert=Share.parse,

@@ -336,12 +336,12 @@ diskimages:
   - {name: base, abstract: true, elements: [a, b], env-vars: {A: foo, B: bar}, release: 21,
      dib-cmd: parent,
      delete-after-upload: true, keep-formats: [raw], formats: [raw], rebuild-age: 5, pause: true,
-     metadata: {x: 0, y: 2}, rollback-after: 5, canary: 2,
+     metadata: {x: 0, y: 2}, rollback-after: 5, canary: 2, replace-idle: true,
      verify: {ssh-key: /etc/key, command: id}}
   - {name: middle, abstract: true, parent: base, elements: [c], env-vars: {A: x, C: moo},
      rebuild-age: 0, formats: []}
   - {name: other, parent: leaf, dib-cmd: own, delete-after-upload: false, build-timeout: 10,
-     rollback-after: 0, canary: 0}
+     rollback-after: 0, canary: 0, replace-idle: false}
 """
 
 
@@ -368,6 +368,7 @@ class TestDiskImages:
         assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
         assert (images["leaf"].rollback_after, images["other"].rollback_after) == (5, 0)
         assert (images["leaf"].canary, images["other"].canary) == (2, 0)
+        assert (images["leaf"].replace_idle, images["other"].replace_idle) == (True, False)
         assert npconfig.DiskImage("another").rollback_after == 3
         verify = images["leaf"].verify
         assert (verify.ssh_key, verify.command, verify.timeout) == ("/etc/key", "id", 600)

@@ -55,14 +55,15 @@ def test_wave_leaves_what_is_kept_minus_max_unready(
 
 
 @pytest.mark.parametrize(
-    ("given", "of_50"), [(1, 1), ("7", 7), ("20%", 10), ("1%", 1), ("100%", 50), (90, 90)]
+    ("given", "of_50"),
+    [(1, 1), (True, 1), ("7", 7), ("20%", 10), ("1%", 1), ("100%", 50), (90, 90)],
 )
 def test_share_is_a_number_or_a_percentage(given: Any, of_50: int) -> None:
     assert Share.parse(given).of(50) == of_50
 
 
 @pytest.mark.parametrize(
-    "given", [0, -1, 1.5, True, None, "", "%", "0%", "101%", "20%%", "2 0", "9" * 5000]
+    "given", [0, -1, 1.5, False, None, "", "%", "0%", "101%", "20%%", "2 0", "9" * 5000]
 )
 def test_other_shares_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="expected a number from 1 or a share such as 20%"):

@@ -11,6 +11,7 @@ from nodepool.launcher.nodes import rotation
 from nodepool.zk.drains import Drain
 from nodepool.zk.mirror import notes
 from nodepool.zk.rotations import Rotation
+from nodepool.zk.writer import Txn, Writer
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, expire_session, provider
 
@@ -320,3 +321,44 @@ def test_end_of_a_drain_leads_to_no_loop(bench: LauncherBench) -> None:
     (left,) = bench.wait_nodes(1, **FREE)
     time.sleep(120)
     assert [node.id for node in bench.nodes()] == [left.id]
+
+
+# -- other clients
+
+
+def test_launcher_waits_for_its_turn(bench: LauncherBench) -> None:
+    launcher, before = start(bench, setup(2), 2)
+    mark = "/nodepool/elections/rotation-fake-label"
+    bench.zuul.client.create(mark, b"another launcher", ephemeral=True)
+    rotate(bench)
+    time.sleep(60)
+    assert {node.id for node in bench.nodes(**FREE)} == before
+    bench.zuul.client.delete(mark)
+    wait_ended(bench)
+    assert launcher.zk.kazoo_client.exists(mark) is None
+    assert not before & {node.id for node in bench.wait_nodes(2, **FREE)}
+
+
+@pytest.mark.parametrize("what", ["changed", "locked"])
+def test_node_that_somebody_gets_at_the_same_time_is_not_deleted(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    bench.start(config(provider()))
+    idle = bench.ready_node("fake-provider", "main", "fake-label")
+    run, tries = Writer.run, []
+
+    def late(writer: Writer, txn: Txn, *args: Any) -> Any:
+        if not tries and any("/elections/rotation-" in op.path for op in txn.operations):
+            tries.append(txn)
+            if what == "changed":
+                bench.zuul.write_node(idle.id, state="hold")
+            else:
+                bench.zuul.lock(idle.id)
+        return run(writer, txn, *args)
+
+    monkeypatch.setattr(Writer, "run", late)
+    rotate(bench)
+    wait_for(lambda: tries)
+    time.sleep(60)
+    assert bench.node(idle.id).state == ("hold" if what == "changed" else "ready")
+    assert not bench.zk.kazoo_client.exists("/nodepool/elections/rotation-fake-label")

@@ -4,7 +4,7 @@ fails.
 
 from __future__ import annotations
 
-from tests.world.guards import adapters, images, launches, leases, probes, slivers
+from tests.world.guards import adapters, images, launches, leases, probes, rotations, slivers
 from tests.world.mutation import Mutation
 
 GUARDS: dict[str, Mutation] = {
@@ -12,6 +12,7 @@ GUARDS: dict[str, Mutation] = {
     **launches.GUARDS,
     **adapters.GUARDS,
     **images.GUARDS,
+    **rotations.GUARDS,
     **slivers.GUARDS,
     **probes.GUARDS,
 }
