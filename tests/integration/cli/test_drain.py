@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,13 +113,11 @@ def test_drain_goes_on_waiting_while_the_connection_is_lost(
 ) -> None:
     """Without a complete mirror nodes cannot be counted."""
     found, states = Drain("pool", "a-b", 0.0), [False, True]
-    note_tree = SimpleNamespace(listeners=[], get=lambda *_: found)
 
     class Zk:
         node_tree = SimpleNamespace(listeners=[])
+        note_tree = SimpleNamespace(listeners=[], get=lambda *_: found)
         synced = property(lambda _zk: states[0])
-
-    Zk.note_tree = note_tree  # type: ignore[attr-defined]
 
     def remaining(zk: Zk, _drain: Drain) -> list[object]:
         assert zk.synced
@@ -129,5 +128,6 @@ def test_drain_goes_on_waiting_while_the_connection_is_lost(
 
     monkeypatch.setattr(drain, "remaining", remaining)
     monkeypatch.setattr(threading.Event, "wait", wait)
-    drain.wait(SimpleNamespace(live=Zk()), found)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(live=Zk())
+    drain.wait(context, found)
     assert capsys.readouterr().out == "pool a-b has no nodes left\n"

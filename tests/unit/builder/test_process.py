@@ -408,10 +408,11 @@ def test_script_whose_program_is_killed_first_does_not_go_on(
         if number == signal.SIGKILL and len(killed) == 0:
             killed.append(pid)
             # The script sees the end of its program, unless it is stopped.
-            wait_for(
-                lambda: went_on.exists() or processes.read_process(script).state in "tT",  # type: ignore[union-attr]
-                what="what the script does",
-            )
+            wait_for(lambda: went_on.exists() or is_stopped(), what="what the script does")
+
+    def is_stopped() -> bool:
+        found = processes.read_process(script)
+        return found is not None and found.state in "tT"
 
     killed: list[int] = []
     went_on = bench.directory / "went-on"

@@ -143,6 +143,7 @@ EVERYTHING = {
     "assignment.rebuild()",
     "nodes.check_all()",
     "probes.check_all()",
+    "verification.wake()",
     "cleanup.wake()",
     "min_ready.wake()",
 }
@@ -208,7 +209,8 @@ def test_change_of_a_pool(parts: Parts, gone: bool) -> None:
 
 def test_change_of_an_image(parts: Parts) -> None:
     tell(parts.image_tree.listeners, "debian")
-    assert parts.woken() == {"assignment.wake(recheck=True)", "min_ready.wake()"}
+    woken = {"assignment.wake(recheck=True)", "min_ready.wake()", "verification.wake()"}
+    assert parts.woken() == woken
 
 
 LOOK = "nodes.check_soon('0000000001')"
