@@ -127,6 +127,8 @@ class Negotiation:
             self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
             self.transport.close()
+            # Ends the thread of its timer, which would wait for 15 s.
+            self.transport.packetizer.complete_handshake()
         with contextlib.suppress(Exception):
             self._sock.close()
 
