@@ -55,7 +55,9 @@ class SoldOut(Generic[OfferT]):
 
     def refused(self, offer: OfferT) -> None:
         with self._lock:
-            self._until[offer.describe()] = self._clock() + self.memory
+            now = self._clock()
+            self._until = {name: until for name, until in self._until.items() if until > now}
+            self._until[offer.describe()] = now + self.memory
             self._publish(self.left())
 
     def worked(self, offer: OfferT) -> None:
@@ -87,11 +89,9 @@ class SoldOut(Generic[OfferT]):
 
     def left(self) -> dict[str, float]:
         """Return the seconds for which offers, by their descriptions, are sold out."""
-        with self._lock:
-            now = self._clock()
-            self._until = {name: until for name, until in self._until.items() if until > now}
-            own = {name: until - now for name, until in self._until.items()}
-            return dict(sorted({**self._read(), **own}.items()))
+        now, until = self._clock(), self._until.copy()
+        own = {name: end - now for name, end in until.items() if end > now}
+        return dict(sorted({**self._read(), **own}.items()))
 
     def describe(self) -> str:
         """Return the offers that are sold out, with the times, in one line."""
