@@ -61,7 +61,7 @@ class Verification(threading.Thread):
     log = logging.getLogger("nodepool.Verification")
 
     def __init__(self, state: LauncherState) -> None:
-        super().__init__(name="Verification", daemon=True)
+        super().__init__(name="CleanupWorker-verification", daemon=True)
         self.state = state
         self._changed = threading.Condition()
         self._news = 0
@@ -136,7 +136,7 @@ class Verification(threading.Thread):
             if left := self._pauses.wait(path):
                 seconds = min(seconds, left)
                 continue
-            name = f"Verification-{provider}"
+            name = f"CleanupWorker-verification-{provider}"
             self._runs[provider] = threading.Thread(
                 target=self._verify, args=(upload,), name=name, daemon=True
             )

@@ -83,7 +83,7 @@ class RotationReconciler(Reconciler[str]):
     log = logging.getLogger("nodepool.RotationWorker")
 
     def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
-        super().__init__("RotationWorker", self.reconcile, self.log)
+        super().__init__("CleanupWorker-rotation", self.reconcile, self.log)
         self.state, self.nodes = state, nodes
         self._rotating = False
         #: Labels with more nodes than our ``min-ready``, which may be kept for others.
@@ -139,6 +139,10 @@ class RotationReconciler(Reconciler[str]):
             return PACE if any(again) else None
         label = self.state.config.labels.get(name) or Label()  # other launchers may have it
         label.name = name
+        if not self._may_change(label):
+            self._waiting.pop(name, None)
+            self._held.discard(name)
+            return None
         chosen, why = self._plan(label)
         if chosen or not why:
             self._waiting.pop(name, None)
@@ -150,6 +154,13 @@ class RotationReconciler(Reconciler[str]):
         since = self._waiting.get(name, (why, self.state.clock.monotonic()))[1]
         self._waiting[name] = why, since
         return RESYNC
+
+    def _may_change(self, label: Label) -> bool:
+        """Return False if nothing is to be deleted, without looking at each node."""
+        count = self.state.zk.node_tree.counted.free[label.name]
+        shrinks = label.shrink_ready and label.sets_min_ready and count > max(0, label.min_ready)
+        images = self.state.config.diskimages.values()
+        return self._rotating or shrinks or any(image.replace_idle for image in images)
 
     def _plan(self, label: Label) -> tuple[list[tuple[Node, str]], str]:
         """Return the nodes to delete now, with the reasons, and why outdated ones are left."""

@@ -34,6 +34,8 @@ THREADS: dict[str, Callable[[Any], Any]] = {
     "PoolWorker-min-ready": lambda pool: pool.min_ready.wake(),
     "CleanupWorker": lambda pool: pool.cleanup.wake(),
     "CleanupWorker-probes": lambda pool: pool.probes.check_soon("1"),
+    "CleanupWorker-rotation": lambda pool: pool.rotation.queue.add("label"),
+    "CleanupWorker-verification": lambda pool: pool.verification.wake(),
     "StatsWorker": lambda pool: pool.statistics.wake(),
     "DeletedNodeWorker": lambda pool: pool.node_reconciler.check_soon("1"),
     POOL_WORKER: wake_worker,
