@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import pathlib
 import threading
@@ -14,6 +15,7 @@ from nodepool.base.backoff import Backoff
 from nodepool.driver.fake.api import FakeApi
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
 from nodepool.launcher.verification import Verification
+from nodepool.lease.ssh import machine
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import READY, USED, ImageUpload
 from nodepool.zk.rollback import Rollbacks, upload_path
@@ -165,11 +167,9 @@ def test_upload_that_nobody_can_log_in_to_is_not_used(scene: Scene) -> None:
     assert scene.verdict(new).startswith(f"cannot log in as {USER}: ")
 
 
-@pytest.mark.spec("BLD-25.4; BLD-25.5")
-def test_upload_whose_machines_do_not_start_is_bad_and_counts_against_no_label(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new, create = scene.hold_back(), FakeOpenStackCloud.create_server
+def break_machines(scene: Scene, new: ImageUpload, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no machine of the new upload start."""
+    create = FakeOpenStackCloud.create_server
 
     def broken(cloud: Any, *args: Any, **kw: Any) -> Any:
         server = create(cloud, *args, **kw)
@@ -181,6 +181,14 @@ def test_upload_whose_machines_do_not_start_is_bad_and_counts_against_no_label(
     new.external_id, new.rolled_back = "bad", scene.stored(new).rolled_back
     scene.bench.zk.storeImageUpload(IMAGE, new.build_id, PLACE, new, new.id)
     monkeypatch.setattr(FakeOpenStackCloud, "create_server", broken)
+
+
+@pytest.mark.spec("BLD-25.4; BLD-25.5")
+def test_upload_whose_machines_do_not_start_is_bad_and_counts_against_no_label(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = scene.hold_back()
+    break_machines(scene, new, monkeypatch)
     launcher = scene.bench.start(scene.config(command="true"))
     assert "its machines do not start, see `nodepool explain request" in scene.verdict(new)
     scene.all_gone()
@@ -302,3 +310,35 @@ def test_machine_of_another_image_proves_nothing(
     assert "a launcher of another release" in scene.problems(launcher)[0]
     mark = scene.stored(new).rolled_back
     assert scene.used() == upload_path(scene.old) and mark is not None and mark.unverified
+
+
+@pytest.mark.spec("BLD-25.1")
+@pytest.mark.parametrize("way", ["does not boot", "no SSH", "other host key", "command", "hangs"])
+def test_no_request_gets_a_machine_of_a_broken_image(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """With 200 requests for each way in which an image is broken, 1,000 in all."""
+    scene.bench.quota(cores=1000, instances=250, ram=10**7)
+    new = scene.hold_back()
+    options: dict[str, Any] = {"timeout": 3}
+    if way == "does not boot":
+        break_machines(scene, new, monkeypatch)
+    elif way == "no SSH":
+        options["ssh-key"] = str(scene.sshd.folder / "host_ed25519")
+    elif way == "other host key":
+        with ssh_server(kinds=["ecdsa256"]) as server:
+            (key,) = server.host_keys
+        monkeypatch.setattr(
+            "nodepool.launcher.verification.machine",
+            lambda node: dataclasses.replace(machine(node), host_keys=[key]),
+        )
+    else:
+        options["command"] = "exit 1" if way == "command" else "sleep 600"
+    settings = scene.config(**options)
+    settings["providers"][0]["pools"][0]["host-key-checking"] = False
+    scene.bench.start(settings)
+    requests = [scene.bench.submit("small") for _ in range(200)]
+    scene.verdict(new)
+    nodes = [scene.bench.wait_request(each, "fulfilled")["nodes"][0] for each in requests]
+    images = {scene.bench.node(node).image_id for node in nodes}
+    assert len(nodes) == 200 and images == {upload_path(scene.old)}
