@@ -124,10 +124,8 @@ class Verification(threading.Thread):
         if self.state.zk is None or self.state.config is None:
             return RESYNC
         waiting, seconds = self._waiting(), RESYNC
-        for path in [path for path in self._reasons if path not in waiting]:
-            del self._reasons[path]
-        for path in [path for path in self._failures if path not in waiting]:
-            del self._failures[path]
+        self._reasons = {path: why for path, why in self._reasons.items() if path in waiting}
+        self._failures = {path: count for path, count in self._failures.items() if path in waiting}
         for path, upload in waiting.items():
             provider = upload.provider_name or ""
             run = self._runs.get(provider)
