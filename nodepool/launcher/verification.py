@@ -91,7 +91,8 @@ class Verification(threading.Thread):
             run.join(timeout)
 
     def problems(self) -> list[Problem]:
-        return list(self._reasons.copy().values())
+        with self._changed:
+            return list(self._reasons.values())
 
     def run(self) -> None:
         while not self._stopping:
@@ -113,19 +114,20 @@ class Verification(threading.Thread):
 
     def _waiting(self) -> dict[str, ImageUpload]:
         """Return the unverified uploads of our providers by path."""
-        zk, providers = self.state.zk, self.state.config.providers
-        if not (zk.connected and zk.synced):
-            return {}
-        uploads = [each.replaced for each in unverified(zk.readImages())]
+        providers = self.state.config.providers
+        uploads = [each.replaced for each in unverified(self.state.zk.readImages())]
         return {upload_path(each): each for each in uploads if each.provider_name in providers}
 
     def _pass(self) -> float:
         """Start verifications; return the seconds until the next pass."""
-        if self.state.zk is None or self.state.config is None:
+        zk = self.state.zk
+        if zk is None or self.state.config is None or not (zk.connected and zk.synced):
             return RESYNC
         waiting, seconds = self._waiting(), RESYNC
-        self._reasons = {path: why for path, why in self._reasons.items() if path in waiting}
-        self._failures = {path: count for path, count in self._failures.items() if path in waiting}
+        with self._changed:
+            for known in (self._reasons, self._failures):
+                for path in known.keys() - waiting.keys():
+                    known.pop(path)
         for path, upload in waiting.items():
             provider = upload.provider_name or ""
             run = self._runs.get(provider)
@@ -184,13 +186,15 @@ class Verification(threading.Thread):
     def _later(self, upload: ImageUpload, reason: str) -> None:
         path, image, provider = upload_path(upload), upload.image_name, upload.provider_name
         self._pauses.failed(path)
-        self._reasons[path] = Problem(
+        problem = Problem(
             f"build {upload.build_id} of image {image} is not verified yet, and not used: {reason}",
             provider,
             help=f"`nodepool image-rollforward {image} --provider {provider}` uses it without "
             "verification",
         )
-        self.log.warning("%s", self._reasons[path])
+        with self._changed:
+            self._reasons[path] = problem
+        self.log.warning("%s", problem)
 
     def _failure(self, upload: ImageUpload) -> str | None:
         """Return why the upload is bad; None: it is good.
@@ -267,8 +271,9 @@ class Verification(threading.Thread):
             said = "; ".join(each.text for each in found.values()) or f"see {text}"
             raise _NotYet(f"no pool can launch a machine now: {said}")
         path = upload_path(upload)
-        self._failures[path] = self._failures.get(path, 0) + 1
-        if self._failures[path] < MOST_FAILURES:
+        with self._changed:
+            count = self._failures[path] = self._failures.get(path, 0) + 1
+        if count < MOST_FAILURES:
             raise _NotYet(f"its machine has not started; there will be another attempt, see {text}")
         return f"its machines do not start, see {text}"
 
