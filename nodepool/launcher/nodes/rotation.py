@@ -156,7 +156,7 @@ class RotationReconciler(Reconciler[str]):
         return RESYNC
 
     def _may_change(self, label: Label) -> bool:
-        """Return False if nothing is to be deleted, without looking at each node."""
+        """Return False if nothing is to be deleted; this does not check the nodes."""
         count = self.state.zk.node_tree.counted.free[label.name]
         shrinks = label.shrink_ready and label.sets_min_ready and count > max(0, label.min_ready)
         images = self.state.config.diskimages.values()
