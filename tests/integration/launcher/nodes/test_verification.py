@@ -240,6 +240,7 @@ def test_another_launcher_goes_on_after_the_death_of_the_first(
         if verification is first.verification:
             trying.set()
             first.stopped.wait(60)
+            raise ConnectionError("the launcher ends")
         return attempt(verification, *args)
 
     monkeypatch.setattr(Verification, "_try", first_hangs)
