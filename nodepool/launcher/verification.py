@@ -213,6 +213,10 @@ class Verification(threading.Thread):
         request.requestor_data = {UPLOAD: upload_path(upload)}
         request.provider, request.created_time = provider, self.state.clock.time()
         request.node_types = [self._label(image, provider, verify)]
+        for other in self.state.zk.readRequests():
+            # Ours, whose creation was not answered, or that of a session that is about to end.
+            if (other.requestor, other.requestor_data) == (VERIFIER, request.requestor_data):
+                self.state.zk.deleteNodeRequest(other)
         self.state.zk.storeNodeRequest(request, PRIORITY)
         self.log.info("Request %s verifies %s", request.id, upload_path(upload))
         try:

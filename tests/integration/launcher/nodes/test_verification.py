@@ -18,7 +18,7 @@ from nodepool.launcher.verification import Verification
 from nodepool.lease.ssh import machine
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import READY, USED, ImageUpload
-from nodepool.zk.rollback import Rollbacks, upload_path
+from nodepool.zk.rollback import UPLOAD, Rollbacks, upload_path
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 from tests.support.sshd import SSHServer, ssh_server
@@ -255,6 +255,18 @@ def test_another_launcher_goes_on_after_the_death_of_the_first(
     wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
     assert second.verification in tries
     scene.all_gone()
+
+
+@pytest.mark.spec("BLD-25.7")
+def test_request_whose_creation_was_not_answered_is_deleted(scene: Scene) -> None:
+    new = scene.hold_back()
+    data = {UPLOAD: upload_path(new)}
+    lost = scene.bench.submit("nobody-has-it", requestor=VERIFIER, requestor_data=data)
+    other = scene.bench.submit("nobody-has-it", requestor=VERIFIER, requestor_data={UPLOAD: "/"})
+    scene.bench.start(scene.config(command="true"))
+    wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
+    assert scene.bench.zk.getNodeRequest(lost) is None
+    assert scene.bench.zk.getNodeRequest(other) is not None
 
 
 @pytest.mark.spec("BLD-25.2")
