@@ -482,7 +482,10 @@ class StateMachineNodeLauncher(StatsReporter):
         audit.record(note, identity, host, "image-rollback", f"image {image}", "ok")
 
     def _count_failure(self, error: BaseException) -> bool:
-        """Count the failure of a machine or a refused creation; return whether to give up."""
+        """Count the failure of a machine; return whether to give up.
+
+        A creation that the cloud refuses, or does not answer, has cost no machine.
+        """
         blameless, self._blameless = self._blameless or self._verifies, False
         others = (
             KazooException,
@@ -490,11 +493,7 @@ class StateMachineNodeLauncher(StatsReporter):
             exceptions.CapacityException,
             exceptions.OfferRefusedException,
         )
-        if blameless or isinstance(error, others):
-            return False
-        # Without an answer of the cloud nothing is known about the label.
-        silent = isinstance(error, (OSError, exceptions.TimeoutException))
-        if self.state_machine is None or (silent and self._external_id() is None):
+        if blameless or isinstance(error, others) or self._external_id() is None:
             return False
         text = one_line(str(error) or repr(error))
         return self._failures.failed(self.provider_config, self.node.type[0], text)

@@ -217,14 +217,6 @@ def test_success_clears_the_failures(bench: LauncherBench, machines: Machines) -
     assert len(machines.created) == 12
 
 
-def test_refused_creations_count(bench: LauncherBench, machines: Machines) -> None:
-    bench.start(config(provider()))
-    machines.refusal = exceptions.LaunchNodepoolException("no such network")
-    for _ in range(2):
-        bench.wait_request(bench.submit("fake-label"), "failed")
-    assert "no such network" in reason(bench, waits(bench))
-
-
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -233,9 +225,11 @@ def test_refused_creations_count(bench: LauncherBench, machines: Machines) -> No
         exceptions.QuotaException("too many"),
         ConnectionError("no route"),
         exceptions.TimeoutException("no answer"),
+        exceptions.LaunchStatusException("the cloud answered 503"),
+        exceptions.LaunchNodepoolException("no such network"),
     ],
 )
-def test_sold_out_quota_and_silent_clouds_do_not_count(
+def test_creations_without_a_machine_do_not_count(
     bench: LauncherBench, machines: Machines, refusal: Exception
 ) -> None:
     pool = bench.start(config(provider()))
