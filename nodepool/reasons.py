@@ -34,6 +34,7 @@ class Declined(_Text):
     LABEL_BROKEN = "node type(s) [{labels}] cannot work"
     LABEL_PROBLEM = "{problem}"
     NODES_FAILED = "launch of node {nodes} failed"
+    NOT_CREATED = "launch of node {nodes} failed, no machine was created"
     ERROR = "error: {error}"
     #: Text of a driver that decides without the launcher.
     BY_DRIVER = "{text}"
@@ -109,6 +110,7 @@ HELP: dict[_Text, str] = {
     Declined.NO_IMAGE: "check that the images of the labels are built and uploaded, or exist in "
     "the cloud",
     Declined.BY_DRIVER: _LOG,
+    Declined.NOT_CREATED: "see `nodepool explain node {nodes}` for each attempt",
     Declined.NODES_FAILED: "see `nodepool explain node {nodes}` for each attempt",
     Declined.LABEL_PROBLEM: "{help}",
     Declined.ERROR: _BUG,

@@ -66,6 +66,10 @@ class Lost(ConnectionError):
     """The machine cannot be reached, or the connection was lost before the program ended."""
 
 
+class Interrupted(Lost):
+    """The connection was lost after the login."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One machine of a lease; see ``doc/operation/leases.rst`` for the fields."""
@@ -319,7 +323,8 @@ def run(
     :param data: its standard input; None: that of this program.
     :param deadline: monotonic time at which the command is killed.
     :param running: gets the local process, whose end ends the command.
-    :raises TimeoutError: it has not ended in time. :raises Lost: its status is not known.
+    :raises TimeoutError: it has not ended in time.
+    :raises Lost: its status is not known; Interrupted if it has begun.
     """
     mark, limit = secrets.token_hex(16), time.monotonic() + BUSY
     pattern = re.compile(f"\x1e{mark}([0-9]{{1,10}});".encode())
@@ -356,7 +361,7 @@ def run(
         if any(stream.numbers[1:] for stream in streams) or (not framed and status != LOST):
             return status
         if streams[1].numbers and argv[0] == "ssh":
-            raise Lost(
+            raise Interrupted(
                 "the connection was lost before the program ended"
                 + ("" if framed else ", or that has ended with status 255")
             )

@@ -44,7 +44,10 @@ class Verify(Section):
         str, "true", "command of the login shell; status 0 means that the image is good"
     )
     timeout: int = option(
-        v.All(int, v.Range(min=1)), 600, "seconds for the login and the command", convert=_whole
+        v.All(int, v.Range(min=1, max=86400)),
+        600,
+        "seconds for the login and the command",
+        convert=lambda value: max(1, min(86400, _whole(value))),
     )
     label: str | None = option(
         str, None, "label of the machine", shown="the first of the provider with this image"

@@ -113,10 +113,14 @@ class Verification(threading.Thread):
     # -- which uploads
 
     def _waiting(self) -> dict[str, ImageUpload]:
-        """Return the unverified uploads of our providers by path."""
-        providers = self.state.config.providers
+        """Return the unverified uploads of our providers and images by path."""
+        config = self.state.config
         uploads = [each.replaced for each in unverified(self.state.zk.readImages())]
-        return {upload_path(each): each for each in uploads if each.provider_name in providers}
+        return {
+            upload_path(each): each
+            for each in uploads
+            if each.provider_name in config.providers and each.image_name in config.diskimages
+        }
 
     def _pass(self) -> float:
         """Start verifications; return the seconds until the next pass."""
@@ -203,9 +207,12 @@ class Verification(threading.Thread):
         """
         config = self.state.config
         image, provider = upload.image_name or "", upload.provider_name or ""
-        verify = config.diskimages[image].verify if image in config.diskimages else None
-        if verify is None:  # since it was uploaded
-            return None
+        diskimage = config.diskimages.get(image)
+        verify = diskimage.verify if diskimage is not None else None
+        if verify is None:  # it was removed since, or builders and launchers have other files
+            raise _NotYet("this launcher has no option `verify` of the image")
+        if 0 < (config.max_hold_age or 0) < verify.timeout:
+            raise _NotYet(f"max-hold-age is shorter than the timeout of {verify.timeout} s")
         if not os.access(verify.ssh_key, os.R_OK):
             raise _NotYet(f"this launcher cannot read the key {verify.ssh_key} (option ssh-key)")
         request, leases = NodeRequest(), Leases(self.state.zk, self.state.clock.time)
@@ -266,7 +273,7 @@ class Verification(threading.Thread):
             raise _NotNeeded("it is not needed any more")
 
     def _not_served(self, request: NodeRequest, upload: ImageUpload) -> str:
-        """Return why the upload is bad, because its request failed again and again."""
+        """Return why the upload is bad, because its machines do not start."""
         text, request_id = f"`nodepool explain request {request.id}`", request.id or ""
         kazoo = self.state.zk.kazoo_client
         found = declines.read(kazoo, ((request_id, each) for each in request.declined_by))
@@ -274,12 +281,16 @@ class Verification(threading.Thread):
         if not any(Declined.NODES_FAILED.word in each.codes for each in found.values()):
             said = "; ".join(each.text for each in found.values()) or f"see {text}"
             raise _NotYet(f"no pool can launch a machine now: {said}")
+        return self._again(upload, f"its machines do not start, see {text}")
+
+    def _again(self, upload: ImageUpload, reason: str) -> str:
+        """Return why the upload is bad, if that has happened before: a machine may fail, too."""
         path = upload_path(upload)
         with self._changed:
             count = self._failures[path] = self._failures.get(path, 0) + 1
         if count < MOST_FAILURES:
-            raise _NotYet(f"its machine has not started; there will be another attempt, see {text}")
-        return f"its machines do not start, see {text}"
+            raise _NotYet(f"{reason}; there will be another attempt")
+        return reason
 
     def _try(self, node: Node, upload: ImageUpload, verify: Verify) -> str | None:
         """Run the command on the machine; return why the upload is bad."""
@@ -297,6 +308,9 @@ class Verification(threading.Thread):
                 try:
                     status = ssh.run(*command, [output, output], b"", deadline, self._programs)
                     break
+                except ssh.Interrupted as error:
+                    self._check_needed(upload)
+                    return self._again(upload, one_line(f"its command has no end: {error}"))
                 except ssh.Lost as error:
                     self.log.debug("Node %s cannot be logged in to yet: %s", node.id, error)
                     refused = one_line(f"cannot log in as {node.username}: {error}")
@@ -304,5 +318,8 @@ class Verification(threading.Thread):
                     return refused or f"its command has not ended within {verify.timeout} s"
                 self._check_needed(upload)
                 self._wait(self._news, LOGIN_AGAIN)
+        self._check_needed(upload)  # ssh may have been killed because the launcher ends
+        if status < 0:
+            raise _NotYet(f"ssh was killed by signal {-status}")
         said = one_line(output.content().decode("utf-8", "replace"))
         return f"its command has ended with status {status}: {said}" if status else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from nodepool.zk import paths
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import READY, ImageBuild, ImageUpload, NodeRequest, Rollback, newest_first
+from nodepool.zk.records.images import VERIFICATION
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -69,11 +70,15 @@ class _Uploads:
         """Return the build of an upload; None if it is being deleted."""
         return self._builds.get(upload.build_id)
 
-    def replaced(self) -> Iterator[ImageUpload]:
-        """Yield the uploads that the current one replaces, the newest first."""
+    def replaced(self, held: bool = True) -> Iterator[ImageUpload]:
+        """Yield the uploads that the current one replaces, the newest first.
+
+        :param held: also those that were held back, and never used.
+        """
         for upload in self.ready[1:]:
             mark = upload.rolled_back
-            if mark and not mark.undone and mark.names(self.ready[0]):
+            in_force = mark and not mark.undone and mark.names(self.ready[0])
+            if mark and in_force and (held or not mark.holds_back):
                 yield upload
 
     def earlier(self) -> ImageUpload | None:
@@ -139,7 +144,7 @@ def earlier_upload(data: ImageData, current: ImageUpload) -> ImageUpload | None:
     uploads = _Uploads(data, current.image_name or "", current.provider_name or "")
     if [upload_path(each) for each in uploads.ready[:1]] != [upload_path(current)]:
         return None
-    return None if next(uploads.replaced(), None) is not None else uploads.earlier()
+    return None if next(uploads.replaced(held=False), None) else uploads.earlier()
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ class Rollbacks:
         for name in self._providers(data, image, provider):
             uploads = _Uploads(data, image, name)
             current, earlier = uploads.ready[0], uploads.earlier()
-            replaced = next(uploads.replaced(), None)
+            replaced = next(uploads.replaced(held=False), None)
             if replaced is not None and replaced.rolled_back is not None:
                 mark = replaced.rolled_back
                 result.unchanged[name] = (
@@ -258,7 +263,7 @@ class Rollbacks:
                 return False
             changed, was = upload.copy(), used.state_time or 0
             changed.rolled_back = Rollback(
-                "verification",
+                VERIFICATION,
                 self._clock(),
                 "not verified yet",
                 used.build_id or "",

@@ -396,7 +396,9 @@ class Life(Engine):
             return End(Outcome(How.RETURNED))
         failed = [node.id or "" for node in handler.failed_nodes]
         handler.log.info("Declining node request because nodes failed: %s", failed)
-        reason = because(Declined.NODES_FAILED, nodes=", ".join(failed))
+        created = any(node.external_id for node in handler.failed_nodes)
+        code = Declined.NODES_FAILED if created else Declined.NOT_CREATED
+        reason = because(code, nodes=", ".join(failed))
         return End(Outcome(How.DECLINED), [reason, *handler.known_problems()])
 
     def _trouble(self, error: BaseException) -> End:

@@ -99,7 +99,8 @@ class NodeProbes(Reconciler[str]):
 
     def node_changed(self, node_id: str, free: bool) -> None:
         """Schedule a new idle node; end the probe of one that is not idle any more."""
-        if node_id in self._probes or (free and node_id not in self._due):
+        due = self._due.get(node_id, (0.0, 0.0))[0]
+        if node_id in self._probes or (free and due <= 0.0):
             self.queue.add(node_id, False)
 
     def check_soon(self, node_id: str) -> None:
@@ -144,7 +145,9 @@ class NodeProbes(Reconciler[str]):
         if due > now and not witness:
             return due - now
         if tree.is_locked(node_id) or tree.is_changing(node_id):
-            return None  # the unlock, or the new record, triggers the next check
+            # The unlock, or a record with which it is idle again, triggers the next check.
+            self._due[node_id] = 0.0, interval
+            return None
         self._due[node_id] = now + interval, interval
         if self.state.drains.of_node(node) is not None or not (witness or self._is_ours(node)):
             return interval
@@ -296,8 +299,11 @@ class NodeProbes(Reconciler[str]):
                 missing -= 1
 
     def _is_outage(self, node: zk.Node, since: float, reason: str) -> bool:
-        """Return whether most nodes have failed since then; note it."""
-        recent = [each for each in self._results if each[0] >= since]
+        """Return whether most nodes have failed since then, or shortly before; note it."""
+        # The last nodes of an outage fail when all others have done so; earlier answers prove
+        # nothing.
+        early = since - TIMEOUT - PAUSE
+        recent = [e for e in self._results if e[0] >= since or (not e[2] and e[0] >= early)]
         same = [each for each in recent if each[1] == node.provider]
         # A provider with few nodes is compared with all others.
         results = [ok for _, _, ok in (same if len(same) >= OUTAGE else recent)]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kazoo.exceptions import BadVersionError, KazooException
+from kazoo.exceptions import KazooException
 
 from nodepool.base.problems import Problem
 from nodepool.base.workqueue import Reconciler
@@ -45,8 +45,11 @@ END = ""
 PACE, RETRY, RESYNC = 0.2, 1.0, 30.0
 #: Nodes that are deleted in one transaction.
 MOST = 100
-#: Seconds after which outdated nodes that cannot be replaced yet are a problem.
-STALLED = 600.0
+#: Seconds after which outdated nodes that cannot be replaced yet, or a rotation, are a problem.
+STALLED, SLOW = 600.0, 3600.0
+#: Seconds after which a surplus is deleted: launchers do not apply and report a file at once, and
+#: may lose their session.
+LASTING = 60.0
 #: Why a node is deleted that is not outdated.
 SURPLUS = "more nodes of its label are ready than min-ready"
 
@@ -88,6 +91,8 @@ class RotationReconciler(Reconciler[str]):
         self._rotating = False
         #: Labels with more nodes than our ``min-ready``, which may be kept for others.
         self._held: set[str] = set()
+        #: Label -> since when (monotonic seconds) more nodes are ready than launchers keep.
+        self._surplus: dict[str, float] = {}
         #: Label -> why its outdated nodes are left, and since when (monotonic seconds).
         self._waiting: dict[str, tuple[str, float]] = {}
 
@@ -142,12 +147,15 @@ class RotationReconciler(Reconciler[str]):
         if not self._may_change(label):
             self._waiting.pop(name, None)
             self._held.discard(name)
+            self._surplus.pop(name, None)
             return None
         chosen, why = self._plan(label)
         if chosen or not why:
             self._waiting.pop(name, None)
             try:
-                return self._delete(label) if chosen else None
+                if not chosen:
+                    return LASTING if name in self._surplus else None
+                return self._delete(label)
             except (KazooException, TimeoutError) as error:
                 self.log.warning("Cannot delete idle nodes of label %s now: %r", name, error)
                 return RETRY
@@ -180,7 +188,7 @@ class RotationReconciler(Reconciler[str]):
         unready, outdated = label.max_unready.of(keep), any(each.outdated for each in idle)
         why = ""
         if made and not keep and not label.sets_min_ready:
-            why = f"no running launcher has min-ready of label {label.name}"
+            why = f"no running launcher reports min-ready of label {label.name}"
         elif keep and outdated:
             why = self._cannot_launch(label)
         if why:  # of no outdated node
@@ -225,6 +233,12 @@ class RotationReconciler(Reconciler[str]):
         if not (label.shrink_ready and label.sets_min_ready and made > max(0, label.min_ready)):
             return False
         self._held.add(label.name)  # first, so that no change is missed
+        if made <= keep:
+            self._surplus.pop(label.name, None)
+            return False
+        now = self.state.clock.monotonic()
+        if now - self._surplus.setdefault(label.name, now) < LASTING:
+            return False
         zk = self.state.zk
         known = {
             pool["id"]
@@ -234,7 +248,7 @@ class RotationReconciler(Reconciler[str]):
         }
         offering = [pool.id for pool in zk.getRegisteredPools() if label.name in pool.labels]
         with zk.request_tree.lock:
-            requests = list(zk.request_tree.requests.values()) if made > keep else []
+            requests = list(zk.request_tree.requests.values())
         return known.issuperset(offering) and not any(
             request.state == REQUESTED
             and label.name in request.node_types
@@ -296,17 +310,32 @@ class RotationReconciler(Reconciler[str]):
         if unread or version < 0:
             return True
         if not remaining(rotation, nodes, static_providers(zk)):
-            with contextlib.suppress(BadVersionError):  # an operator has started it again
+            try:
                 if notes.remove(zk.kazoo_client, rotation, version):
                     self.log.info("The rotation of %s is complete", rotation.name)
+            except (KazooException, TimeoutError) as error:
+                # Also if an operator has started it again.
+                self.log.debug("The rotation of %s is not deleted yet: %r", rotation.name, error)
+                return True
         return False
 
     # -- problems
 
     def problems(self) -> list[Problem]:
-        """Return the labels whose outdated nodes are not replaced."""
-        now = self.state.clock.monotonic()
+        """Return the labels whose outdated nodes are not replaced, and rotations that take long."""
+        now, zk = self.state.clock.monotonic(), self.state.zk
+        slow = [
+            each
+            for each in (zk.note_tree.of(Rotation) if zk is not None else ())
+            if self.state.clock.time() - each.since > SLOW
+        ]
         return [
+            Problem(
+                f"the rotation of {each.name} has not ended within {SLOW / 60:.0f} min",
+                help=f"see `nodepool rotate list`; `nodepool rotate cancel {each.name}` ends it",
+            )
+            for each in slow
+        ] + [
             Problem(
                 f"outdated idle nodes are not replaced: {why}",
                 label=label,

@@ -72,6 +72,10 @@ class ImageBuild(_ImageRecord):
         return ImageBuild.of(d, image_name, o_id)
 
 
+#: Who holds uploads back until they are verified.
+VERIFICATION = "verification"
+
+
 @dataclass(frozen=True)
 class Rollback:
     """Why launchers use an earlier upload; stored with the upload that it replaces (BLD-22).
@@ -95,6 +99,11 @@ class Rollback:
     automatic: bool = False
     undone: bool = False
     unverified: bool = False
+
+    @property
+    def holds_back(self) -> bool:
+        """Return whether the upload was never used, because it is unverified or bad."""
+        return self.by == VERIFICATION
 
     def names(self, upload: ImageUpload) -> bool:
         """Return whether this upload is used instead."""

@@ -157,7 +157,7 @@ def test_rotation_waits_for_the_launcher_that_keeps_the_stock(bench: LauncherBen
     rotate(bench)
     wait_for(other.rotation.problems, rotation.STALLED + 120)
     (problem,) = other.rotation.problems()
-    assert "no running launcher has min-ready of label fake-label" in problem.text
+    assert "no running launcher reports min-ready of label fake-label" in problem.text
     time.sleep(120)
     assert {node.id for node in bench.nodes(**FREE)} == before
     bench.start(setup(4), name="a.yaml")

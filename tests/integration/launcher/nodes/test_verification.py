@@ -14,7 +14,7 @@ import pytest
 from nodepool.base.backoff import Backoff
 from nodepool.driver.fake.api import FakeApi
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
-from nodepool.launcher.verification import Verification
+from nodepool.launcher.verification import MOST_FAILURES, Verification
 from nodepool.lease.ssh import machine
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import READY, USED, ImageUpload
@@ -270,11 +270,64 @@ def test_request_whose_creation_was_not_answered_is_deleted(scene: Scene) -> Non
 
 
 @pytest.mark.spec("BLD-25.2")
-def test_upload_is_used_when_its_verification_is_switched_off(scene: Scene) -> None:
+@pytest.mark.parametrize("with_image", [True, False])
+def test_launcher_without_the_option_does_not_use_an_unverified_upload(
+    scene: Scene, with_image: bool
+) -> None:
     new = scene.hold_back()
-    scene.bench.start(scene.config())
+    launcher = scene.bench.start(scene.config() if with_image else config(provider()))
+    if with_image:
+        wait_for(lambda: scene.problems(launcher) != [], what="the problem")
+        assert "has no option `verify` of the image" in scene.problems(launcher)[0]
+    else:
+        assert launcher.verification._waiting() == {} and scene.problems(launcher) == []
+    mark = scene.stored(new).rolled_back
+    assert scene.used() == upload_path(scene.old) and mark is not None and mark.unverified
+
+
+@pytest.mark.spec("BLD-25.5")
+def test_refused_creations_of_the_cloud_do_not_blame_the_image(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, refused = scene.hold_back(), []
+
+    def refuse(*_args: Any, **_kw: Any) -> Any:
+        refused.append(1)
+        raise RuntimeError("503 Service Unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeOpenStackCloud, "create_server", refuse)
+        scene.bench.start(scene.config(command="true"))
+        wait_for(lambda: len(refused) > MOST_FAILURES, what="more refusals than bad machines")
     wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
-    assert scene.left() == []
+
+
+@pytest.mark.spec("BLD-25.4")
+@pytest.mark.parametrize("times", [1, 2])
+def test_machine_that_dies_during_the_command_is_followed_by_another(
+    scene: Scene, times: int
+) -> None:
+    """Only the second one blames the image."""
+    new, ran = scene.hold_back(), scene.tmp / "ran"
+    dies = f"echo >> '{ran}'; [ $(wc -l < '{ran}') -gt {times} ] || kill -9 $(ps -o ppid= -p $PPID)"
+    scene.bench.start(scene.config(command=dies))
+    if times == 1:
+        wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
+    else:
+        assert "the connection was lost before the program ended" in scene.verdict(new)
+    assert ran.read_text() == 2 * "\n"
+
+
+@pytest.mark.spec("BLD-25.7")
+def test_end_of_the_launcher_blames_no_image_whose_shell_has_no_frame(scene: Scene) -> None:
+    new, ran = scene.hold_back(), scene.tmp / "ran"
+    settings = scene.config(command=f"touch '{ran}'; sleep 600")
+    settings["diskimages"][0]["shell-type"] = "cmd"
+    launcher = scene.bench.start(settings)
+    wait_for(ran.exists, what="the command")
+    scene.bench.stop(launcher)
+    mark = scene.stored(new).rolled_back
+    assert mark is not None and mark.unverified
 
 
 @pytest.mark.spec("BLD-25.5")
@@ -282,6 +335,7 @@ def test_upload_is_used_when_its_verification_is_switched_off(scene: Scene) -> N
     ("options", "words"),
     [
         ({"ssh-key": "/none/key"}, "cannot read the key /none/key"),
+        ({"max-hold-age": 60}, "max-hold-age is shorter than the timeout of 600 s"),
         ({"label": "large"}, "no pool of the provider has label large with this image"),
     ],
 )
@@ -289,7 +343,8 @@ def test_verification_that_cannot_be_done_is_a_problem_with_a_remedy(
     scene: Scene, options: dict[str, Any], words: str
 ) -> None:
     new = scene.hold_back()
-    launcher = scene.bench.start(scene.config(**options))
+    top = {key: options.pop(key) for key in ("max-hold-age",) if key in options}
+    launcher = scene.bench.start(scene.config(command="true", **options) | top)
     wait_for(lambda: scene.problems(launcher) != [], what="the problem")
     (text,) = scene.problems(launcher)
     assert words in text and f"image-rollforward {IMAGE} --provider {PLACE}" in text
