@@ -427,6 +427,22 @@ def test_answers_before_the_failure_are_no_evidence_against_an_outage(scene: Sce
     assert scene.announced == []
 
 
+def test_last_nodes_of_an_outage_are_kept_like_the_first(scene: Scene) -> None:
+    ids = [scene.node(number) for number in range(1, 4)]
+    scene.begin(ids[0])
+    scene.end(ids[0])
+    for node_id in ids[1:]:
+        assert scene.step(node_id) is None
+    scene.clock.now += 10
+    for node_id in ids[1:]:
+        scene.end(node_id)
+    for node_id in ids:
+        scene.clock.now += 15
+        scene.step(node_id)
+        scene.end(node_id)
+    assert scene.announced == [] and sorted(map(str, scene.unlocked)) == ids
+
+
 def test_nodes_of_other_launchers_are_witnesses(scene: Scene) -> None:
     scene.pool("another")
     ids = [scene.node(number, launcher="another") for number in range(2, 12)]

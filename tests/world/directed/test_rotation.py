@@ -279,6 +279,17 @@ def test_nodes_of_canceled_requests_are_not_deleted(bench: LauncherBench) -> Non
     assert len(bench.nodes(**FREE)) == 3
 
 
+def test_surplus_of_a_moment_is_kept(bench: LauncherBench) -> None:
+    """Files are not applied by all launchers at once."""
+    _launcher, before = start(bench, setup(4), 4, name="a.yaml")
+    bench.config(setup(1), name="a.yaml")
+    time.sleep(40)
+    assert {node.id for node in bench.nodes()} == before
+    bench.config(setup(4), name="a.yaml")
+    time.sleep(120)
+    assert {node.id for node in bench.nodes()} == before
+
+
 def test_larger_min_ready_of_another_launcher_counts(bench: LauncherBench) -> None:
     _launcher, before = start(bench, setup(4), 4, name="a.yaml")
     start_other(bench, setup(2))
