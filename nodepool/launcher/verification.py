@@ -51,6 +51,18 @@ class _NotNeeded(Exception):
     """The upload does not wait for its verification any more, or the launcher ends."""
 
 
+#: After these, the verification is repeated later.
+FAILURES = (
+    _NotYet,
+    RollbackRefused,
+    KazooException,
+    ZKException,
+    TimeoutError,
+    LeaseError,
+    OSError,
+)
+
+
 class Verification(threading.Thread):
     """Starts a thread for each provider with an unverified upload; woken by events.
 
@@ -172,13 +184,14 @@ class Verification(threading.Thread):
                 failure = self._failure(upload)
                 if Rollbacks(zk, self.state.clock.time).verified(upload, failure):
                     text = "is good, and is used" if failure is None else f"is not used: {failure}"
-                    self.log.warning("%s at %s %s", what, where, text)
+                    level = logging.INFO if failure is None else logging.WARNING
+                    self.log.log(level, "%s at %s %s", what, where, text)
             finally:
                 turn.drop()
             self._pauses.succeeded(path)
-        except (_NotYet, KazooException, ZKException, TimeoutError, LeaseError, OSError) as error:
+        except FAILURES as error:
             self._later(upload, one_line(str(error) or type(error).__name__))
-        except (_NotNeeded, RollbackRefused) as error:
+        except _NotNeeded as error:
             self.log.info("The verification of %s has ended without a result: %s", path, error)
         except Exception:
             self.log.exception("%s at %s could not be verified:", what, where)
