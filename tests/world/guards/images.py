@@ -40,6 +40,19 @@ GUARDS: dict[str, Mutation] = {
         "if False:",
         f"{_VERIFIED}test_machine_of_another_image_proves_nothing",
     ),
+    "refused-creations-blame-images": Mutation(
+        "nodepool.driver.request.life",
+        "code = Declined.NODES_FAILED if created else Declined.NOT_CREATED",
+        "code = Declined.NODES_FAILED if True or created else Declined.NOT_CREATED",
+        f"{_VERIFIED}test_refused_creations_of_the_cloud_do_not_blame_the_image",
+    ),
+    "ends-of-launchers-blame-images": Mutation(
+        _IN_VERIFICATION,
+        "        self._check_needed(upload)  # ssh may have been killed because the launcher ends\n"
+        "        if status < 0:",
+        "        if False:",
+        f"{_VERIFIED}test_end_of_the_launcher_blames_no_image_whose_shell_has_no_frame",
+    ),
     "uploads-are-verified-twice": Mutation(
         _IN_ROLLBACK,
         "if any(upload_path(each) == upload_path(upload) for each in uploads.ready):",

@@ -43,9 +43,15 @@ GUARDS: dict[str, Mutation] = {
     ),
     "answers-before-a-failure-prove-that-the-network-works": Mutation(
         _IN_PROBES,
-        "if each[0] >= since]",
+        "if e[0] >= since or (not e[2] and e[0] >= early)]",
         "]",
         f"{_STEPS}test_answers_before_the_failure_are_no_evidence_against_an_outage",
+    ),
+    "last-nodes-of-an-outage-are-replaced": Mutation(
+        _IN_PROBES,
+        " or (not e[2] and e[0] >= early)",
+        "",
+        f"{_STEPS}test_last_nodes_of_an_outage_are_kept_like_the_first",
     ),
     "every-launcher-probes-every-node": Mutation(
         _IN_PROBES,

@@ -18,6 +18,9 @@ GUARDS: dict[str, Mutation] = {
         "True",
         f"{_UNIT}test_rotation_replaces_nodes_that_were_created_before_it[target0]",
     ),
+    "surpluses-of-a-moment-are-deleted": Mutation(
+        _IN_ROTATION, "< LASTING:", "< 0:", f"{_DIRECTED}test_surplus_of_a_moment_is_kept"
+    ),
     "waves-delete-nodes-that-have-changed": Mutation(
         _IN_ROTATION,
         "txn.set(path, data, node.version,",
