@@ -418,9 +418,9 @@ def test_slow_issuer_of_job_tokens_occupies_no_web_thread(
         assert statistics.median(ask() for _ in range(20)) <= max(2 * alone, 0.5)
     finally:
         stop.set()
-        reading.set()
         for thread in threads:
             thread.join(20)
+        reading.set()  # last: with the keys, the invented one would be refused
     assert {
         (answer.status, answer.content["code"], answer.headers.get("Retry-After"))
         for answer in answers
