@@ -390,6 +390,8 @@ class World:
                 entry |= TIMEOUTS
             if "limit" in provider:
                 capacity.configure(provider, entry, pool)
+            # Machines of these clouds fail in rows, and requests would wait until an hour is over.
+            entry["max-launch-failures-per-hour"] = 0
             providers.append(entry)
         config: dict[str, Any] = {
             "zookeeper-servers": [{"host": ADDRESS[0], "port": ADDRESS[1]}],
