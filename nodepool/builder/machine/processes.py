@@ -151,7 +151,7 @@ def end(origin: Origin, deadline: float, grace: float = GRACE) -> list[int]:
     """Send TERM, and KILL after ``grace`` seconds, until no process is left.
 
     All are stopped before the first one is killed: a script whose ``umount`` has been killed would
-    go on, and remove what is mounted.
+    continue, and remove what is mounted.
 
     Return the pids that still run at ``deadline`` (monotonic).
     """

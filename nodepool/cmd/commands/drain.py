@@ -87,12 +87,7 @@ def register(subparsers: Subparsers) -> None:
 
 def drain(context: Context) -> None:
     args = context.args
-    known = known_names(context.zk, args.kind)
-    if args.target not in known:
-        raise CommandError(
-            f"no running launcher has {args.kind} {args.target}"
-            f"{did_you_mean(args.target, known)}; known: {', '.join(sorted(known)) or 'none'}"
-        )
+    check_known(context)
     new = Drain(
         args.kind, args.target, time.time(), args.until, args.reason, user(), args.keep_idle
     )
@@ -105,6 +100,17 @@ def drain(context: Context) -> None:
     print(f"{new.name} is drained{describe(new)}. Nodes left: {counted(left)}")
     if args.wait:
         wait(context, new)
+
+
+def check_known(context: Context) -> None:
+    """:raises CommandError: no running launcher has what the arguments name."""
+    args = context.args
+    known = known_names(context.zk, args.kind)
+    if args.target not in known:
+        raise CommandError(
+            f"no running launcher has {args.kind} {args.target}"
+            f"{did_you_mean(args.target, known)}; known: {', '.join(sorted(known)) or 'none'}"
+        )
 
 
 def counted(nodes: list[Node]) -> str:

@@ -15,8 +15,7 @@ from nodepool.cmd.commands.context import (
     note,
     user,
 )
-from nodepool.cmd.commands.drain import CHECK_AGAIN, NAMES, counted
-from nodepool.status.drains import known_names
+from nodepool.cmd.commands.drain import CHECK_AGAIN, NAMES, check_known, counted
 from nodepool.status.rotations import left, rotation_list
 from nodepool.zk.mirror import notes
 from nodepool.zk.rotations import KINDS, Rotation
@@ -44,12 +43,7 @@ def register(subparsers: Subparsers) -> None:
 
 def rotate(context: Context) -> None:
     args = context.args
-    known = known_names(context.zk, args.kind)
-    if args.target not in known:
-        raise CommandError(
-            f"no running launcher has {args.kind} {args.target}"
-            f"{did_you_mean(args.target, known)}; known: {', '.join(sorted(known)) or 'none'}"
-        )
+    check_known(context)
     new = Rotation(args.kind, args.target, time.time(), args.reason, user())
     for old in context.zk.readNotes(Rotation):
         if old.name == new.name:
