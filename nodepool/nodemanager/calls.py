@@ -18,6 +18,7 @@ from nodepool.nodemanager.records import loans, merge, records
 from nodepool.nodemanager.records.database import ABANDONED, Database
 from nodepool.nodemanager.rootfs.trees import Trees
 from nodepool.nodemanager.rootfs.uploaded import Images
+from nodepool.nodemanager.slivers.events import Events
 from nodepool.nodemanager.slivers.slivers import (
     ABSENT,
     CREATED,
@@ -50,6 +51,7 @@ class Calls:
     trees: Trees
     logins: Logins
     delivery: Delivery
+    events: Events
     problems: Sequence[Problem]
 
     def table(self) -> dict[str, Callable[..., object]]:
@@ -73,6 +75,7 @@ class Calls:
             "RenewSliver": self.renew,
             "PutRecord": self.put_record,
             "ListSlivers": self.describe_all,
+            "WaitEvents": self.events.wait,
             "GetCapacity": self.capacity,
             "GetXIDs": self.xids,
             "GetSSHKeys": self.ssh_keys,
@@ -243,10 +246,10 @@ class Calls:
         return self.slivers.spec(name, record, int(index or 0), self.slivers.effective_of(name))
 
     def usage(self, name: str) -> dict[str, int]:
-        record, local = self.slivers.existing(name), self.database.local(key_of(name))
-        if local.get("handle") is None:
+        self.slivers.existing(name)
+        if self.database.local(key_of(name)).get("handle") is None:
             raise NodeError(f"sliver {name} does not run")
-        return self.backend.usage(self._spec(name, record, local["index"]), local["handle"])
+        return self.backend.usage(name)
 
     def console(self, name: str) -> str:
         record, local = self.slivers.existing(name), self.database.local(key_of(name))

@@ -25,12 +25,14 @@ from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.kernel import descriptors
 from nodepool.nodemanager.limits.free_space import FreeSpace
+from nodepool.nodemanager.limits.memory_kills import Kill, MemoryKills
 from nodepool.nodemanager.limits.netlink import NetlinkLimit
 from nodepool.nodemanager.outcomes import BackendError, Problem
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.regular_tasks import RegularTasks
 from nodepool.nodemanager.rootfs.trees import Trees
 from nodepool.nodemanager.rootfs.uploaded import Images
+from nodepool.nodemanager.slivers.events import ANY, Events
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch
 from nodepool.nodemanager.slivers.reconciler import SliverReconciler
 from nodepool.nodemanager.slivers.slivers import Slivers
@@ -111,9 +113,26 @@ class NodeManager:
         )
         watch, programs = ProcessWatch(), Programs(config.ssh.connections)
         logins = Logins(config, backend, watch, programs, slivers.check_soon)
+        events = Events(database, backend.usage, lambda: servers.connections.recheck_now(ANY))
         self.calls = calls = Calls(
-            config, database, backend, slivers, host, images, trees, logins, delivery, problems
+            config,
+            database,
+            backend,
+            slivers,
+            host,
+            images,
+            trees,
+            logins,
+            delivery,
+            events,
+            problems,
         )
+
+        def killed(kill: Kill) -> None:
+            if (name := calls.sliver_of_uid(kill.uid)) is not None:
+                events.killed(name, kill)
+
+        kills = MemoryKills(killed)
         servers = Servers(
             Api(calls.table(), slivers.record, calls.is_delegate),
             config,
@@ -132,7 +151,7 @@ class NodeManager:
             None if services.cgroups is None else NetlinkLimit(services.cgroups.kill),
             servers,
         )
-        reconciler = SliverReconciler(config, database, backend, slivers, attachments)
+        reconciler = SliverReconciler(config, database, backend, slivers, attachments, events)
         tasks = RegularTasks(
             delivery,
             {
@@ -143,6 +162,7 @@ class NodeManager:
                 "removal of leftovers": host.tidy,
                 "removal of unused sockets": servers.tidy,
                 "accounting of bandwidth": lambda: host.account(slivers.effective()),
+                "measuring of disks": lambda: events.measure(backend.found()),
             },
         )
         preparation = threading.Thread(
@@ -159,6 +179,7 @@ class NodeManager:
             Part("delegates", delivery.update_delegates),
             Part("services", host.prepare),
             Part("attachments", attachments.start, attachments.stop),
+            Part("kills", kills.start, kills.stop),
             Part("recovery", reconciler.recover),
             Part("balance", lambda: host.rebalance(slivers.effective())),
             Part("root trees", preparation.start),

@@ -23,8 +23,8 @@ UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104
 CHANGES, CHANGES_SAVED = 0.5, 20
 #: Maximum characters of an argument of a program, as in Linux.
 MAX_WORD = 128 * 1024 - 1
-#: Maximum timeout of WaitSliver in seconds.
-MAX_WAIT = 300.0
+#: Maximum timeout of WaitSliver and WaitEvents in seconds, and characters of a reader's name.
+MAX_WAIT, MAX_READER = 300.0, 255
 
 ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = (
     "root",
@@ -158,6 +158,16 @@ def wait(
     return found or late
 
 
+def _events(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
+    reader, confirmed, after, timeout = arguments
+    for number in (confirmed, after):
+        if type(number) is not int or not 0 <= number < 1 << 62:
+            raise Fault(BAD_ARGUMENT, "confirmed and after must be numbers of events, or 0")
+    if len(_text(reader, "reader")) > MAX_READER:
+        raise Fault(BAD_ARGUMENT, f"reader must have at most {MAX_READER} characters")
+    return reader, confirmed, after, min(MAX_WAIT, _seconds(timeout, "timeout"))
+
+
 def _renew(caller: Caller, arguments: Sequence[Any]) -> Sequence[Any]:
     expiry = _seconds(arguments[1], "expiry")
     if expiry <= time.time():
@@ -280,6 +290,14 @@ METHODS: dict[str, Method] = {
             check=_put,
         ),
         Method("ListSlivers", (), "all slivers of this node", "controller"),
+        Method(
+            "WaitEvents",
+            ("reader", "confirmed", "after", "timeout"),
+            "wait until slivers have ended, with what they used, or a process was killed for "
+            "memory, for at most `timeout` seconds; confirm events that the reader has stored",
+            "controller",
+            check=_events,
+        ),
         Method("GetCapacity", (), "what this node has, and what is assigned", "anyone"),
         Method("GetXIDs", (), "first user id of each sliver", "anyone"),
         Method("GetSSHKeys", (), "keys of each sliver", "anyone"),

@@ -103,6 +103,8 @@ class Backend(ABC):
 
     #: Privileges that a label may ask for here.
     privileges: frozenset[str] = frozenset(PRIVILEGES) - {"systemd"}
+    #: Whether the counters outlive the last process.
+    counts_to_the_end: bool = True
 
     @property
     def freezes(self) -> bool:
@@ -142,14 +144,16 @@ class Backend(ABC):
         """Return whether it is alive after a daemon restart (process, start time, id range)."""
 
     @abstractmethod
+    def end(self, name: str, index: int, handle: Handle | None) -> None:
+        """End all processes before the sliver is removed. Idempotent. Raises BackendError."""
+
+    @abstractmethod
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         """Remove the sliver in the order of C.7. Idempotent; continues after a crash."""
 
     @abstractmethod
-    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        """Return cpu_usec, memory_bytes, memory_peak, pids, disk_bytes and net_*_bytes, if
-        known.
-        """
+    def usage(self, name: str) -> dict[str, int]:
+        """Return what :meth:`.Cgroups.usage` does, with disk_bytes and net_*_bytes, if known."""
 
     @abstractmethod
     def spawn(

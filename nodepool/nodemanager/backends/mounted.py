@@ -77,8 +77,7 @@ class MountedTreeBackend(NativeBackend):
         """Remove what the container's program still has of it. Raises BackendError."""
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        self.folders.of(name)  # refuses invalid names
-        self.processes.kill(name, self.number(name) or index, handle)
+        self.end(name, index, handle)
         if self.services.net is not None:
             self.services.net.destroy(name)
         self._forget(name)

@@ -313,14 +313,14 @@ class NativeBackend(Backend):
             self.ids,
         )
 
-    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
+    def usage(self, name: str) -> dict[str, int]:
         numbers: dict[str, int] = {}
         if self.services.cgroups is not None:
-            numbers.update(self.services.cgroups.usage(spec.name))
+            numbers.update(self.services.cgroups.usage(name))
         if self.services.disks is not None:
-            numbers["disk_bytes"] = self.services.disks.usage(spec.name)
-        if self.services.net is not None and handle.get("veth"):
-            numbers.update(self.services.net.usage(spec.name))
+            numbers["disk_bytes"] = self.services.disks.usage(name)
+        if self.services.net is not None:
+            numbers.update(self.services.net.usage(name))
         return numbers
 
     def spawn(
@@ -379,11 +379,14 @@ class NativeBackend(Backend):
     # --- ending
     # ----------------------------------------------------------------------------------------------
 
-    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+    def end(self, name: str, index: int, handle: Handle | None) -> None:
         self.folders.of(name)  # refuses invalid names
         # The number stored at the creation is right; the caller may have had to assign one for the
         # deletion.
         self.processes.kill(name, self.number(name) or index, handle)
+
+    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+        self.end(name, index, handle)
         if self.services.net is not None:
             self.services.net.destroy(name)
         if self.services.cgroups is not None:

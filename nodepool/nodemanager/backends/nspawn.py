@@ -151,6 +151,7 @@ class Units(Processes):
 
 
 class NspawnBackend(MountedTreeBackend):
+    counts_to_the_end = False
     """Slivers with systemd; requires root and systemd on the host."""
 
     name = "nspawn"
@@ -247,5 +248,7 @@ class NspawnBackend(MountedTreeBackend):
         if shutil.which("systemctl") is not None:
             self.processes.end(name, "stop")
 
-    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
-        return {**super().usage(spec, handle), **cgroup_v2.usage(self.processes.cgroup(spec.name))}
+    def usage(self, name: str) -> dict[str, int]:
+        group = self.processes.cgroup(name)
+        kills = cgroup_v2.oom_kills(group) or 0
+        return {**super().usage(name), **cgroup_v2.usage(group), "oom_kills": kills}

@@ -143,6 +143,10 @@ class DatabaseFile:
                 "another release "
                 "wrote it; run that one, or move the file away"
             )
+        # Releases before 12.0 have no such table, and ignore it.
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, json TEXT NOT NULL)"
+        )
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
             raise sqlite3.DatabaseError(result)
@@ -229,7 +233,34 @@ class DatabaseFile:
             return cursor.execute(statement, values).rowcount == 1
 
 
-class Database(DatabaseFile):
+class StoredEvents(DatabaseFile):
+    """Events with increasing numbers."""
+
+    def add_event(self, content: dict[str, Any], number: int, kept: int) -> None:
+        """Store an event under this number, or the next one after the last, and delete old ones.
+
+        :param number: milliseconds, so that numbers also increase if the file is lost.
+        """
+        with self._transaction(lasting=False) as cursor:
+            last = self._rows("SELECT max(number) FROM events")[0][0] or 0
+            cursor.execute(
+                "INSERT INTO events VALUES (?, ?)", (max(number, last + 1), json.dumps(content))
+            )
+            cursor.execute(
+                "DELETE FROM events WHERE number <= "
+                "(SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                (kept,),
+            )
+
+    def events_after(self, number: int, most: int) -> list[dict[str, Any]]:
+        """Return the next events, oldest first, each with its number."""
+        rows = self._rows(
+            "SELECT number, json FROM events WHERE number > ? ORDER BY number LIMIT ?", number, most
+        )
+        return [{**json.loads(text), "number": number} for number, text in rows]
+
+
+class Database(StoredEvents):
     """Records, and what this host adds to them. Thread-safe."""
 
     # -- records

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from nodepool.nodemanager.outcomes import BackendError
 from nodepool.nodemanager.records import records, rspec
 from nodepool.nodemanager.records.copies import Copies
 from nodepool.nodemanager.records.database import Database, DatabaseError
+from nodepool.nodemanager.slivers.events import Events
 from nodepool.nodemanager.slivers.slivers import (
     ABSENT,
     CREATED,
@@ -43,6 +45,11 @@ RETRY = 30.0
 #: The same for a sliver that runs, but not according to its record; doubled each time, up to the
 #: second value.
 CONFIGURE_RETRY = RETRY, 3600.0
+#: The host's values that end with the removal of a sliver.
+_OF_ONE_CREATION = (
+    *("handle", "applied", "image", "halted", "frozen", "index"),
+    *("made", "booted", "memory", "metadata", "restarted", "killed", "counted"),
+)
 
 log = logging.getLogger("nodepool.nodemanager.slivers")
 
@@ -99,12 +106,14 @@ class SliverReconciler:
         backend: Backend,
         slivers: Slivers,
         host: SliverHost,
+        events: Events,
     ) -> None:
         self._config = config
         self._database = database
         self._backend = backend
         self._slivers = slivers
         self._host = host
+        self._events = events
         self._admitting = threading.Lock()
         self._being_made: set[str] = set()
         self._creating = threading.BoundedSemaphore(config.create_concurrency)
@@ -233,8 +242,17 @@ class SliverReconciler:
         try:
             with self._creating:
                 handle = self._backend.create(spec)
+            record = self._database.get(key)
             self._database.update_local(
-                key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False
+                key,
+                handle=handle,
+                image=spec.image,
+                applied=self._fingerprint(spec),
+                halted=False,
+                made=time.time(),
+                booted=handle.get("boot_id"),
+                memory=int(spec.rspec.get("nm_mem_limit", 0)),
+                metadata=None if record is None else record.content.get("metadata"),
             )
         finally:
             with self._admitting:
@@ -249,6 +267,7 @@ class SliverReconciler:
             self._database.update_local(key, frozen=False)
         problem = ""
         if local.get("halted") or not self._backend.adopt(spec, handle):
+            self._database.update_local(key, restarted=True)
             handle, problem = self._start(spec, handle)
         elif local.get("applied") != self._fingerprint(spec):
             handle, problem = self._configure(spec, handle)
@@ -323,14 +342,20 @@ class SliverReconciler:
         """Remove the sliver in an order that survives crashes: its number is freed last."""
         self._set(name, DELETING)
         self._host.detach(name)
+        index, handle = int(local["index"]), local.get("handle")
         with self._deleting:
-            self._backend.destroy(name, int(local["index"]), local.get("handle"))
+            if not local.get("counted"):
+                used = {} if self._backend.counts_to_the_end else self._events.used(name)
+                self._backend.end(name, index, handle)
+                with self._database.transaction():
+                    self._events.ended(name, local, used or self._events.used(name))
+                    self._database.update_local(key, counted=True)
+            self._backend.destroy(name, index, handle)
         self._host.freed(name)
         self._copies.forget(key)
-        self._database.update_local(
-            key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None
-        )
-        self._database.free_index(name)
+        with self._database.transaction():
+            self._database.update_local(key, **dict.fromkeys(_OF_ONE_CREATION))
+            self._database.free_index(name)
 
     # -- after a restart of the daemon
 

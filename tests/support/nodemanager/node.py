@@ -17,6 +17,7 @@ from nodepool.nodemanager.config import NodeManagerConfig, parse
 from nodepool.nodemanager.records import loans, merge, records, rspec
 from nodepool.nodemanager.records.database import Database
 from nodepool.nodemanager.rootfs.uploaded import Images
+from nodepool.nodemanager.slivers.events import Events
 from nodepool.nodemanager.sources import tickets
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJb4lPZ1C3ZpZ2ZkZ2ZkZ2ZkZ2ZkZ2ZkZ2ZkZ2Zk someone"
@@ -68,6 +69,7 @@ class MemoryNode:
             "PutRecord": self.put_record,
             "ListSlivers": lambda: [self.describe(name) for name in self.sliver_names()],
             "GetCapacity": self.capacity,
+            "WaitEvents": Events(self.database, lambda name: {}, lambda: None).wait,
             "GetXIDs": dict,
             "GetSSHKeys": lambda: {
                 n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()

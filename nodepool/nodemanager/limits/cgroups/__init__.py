@@ -324,7 +324,11 @@ class Cgroups:
         return sorted({name for place in self.tree.places for name, _ in self.tree.slivers(place)})
 
     def usage(self, name: str) -> dict[str, int]:
-        """Return cpu_usec, memory_bytes, memory_peak, pids, oom_kills; unknown ones are absent."""
+        """Return what the groups of a sliver have counted; what is not known is absent.
+
+        cpu_usec, throttled_usec, memory_bytes, memory_peak, pids, pids_peak, oom_kills, and
+        cpu_stalled_usec, memory_stalled_usec and io_stalled_usec (pressure, version 2).
+        """
         found: dict[str, int] = {}
         for place in self.tree.places:
             for group in self.tree.existing(place, name)[:1]:

@@ -155,11 +155,14 @@ def cpu_usec(group: Path) -> int | None:
 
 
 def usage(group: Path) -> dict[str, int]:
+    throttled = field(group / "cpu.stat", "throttled_time")
     found: dict[str, int | None] = {
         "cpu_usec": cpu_usec(group),
+        "throttled_usec": None if throttled is None else throttled // 1000,
         "memory_bytes": number(group / "memory.usage_in_bytes"),
         "memory_peak": number(group / "memory.max_usage_in_bytes"),
         "pids": number(group / "pids.current"),
+        "pids_peak": number(group / "pids.peak"),
     }
     return {key: value for key, value in found.items() if value is not None}
 

@@ -144,11 +144,21 @@ def cpu_usec(group: Path) -> int | None:
 def usage(group: Path) -> dict[str, int]:
     found = {
         "cpu_usec": cpu_usec(group),
+        "throttled_usec": field(group / "cpu.stat", "throttled_usec"),
         "memory_bytes": number(group / "memory.current"),
         "memory_peak": number(group / "memory.peak"),
         "pids": number(group / "pids.current"),
+        "pids_peak": number(group / "pids.peak"),
+        **{f"{what}_stalled_usec": _stalled(group, what) for what in ("cpu", "memory", "io")},
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _stalled(group: Path, what: str) -> int | None:
+    """Return how long at least one process had to wait for a resource, in µs."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(read(group / f"{what}.pressure").partition("\n")[0].rpartition("total=")[2])
+    return None
 
 
 def oom_kills(group: Path) -> int | None:
