@@ -18,7 +18,7 @@ from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.verification import Verification
 from nodepool.reasons import Code
 from nodepool.zk.drains import Drain
-from nodepool.zk.mirror.feed import Feed
+from nodepool.zk.mirror.feed import KILLED, Event, Feed
 from nodepool.zk.mirror.requests import MIN_READY, VERIFIER
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
@@ -61,6 +61,7 @@ class LauncherEvents:
         """Start to listen; must be called before the connection is established."""
         zk.node_tree.listeners.append(self._node_changed)
         self._feed.attach(zk)
+        self._feed.subscribe(self._event_noted)
         zk.feed = self._feed
         zk.node_tree.lock_listeners.append(self._node_lock_changed)
         zk.request_tree.listeners.append(self._request_changed)
@@ -71,6 +72,10 @@ class LauncherEvents:
         for tree in zk.trees:
             tree.sync_listeners.append(self._tree_synced)
         zk.client.state_listeners.append(self._state_changed)
+
+    def _event_noted(self, event: Event) -> None:
+        if event["type"] == KILLED:
+            self._statistics.wake(at_once=True)
 
     # -- everything
 

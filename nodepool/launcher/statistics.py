@@ -56,7 +56,7 @@ class StatsWorker(threading.Thread):
         self.assignment = assignment
         self._reporter = reporter
         self._history = history
-        self._event = threading.Event()
+        self._event, self._at_once = threading.Event(), threading.Event()
         self._stopping = False
         self.elected = False
         self._step_down = threading.Event()
@@ -82,12 +82,14 @@ class StatsWorker(threading.Thread):
         #: The last logged error of each failing part.
         self._errors: dict[str, str] = {}
 
-    def wake(self) -> None:
+    def wake(self, at_once: bool = False) -> None:
+        if at_once:
+            self._at_once.set()
         self._event.set()
 
     def stop(self) -> None:
         self._stopping = True
-        self._event.set()
+        self.wake(at_once=True)
         if self._election is not None:
             self._election.cancel()
 
@@ -130,7 +132,8 @@ class StatsWorker(threading.Thread):
                 self._event.clear()
             left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:
-                self.state.stopped.wait(left)
+                self._at_once.wait(left)
+                self._at_once.clear()
         if self.state.zk is not None and self.state.zk.connected:
             try:
                 self._history.flush(self.state.zk.kazoo_client, self.elected, at_once=True)

@@ -22,7 +22,7 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
-from nodepool.zk.mirror.feed import Event, Feed
+from nodepool.zk.mirror.feed import KILLED, Event, Feed
 from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children
 
 ROOT = "/nodepool/history"
@@ -60,7 +60,9 @@ class HistoryWriter:
         if event["type"] in ("image-changed", "component-changed"):
             return  # builds have separate records, and launchers and builders have logs
         with self._lock:
-            if not self._waiting:
+            if event["type"] == KILLED:
+                self._oldest = -FLUSH_AFTER  # at once
+            elif not self._waiting:
                 self._oldest = self._monotonic()
             self._waiting.append(event)
             if len(self._waiting) > MOST_WAITING:
@@ -70,7 +72,7 @@ class HistoryWriter:
         """Write due events, and tidy up.
 
         :param elected: whether this launcher also writes what all launchers see.
-        :raises KazooException: no connection, or no answer in time; the due events are lost.
+        :raises KazooException: no connection, or no answer in time; the next call tries again.
         """
         now = self._monotonic()
         with self._lock:
@@ -79,10 +81,18 @@ class HistoryWriter:
             if not at_once and len(self._waiting) < FLUSH_AT and now - self._oldest < FLUSH_AFTER:
                 return
             events, self._waiting = self._waiting, []
-        if not elected:
-            events = [event for event in events if event.get("noted")]
-        for data in _packed(events):
-            kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
+        written = events if elected else [event for event in events if event.get("noted")]
+        try:
+            for data in _packed(written):
+                kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(
+                    timeout=TIMEOUT
+                )
+        except BaseException:
+            with self._lock:  # some may have been written: readers drop duplicates
+                self._waiting[:0] = events
+                self._oldest = now
+            raise
+        self._feed.stored = events[-1]["number"]
         if elected and now >= self._tidy_at:
             self._tidy_at = now + TIDY_INTERVAL
             tidy(kazoo)

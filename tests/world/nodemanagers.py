@@ -231,7 +231,11 @@ class Host:
         delay = self._kernel.random.uniform(0.001, 0.05) + self._kernel.random.uniform(
             0.0, self.slowness
         )
-        if method == "WaitSliver":
+        if method == "WaitEvents":
+            self._kernel.call_at(
+                now + arguments[3], lambda: self._answer(connection, xml_rpc.response([]))
+            )
+        elif method == "WaitSliver":
             name, state, seconds = arguments
             self._kernel.call_at(
                 now + delay, lambda: self._wait(connection, name, state, now + seconds, life)

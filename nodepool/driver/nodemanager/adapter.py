@@ -80,7 +80,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             self._tree = HostTree(zk_conn.client, self.provider, self.hosts)
             self._tree.start()
             self._tree.synced.wait(START_TIMEOUT)
-        self.hosts.start(START_TIMEOUT)
+        self.hosts.start(START_TIMEOUT, zk_conn.feed if zk_conn is not None else None)
 
     def stop(self) -> None:
         if self._tree is not None:

@@ -99,11 +99,30 @@ _SLIVER = v.Schema(
     },
     extra=v.ALLOW_EXTRA,
 )
+#: What is known of an event; other values are dropped.
+_EVENT = v.Schema(
+    {
+        v.Required("number"): _count,
+        v.Required("kind"): v.Any("ended", "killed"),
+        v.Required("time"): _amount,
+        "metadata": v.Any(dict, None),
+        "complete": bool,
+        "program": _text,
+        v.Any(
+            *("pid", "seconds", "memory_limit", "cpu_usec", "throttled_usec", "memory_peak"),
+            *("oom_kills", "pids_peak", "disk_bytes", "disk_peak"),
+            *("net_tx_bytes", "net_rx_bytes"),
+            *("cpu_stalled_usec", "memory_stalled_usec", "io_stalled_usec"),
+        ): _amount,
+    },
+    extra=v.REMOVE_EXTRA,
+)
 _ANSWERS = {
     "GetCapacity": _CAPACITY,
     "ListSlivers": v.Schema([_SLIVER]),
     "PutRecord": _SLIVER,
     "WaitSliver": _SLIVER,
+    "WaitEvents": v.Schema([_EVENT]),
 }
 
 
@@ -112,19 +131,20 @@ def metadata_of(sliver: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in (sliver.get("metadata") or {}).items()}
 
 
-def check(method: str, arguments: Sequence[Any], answer: Any) -> None:
-    """Check the answer to a call.
+def check(method: str, arguments: Sequence[Any], answer: Any) -> Any:
+    """Check the answer to a call, and return what is known of it.
 
     :raises RpcError: a part that we use has an invalid type or value.
     """
     if method not in _ANSWERS:
-        return
+        return answer
     try:
-        _ANSWERS[method](answer)
+        checked = _ANSWERS[method](answer)
         if _ANSWERS[method] is _SLIVER:
             name = arguments[0]["name"] if method == "PutRecord" else arguments[0]
             if answer["name"] != name:
                 raise _bad(repr(name), answer["name"])
+        return checked
     except v.Invalid as error:
         errors = error.errors if isinstance(error, v.MultipleInvalid) else [error]
         texts = sorted(f"{'.'.join(map(str, (method, *each.path)))} {each.msg}" for each in errors)

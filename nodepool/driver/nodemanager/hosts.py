@@ -21,10 +21,12 @@ from nodepool.driver.nodemanager.config import (
     NodeManagerLabel,
     NodeManagerProviderConfig,
 )
+from nodepool.driver.nodemanager.events import EventReader
 from nodepool.driver.nodemanager.sizes import Amounts, amounts_of, needed_by, too_large
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
 from nodepool.zk.drains import Drain, describe
+from nodepool.zk.mirror.feed import Feed
 
 #: Seconds for which a list of slivers, and a capacity, are valid.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0
@@ -61,6 +63,8 @@ class ManagedHost:
         log: logging.Logger,
         changed: Callable[[], Any],
     ) -> None:
+        #: Reads its events while it answers; None: nobody wants them.
+        self.events: EventReader | None = None
         self.name = options.name
         self.options = options
         self._log = log
@@ -116,8 +120,7 @@ class ManagedHost:
         """
         with self._limiter(self._log.debug, f"{self.name}: {method}"):
             answer = self.client.call(method, *arguments, timeout=timeout)
-        answers.check(method, arguments, answer)
-        return answer
+        return answers.check(method, arguments, answer)
 
     def ask(
         self,
@@ -168,6 +171,8 @@ class ManagedHost:
 
     def stop(self) -> None:
         """Abort running calls."""
+        if self.events is not None:
+            self.events.stop()
         with self._lock:
             self._stopped = True
             client = self._client
@@ -255,6 +260,8 @@ class ManagedHost:
                 self._answers = True
                 self.problem = ""
             if came:
+                if self.events is not None:
+                    self.events.start()
                 self._log.info(
                     "Host %s can be used: %s cores, %s MiB",
                     self.name,
@@ -357,13 +364,28 @@ class Hosts:
         self._waiting: set[Callable[[], None]] = set()
         #: Returns the drain of a host; set once ZooKeeper is known.
         self.drain_of: Callable[[str], Drain | None] = lambda _name: None
+        self._feed: Feed | None = None
         self._hosts = {name: self._make(options) for name, options in provider.hosts.items()}
 
     def _make(self, options: NodeManagerHost) -> ManagedHost:
-        return ManagedHost(options, self._limiter, self._log, self.wake_waiting)
+        host = ManagedHost(options, self._limiter, self._log, self.wake_waiting)
+        self._follow(host)
+        return host
 
-    def start(self, timeout: float) -> None:
-        """Poll all hosts; wait until each has answered or failed, for at most `timeout` seconds."""
+    def _follow(self, host: ManagedHost) -> None:
+        if self._feed is not None:
+            host.events = EventReader(
+                host.name, host.call, host.failed, self.provider.name, self._feed, self._log
+            )
+
+    def start(self, timeout: float, feed: Feed | None = None) -> None:
+        """Poll all hosts; wait until each has answered or failed, for at most `timeout` seconds.
+
+        :param feed: notes the events of the hosts.
+        """
+        self._feed = feed
+        for host in self.all():
+            self._follow(host)
         wait([query for host in self.all() if (query := host.refresh()) is not None], timeout)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What has happened to slivers, for launchers: what they used until their end, and kills.
+"""Events of slivers for launchers: what they have used until their end, and kills.
 
 Events are numbered and stored, the newest :data:`KEPT`. A launcher waits for those after the last
 one that it has got. What it has stored itself it confirms, so that after a crash of its own it gets

@@ -40,6 +40,8 @@ from nodepool.zk.records import (
 from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
+#: The type that is written to the history at once.
+KILLED = "node-killed"
 Listener = Callable[[Event], Any]
 
 TYPES = {
@@ -54,6 +56,8 @@ TYPES = {
     "node-reconciled": "a launcher deletes or deallocates a node that nobody uses, and why",
     "node-step": "a launcher reports the progress of a launch",
     "launch-failed": "an attempt to launch a node failed",
+    "node-usage": "what a sliver has used until its end, from its node manager",
+    KILLED: "a process was killed because the node's memory limit was reached",
     "console-log": "the last console lines of a machine that did not respond",
     "image-changed": "builds, uploads or the pause of an image have changed",
     "action": "somebody has changed something with a command or over the API",
@@ -104,6 +108,8 @@ class Feed:
         self._lock = threading.Lock()
         self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
         self._number = 0
+        #: Events up to this number are in ZooKeeper.
+        self.stored = 0
         #: Listener -> whether it also gets changes of reports.
         self._listeners: dict[Listener, bool] = {}
         #: The initial content of the mirror causes no events.
@@ -322,6 +328,24 @@ _WHY_DELETED = {
 }
 
 
+def _mib(value: object) -> str:
+    return f"{value / (1 << 20):.0f}" if isinstance(value, (int, float)) else "?"
+
+
+def _usage(event: Event) -> str:
+    """Return what a node has used until its end; unknown values are ``?``."""
+    cpu, kills = event.get("cpu_usec"), event.get("oom_kills")
+    seconds = f"{cpu / 1e6:.1f}" if isinstance(cpu, (int, float)) else "?"
+    return (
+        f"used {seconds} s of CPU in {event.get('seconds', '?')} s, at most "
+        f"{_mib(event.get('memory_peak'))} of {_mib(event.get('memory_limit'))} MiB memory and "
+        f"{_mib(event.get('disk_peak'))} MiB disk, sent {_mib(event.get('net_tx_bytes'))} and "
+        f"received {_mib(event.get('net_rx_bytes'))} MiB"
+        + (f"; kills for memory: {kills}" if kills else "")
+        + ("" if event.get("complete") else " (incomplete)")
+    )
+
+
 def describe(event: Event) -> str:
     """Return the event in one line for users, without its time."""
     kind = event["type"]
@@ -350,6 +374,9 @@ def describe(event: Event) -> str:
         "node-reconciled": f"{str(event.get('what')).lower()}, because {event.get('reason')}",
         "node-step": f"launch: {event.get('step')}",
         "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",
+        "node-usage": _usage(event),
+        KILLED: f"process {event.get('pid')} ({event.get('program')}) was killed: the "
+        f"node's memory limit of {_mib(event.get('memory_limit'))} MiB was reached",
         "console-log": "the console of the machine said last",
         "image-changed": "changed",
         "component-changed": str(event.get("state")),

@@ -8,9 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter
-from nodepool.zk.mirror.feed import KEPT, TYPES, Event, Feed, describe, matches, seconds_between
+from nodepool.zk.mirror.feed import (
+    KEPT,
+    KILLED,
+    TYPES,
+    Event,
+    Feed,
+    describe,
+    matches,
+    seconds_between,
+)
 from nodepool.zk.records import Node, NodeRequest
 
 
@@ -288,3 +298,47 @@ def test_history_holds_little_per_node(zk: Zk, feed: Feed) -> None:
         asked(request_id, request("fulfilled"), None)
     writer.flush(kazoo, True, at_once=True)
     assert sum(map(len, kazoo.written.values())) / 100 < 1000
+
+
+@pytest.mark.spec("issue 49: events survive a write that failed; sources confirm what is stored")
+def test_events_wait_for_a_write_that_succeeds(feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    create = kazoo.create_async
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ConnectionLoss
+
+    feed.note("node-usage", node="1")
+    kazoo.create_async = fail
+    with pytest.raises(ConnectionLoss):
+        writer.flush(kazoo, False, at_once=True)
+    assert feed.stored == 0
+    feed.note("node-usage", node="2")
+    kazoo.create_async = create
+    writer.flush(kazoo, False, at_once=True)
+    assert [event["node"] for event in HistoryReader().read_all(kazoo)] == ["1", "2"]
+    assert feed.stored == feed.number == 2
+
+
+def test_kill_is_written_at_once(feed: Feed) -> None:
+    now = [100.0]
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed, lambda: now[0])
+    feed.note("node-step", node="1")
+    writer.flush(kazoo, False)
+    assert kazoo.written == {}
+    feed.note(KILLED, node="1", pid=7, program="cc1plus", memory_limit=2 << 30)
+    writer.flush(kazoo, False)
+    [_step, kill] = HistoryReader().read_all(kazoo)
+    assert describe(kill) == (
+        "node 1: process 7 (cc1plus) was killed: the node's memory limit of 2048 MiB was reached"
+    )
+
+
+def test_usage_in_words() -> None:
+    usage = {"type": "node-usage", "node": "7", "cpu_usec": 1_500_000, "seconds": 10.5}
+    assert describe(usage | {"time": 1.0}) == (
+        "node 7: used 1.5 s of CPU in 10.5 s, at most ? of ? MiB memory and ? MiB disk, sent ? and "
+        "received ? MiB (incomplete)"
+    )

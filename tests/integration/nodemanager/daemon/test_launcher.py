@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
+import re
 import subprocess
 import time
 import xmlrpc.client
@@ -15,6 +16,8 @@ import pytest
 
 from nodepool.exceptions import RemoteException
 from nodepool.status import cluster
+from nodepool.status.explain import explain
+from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
 from tests.support.node_ids import spend_node_ids
@@ -283,3 +286,33 @@ def test_host_with_odd_answers_harms_no_request(
         assert "cores" in rows["empty"]["problem"] and rows["empty"]["state"] == "not usable"
         bench.zuul.give_back(*list(bench.zuul.locks))
         wait_for(lambda: nm.client.call("ListSlivers") == [], 30, "the slivers to go")
+
+
+def of_node(zk: Any, node_id: str, kind: str) -> list[dict[str, Any]]:
+    events = HistoryReader().read(zk.kazoo_client, "node", node_id)
+    return [event for event in events if event["type"] == kind]
+
+
+@pytest.mark.spec("issue 49, 1 and 2: usage and kills are in the history, also after kill -9")
+def test_usage_and_kills_are_in_the_history(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path
+) -> None:
+    pool = bench.start(config(nm))
+    request = bench.zuul.submit("small")
+    wait_for(lambda: bench.zuul.request(request)["state"] in ("fulfilled", "failed"), 30)
+    [node_id] = bench.zuul.accept(request)
+    name = bench.zuul.node(node_id)["external_id"]["sliver"]
+    nm.ssh(name, "exec python3 -c 'x = [bytearray(1 << 20) for _ in range(4096)]'", check=False)
+    wait_for(lambda: of_node(pool.zk, node_id, "node-killed"), 30, "the kill")
+    text = explain(pool.zk, "node", node_id, HistoryReader()).text()
+    assert re.search(r"process \d+ \(python3[^)]*\) was killed: .* limit of 128 MiB", text), text
+    bench.zuul.give_back(node_id)
+    wait_for(lambda: of_node(pool.zk, node_id, "node-usage"), 30, "the usage")
+    [usage] = of_node(pool.zk, node_id, "node-usage")
+    assert usage["complete"] and usage["oom_kills"] == 1
+    assert usage["cpu_usec"] > 0 and usage["memory_limit"] == 128 << 20
+    assert (usage["provider"], usage["host"]) == ("metal", "h0")
+    text = explain(pool.zk, "node", node_id, HistoryReader()).text()
+    assert re.search(r"used [\d.]+ s of CPU in .* of 128 MiB memory .*kills for memory: 1", text)
+    # What it has stored it confirms, and only that.
+    wait_for(lambda: nm.client.call("WaitEvents", "metal", 0, 0, 0) == [], 30, "confirmation")
