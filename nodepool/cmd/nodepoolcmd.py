@@ -44,6 +44,7 @@ COMMANDS = {
     "observe": ("status", "top", "explain", "hosts", "tenants", "pools", "events"),
     "drain": ("drain", "undrain"),
     "rotate": ("rotate",),
+    "usage": ("usage",),
     "recover": ("recover",),
     "dev": ("dev",),
     "simulate": ("simulate",),

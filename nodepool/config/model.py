@@ -84,6 +84,33 @@ class Probing(Section):
     )
 
 
+def _price(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
+        raise ValueError(f"expected a price from 0, not {value!r}")
+    return float(value)
+
+
+class Cost(Section):
+    """What a node costs."""
+
+    hour: float | None = option(
+        v.Any(float, int), None, "price of an hour, in any currency", convert=_price
+    )
+
+
+class ProviderCost(Cost):
+    """What the nodes of a provider cost."""
+
+    flavors: dict[str, float] = option(
+        {str: v.Any(float, int)},
+        {},
+        "prices of an hour by ``flavor-name`` or ``instance-type`` of the provider's labels",
+        convert=lambda given: {str(name): _price(value) for name, value in given.items()},
+    )
+
+
 class Label(ConfigValue):
     """A label; ``pools`` are those that offer it, appended by the drivers."""
 
@@ -114,6 +141,13 @@ class Label(ConfigValue):
         bool,
         True,
         "whether people, scripts and CI jobs may lease these nodes; Zuul is not affected",
+    )
+    cost: Cost = option(
+        Cost,
+        cast(Any, {}),
+        "*new*: what a node of this label costs, before the provider's, for ``nodepool usage``",
+        convert=Cost,
+        shown="",
     )
     probe: Probing = option(
         Probing,
@@ -285,6 +319,13 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
         "*new*: failed launches in a row, of each label, after which no more are started, see "
         ":doc:`operation/nodes`; at most 100; 0 or -1: no limit",
         convert=whole,
+    )
+    cost: ProviderCost = option(
+        ProviderCost,
+        cast(Any, {}),
+        "*new*: what a node costs, for ``nodepool usage``",
+        convert=ProviderCost,
+        shown="",
     )
     priority: int | None = option(
         int, None, "of the provider's pools; lower is preferred", shown="100"

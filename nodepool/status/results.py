@@ -22,6 +22,10 @@ from nodepool.texts import printable
 MOST_CHARACTERS = 1000
 FORMATS = ("table", "json", "yaml", "csv")
 
+#: Keys of sizes in bytes, and of seconds; CSV has the numbers.
+SIZES = frozenset({"bytes_total", "memory_p50", "memory_p95", "memory_limit", "memory_peak"})
+WAITS = frozenset({"wait_p50", "wait_p95"})
+
 _AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
 #: Keys whose values are a UNIX time; tables show how long ago that was.
 TIMES = frozenset({"age", "build_request_age"})
@@ -121,8 +125,10 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
         return f"{value:.0%}"
     if units and key in WIDEST and len(value) > WIDEST[key]:
         return f"{value[: WIDEST[key] - 3]}..."
-    if key == "bytes_total" and units:
+    if key in SIZES and units:
         return format_bytes(value)
+    if key in WAITS and units:
+        return format_duration(value)
     return json.dumps(value, default=plain) if isinstance(value, dict) else str(value)
 
 

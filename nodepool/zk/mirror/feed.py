@@ -67,6 +67,7 @@ TYPES = {
 USER = {
     "tenant_name": "tenant",
     "project_name": "project",
+    "pipeline_name": "pipeline",
     "job_name": "job",
     "build": "build",
     "build_set_uuid": "buildset",

@@ -22,6 +22,7 @@ READ_ONLY = {
     "events",
     "explain",
     "export-image-data",
+    "usage",
     "hosts",
     "image-list",
     "image-log",
