@@ -323,7 +323,7 @@ def run(
     :param data: its standard input; None: that of this program.
     :param deadline: monotonic time at which the command is killed.
     :param running: gets the local process, whose end ends the command.
-    :raises TimeoutError: it has not ended in time.
+    :raises TimeoutError: it has not ended in time; the text says why nobody could log in.
     :raises Lost: its status is not known; Interrupted if it has begun.
     """
     mark, limit = secrets.token_hex(16), time.monotonic() + BUSY
@@ -340,11 +340,14 @@ def run(
         if argv[0] == "ssh" and not framed
         else []
     )
+    text = ""
     while True:
         streams = [_Stream(output, pattern, [0] if argv[0] == "scp" else []) for output in outputs]
         try:
             status = _call([argv[0], *marked, *argv[1:], *framed], streams, data, deadline, running)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not streams[1].numbers:
+                raise TimeoutError(text or "the login has not ended in time") from error
             if framed and streams[1].numbers:
                 kill = "kill -TERM -- -{0}; sleep 1; kill -KILL -- -{0}".format(
                     streams[1].numbers[0]

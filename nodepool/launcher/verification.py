@@ -327,8 +327,10 @@ class Verification(threading.Thread):
                 except ssh.Lost as error:
                     self.log.debug("Node %s cannot be logged in to yet: %s", node.id, error)
                     refused = one_line(f"cannot log in as {node.username}: {error}")
-                except TimeoutError:
-                    return refused or f"its command has not ended within {verify.timeout} s"
+                except TimeoutError as error:
+                    if not str(error):
+                        return f"its command has not ended within {verify.timeout} s"
+                    return refused or one_line(f"cannot log in as {node.username}: {error}")
                 self._check_needed(upload)
                 self._wait(self._news, LOGIN_AGAIN)
         self._check_needed(upload)  # ssh may have been killed because the launcher ends

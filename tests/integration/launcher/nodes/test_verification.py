@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import pathlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -165,6 +167,61 @@ def test_upload_that_nobody_can_log_in_to_is_not_used(scene: Scene) -> None:
         other.write_bytes((server.folder / "host_ed25519").read_bytes())
     scene.bench.start(scene.config(**{"ssh-key": str(other), "timeout": 2}))
     assert scene.verdict(new).startswith(f"cannot log in as {USER}: ")
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_command_that_does_not_end_is_not_reported_as_a_refused_login(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The machine installs the key only after the first login."""
+    caplog.set_level("DEBUG", "nodepool.Verification")
+    new, key = scene.hold_back(), scene.tmp / "key"
+    write_key(key, scene.sshd.folder / "host_ed25519")
+    scene.bench.start(scene.config(command="sleep 600", timeout=3, **{"ssh-key": str(key)}))
+    wait_for(lambda: "cannot be logged in to yet" in caplog.text, what="the refused login")
+    write_key(key, scene.sshd.client_key)
+    assert scene.verdict(new) == "its command has not ended within 3 s"
+
+
+def write_key(path: pathlib.Path, source: pathlib.Path) -> None:
+    new = path.with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_bytes(source.read_bytes())
+    new.rename(path)
+
+
+@pytest.mark.spec("BLD-25.4")
+def test_server_that_closes_all_connections_is_reported_as_a_refused_login(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = scene.hold_back()
+    with socket.create_server(("127.0.0.1", 0)) as silent, closing(silent):
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(
+            "nodepool.launcher.verification.machine",
+            lambda node: dataclasses.replace(machine(node), port=port, host_keys=[]),
+        )
+        scene.bench.start(scene.config(command="true", timeout=2))
+        text = scene.verdict(new)
+    assert text.startswith(f"cannot log in as {USER}: ") and "Connection" in text
+
+
+@contextlib.contextmanager
+def closing(server: socket.socket) -> Iterator[None]:
+    """Close each connection to a server."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                server.accept()[0].close()
+
+    thread = threading.Thread(target=run, name="closing")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def break_machines(scene: Scene, new: ImageUpload, monkeypatch: pytest.MonkeyPatch) -> None:
