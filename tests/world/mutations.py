@@ -1032,6 +1032,13 @@ MUTATIONS: dict[str, Mutation] = {
     "slivers-of-nodes-are-strays": Mutation(
         _MACHINES, 'external_id == {"host": self.host, "sliver": self.id}', "False", 2
     ),
+    "slivers-younger-than-a-list-are-missing": Mutation(
+        _SLIVERS,
+        "self._lists(PASS_TIMEOUT, now=True)",
+        "self._lists(PASS_TIMEOUT)",
+        "tests/integration/nodemanager/daemon/test_hosts.py::test_new_sliver_is_not_missing_"
+        "although_an_older_list_is_known",
+    ),
     "leases-are-not-renewed": Mutation(
         _SLIVERS,
         'host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)',

@@ -127,11 +127,16 @@ class NodeManagerAdapter(statemachine.Adapter):
             except (RpcError, RpcFault, FutureTimeout) as error:
                 yield host, None, str(error) or "no answer in time"
 
-    def _lists(self, timeout: float) -> dict[ManagedHost, list[dict[str, Any]] | None]:
-        """Return the slivers of all hosts, queried in parallel; None: no answer in time."""
+    def _lists(
+        self, timeout: float, now: bool = False
+    ) -> dict[ManagedHost, list[dict[str, Any]] | None]:
+        """Return the slivers of all hosts, queried in parallel; None: no answer in time.
+
+        :param now: as in :meth:`.ManagedHost.list_slivers`.
+        """
         hosts = self.hosts.all()
         found: dict[ManagedHost, list[dict[str, Any]] | None] = dict.fromkeys(hosts)
-        asked = [(host, host.list_slivers()) for host in hosts if host.usable]
+        asked = [(host, host.list_slivers(now)) for host in hosts if host.usable]
         for host, slivers, problem in self._results(asked, timeout):
             found[host] = slivers
             if problem:
@@ -152,7 +157,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         """Return missing slivers of answering hosts; one that does not run counts as missing."""
         running = {
             host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
-            for host, slivers in self._lists(PASS_TIMEOUT).items()
+            for host, slivers in self._lists(PASS_TIMEOUT, now=True).items()
             if slivers is not None
         }
         return [

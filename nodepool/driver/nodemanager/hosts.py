@@ -334,15 +334,18 @@ class ManagedHost:
                 }
         return row
 
-    def list_slivers(self) -> Future[list[dict[str, Any]]]:
-        """Return all slivers of the host, at most 1 s old; concurrent callers share a query."""
+    def list_slivers(self, now: bool = False) -> Future[list[dict[str, Any]]]:
+        """Return all slivers of the host, at most 1 s old; concurrent callers share a query.
+
+        :param now: with those that were created before this call.
+        """
 
         def query() -> list[dict[str, Any]]:
             self.slivers = self.call("ListSlivers")
             return self.slivers
 
         with self._lock:
-            if self._list is not None:
+            if self._list is not None and not now:
                 asked, future = self._list
                 if not future.done() or (
                     time.monotonic() - asked < LIST_TTL and future.exception() is None

@@ -469,6 +469,16 @@ def test_ready_nodes_whose_slivers_do_not_run_go(bench: LauncherBench, nm: NmDae
     assert names(nm) == sorted(node.external_id["sliver"] for node in again)
 
 
+def test_new_sliver_is_not_missing_although_an_older_list_is_known(
+    bench: LauncherBench, nm: NmDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodepool.driver.nodemanager.hosts.LIST_TTL", 600.0)
+    adapter = bench.adapter("metal", bench.start(config(nm), cleanup_interval=60))
+    assert list(adapter.listInstances()) == []
+    nm.put("new")
+    assert adapter.findMissingInstances([{"host": "h0", "sliver": "new"}]) == []
+
+
 @pytest.mark.spec("NM-C.8: console log; notifyNodescanFailure: one Stop/Start, else let it fail")
 def test_console_and_restart(
     bench: LauncherBench, nm: NmDaemon, caplog: pytest.LogCaptureFixture
