@@ -40,8 +40,13 @@ class SliverBench:
     def __init__(self, bench: Bench, nm: NmDaemon) -> None:
         self.bench, self.nm, self.zuul = bench, nm, bench.zuul
 
-    def config(self, **label: Any) -> pathlib.Path:
-        entry = {"name": LABEL, "cloud-image": "host", "ram": 64, "cpus": 0.01, "disk": 1}
+    def config(self, image: dict[str, Any] | None = None, **label: Any) -> pathlib.Path:
+        """Return a configuration.
+
+        :param image: of the slivers; it is built and uploaded. None: this host.
+        """
+        source = {"cloud-image": "host"} if image is None else {"diskimage": image["name"]}
+        entry = {"name": LABEL, **source, "ram": 64, "cpus": 0.01, "disk": 1}
         provider = {
             "name": "metal",
             "driver": "nodemanager",
@@ -49,8 +54,15 @@ class SliverBench:
             "hosts": [{"name": "h0", "url": self.nm.client.url}],
             "cloud-images": [{"name": "host"}],
             "pools": [{"name": "main", "max-servers": 118, "labels": [entry]}],
+            "diskimages": [] if image is None else [{"name": image["name"]}],
         }
-        return self.bench.config(provider, labels=[{"name": LABEL, **label}])
+        options = {
+            "images-dir": str(self.bench.tmp / "images"),
+            "build-log-dir": str(self.bench.tmp / "build-logs"),
+            "elements-dir": ".",
+            "diskimages": [] if image is None else [image],
+        }
+        return self.bench.config(provider, labels=[{"name": LABEL, **label}], **options)
 
     def start(self, config: pathlib.Path) -> LauncherProcess:
         self.path = str(config)
