@@ -148,3 +148,29 @@ def test_what_is_removed_from_the_configuration_while_it_is_drained_loses_no_job
     else:
         assert f"sliver {jobs[0].sliver} ends with its lease" in launcher.text()
     assert f"{kind} {name} is used again" in slivers.run("undrain", kind, name)
+
+
+def test_no_sliver_appears_after_the_wait_although_requests_arrive_all_the_time(
+    slivers: SliverBench,
+) -> None:
+    launcher = slivers.start(slivers.config())
+    requests = [slivers.zuul.submit(LABEL) for _ in range(60)]
+    slivers.zuul.wait_states(requests, lambda states: states["fulfilled"] >= 5, limit(60))
+    waiting = slivers.command("drain", "host", "h0", "--wait")
+    while waiting.poll() is None:
+        requests.append(slivers.zuul.submit(LABEL))
+        for request, record in slivers.zuul.read("requests", requests).items():
+            if record["state"] == "fulfilled":
+                slivers.zuul.use([request])
+                requests.remove(request)
+        assert len(requests) < 2000
+    created = slivers.nm.log.count(": creating")
+    assert "host h0 has no nodes left" in ended(waiting)[1] and slivers.slivers() == set()
+    states = slivers.zuul.states(requests)
+    assert states["requested"] + states["pending"] == len(requests), states
+    wait_for(
+        lambda: "host h0 is drained" in slivers.run("explain", "request", requests[-1]),
+        30,
+        "the reason",
+    )
+    assert slivers.nm.log.count(": creating") == created and launcher.alive()
