@@ -219,6 +219,22 @@ class Kept:
 Output = IO[bytes] | Kept
 
 
+class Programs(set[Any]):
+    """Running programs; `stop` ends them, and those that begin later."""
+
+    stopped = False
+
+    def add(self, program: Any) -> None:
+        super().add(program)
+        if self.stopped:
+            program.kill()
+
+    def stop(self) -> None:
+        self.stopped = True
+        for program in list(self):
+            program.kill()
+
+
 @dataclass
 class _Stream:
     """Passes on what a program writes between two marks.
@@ -372,3 +388,38 @@ def run(
         if not _TOO_MANY.search(text) or time.monotonic() > min(limit, deadline or limit):
             raise Lost(text or f"{argv[0]} has ended without a reason")
         time.sleep(random.uniform(*PAUSES))
+
+
+def key_problem(path: str) -> str | None:
+    """Return why a private key cannot be used; None: it can.
+
+    ssh itself does not check the permissions of another user's file.
+    """
+    if not os.access(path, os.R_OK):
+        return f"cannot read the key {path} (option ssh-key)"
+    if os.stat(path).st_mode & 0o007:
+        return f"the key {path} (option ssh-key) is open to all users: chmod o-rwx"
+    return None
+
+
+def run_with_key(
+    node: Node,
+    key: str,
+    command: str,
+    output: Output,
+    deadline: float,
+    running: set[Any],
+    insecure: bool = False,
+) -> int:
+    """Log in to a node with this private key only, and run a command; see `run`.
+
+    :param insecure: also if the host keys of the node are not known.
+    :raises OSError, ValueError: this machine cannot do that, as for example without ssh.
+    """
+    if (problem := key_problem(key)) is not None:
+        raise PermissionError(problem)
+    identity = {"IdentityFile": quoted(key), "IdentitiesOnly": "yes"}
+    with tempfile.TemporaryDirectory() as directory:
+        path = write([node], directory, insecure, identity)
+        argv, framed = remote(path, node, command)
+        return run(argv, framed, [output, output], b"", deadline, running)

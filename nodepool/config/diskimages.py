@@ -25,7 +25,8 @@ def _formats(value: object) -> set[str]:
     return set(a_list(value))
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """Return a path that is valid in every directory."""
     if not path.startswith("/"):
         raise ValueError(f"expected an absolute path, not {path!r}")
     return path
@@ -38,7 +39,7 @@ class Verify(Section):
         str,
         REQUIRED,
         "absolute path of the private key that logs in as ``username``, on launchers",
-        convert=_absolute,
+        convert=absolute,
     )
     command: str = option(
         str, "true", "command of the login shell; status 0 means that the image is good"

@@ -29,7 +29,7 @@ from nodepool.base.option import (
     whole,
 )
 from nodepool.config.access import AccessConfig
-from nodepool.config.diskimages import DiskImage, build_disk_images
+from nodepool.config.diskimages import DiskImage, absolute, build_disk_images
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import (
     DriverLoadError,
@@ -67,6 +67,12 @@ class Named(dict[str, T]):
         raise error
 
 
+def _probe_method(value: object) -> object:
+    if value not in ("ssh", "port", "command"):
+        raise ValueError(f"expected ssh, port or command, not {value!r}")
+    return value
+
+
 class Probing(Section):
     """How idle nodes of a label are probed."""
 
@@ -77,11 +83,46 @@ class Probing(Section):
         convert=whole,
     )
     method: str = option(
-        v.Any("ssh", "port"),
+        v.Any("ssh", "port", "command"),
         "ssh",
-        "``ssh``: the node presents one of its SSH host keys; ``port``: its port accepts a "
-        "connection",
+        "what must work: a known SSH host key, the ``port``, or a ``command`` on the node",
+        convert=_probe_method,
     )
+    command: str | None = option(
+        str,
+        None,
+        "with ``method: command``: runs in the login shell of the node; status 0 is healthy",
+        shown="",
+    )
+    ssh_key: str | None = option(
+        str,
+        None,
+        "with ``method: command``: absolute path of the private key, on launchers",
+        convert=lambda value: None if value is None else absolute(str(value)),
+        shown="",
+    )
+    timeout: int = option(
+        v.All(int, v.Range(min=1, max=600)),
+        30,
+        "with ``method: command``: seconds for the login and the command",
+        convert=lambda value: max(1, min(600, int(whole(value)))),
+    )
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        for name in ("command", "ssh-key", "timeout"):
+            given = (options or {}).get(name) is not None
+            if self.method == "command" and not given and name != "timeout":
+                raise ConfigError(
+                    f"probe: method command needs {name}: add it, or use another method",
+                    where=(name,),
+                )
+            if given and self.method != "command":
+                raise ConfigError(
+                    f"probe: {name} has no effect with method {self.method}: use method command, "
+                    "or remove it",
+                    where=(name,),
+                )
 
 
 def _price(value: Any) -> float | None:
@@ -162,6 +203,13 @@ class Label(ConfigValue):
         #: The file has ``min-ready``: without it, another launcher may keep nodes of the label.
         self.sets_min_ready = False
         self.pools: list[ConfigPool] = []
+
+
+def probing_of(labels: Mapping[str, Label], names: Iterable[str]) -> Probing | None:
+    """Return how a node with these labels is probed: as the one that is probed most often."""
+    found = [label.probe for label in map(labels.get, names) if label is not None]
+    probed = [probe for probe in found if probe.interval > 0]
+    return min(probed, key=lambda probe: probe.interval, default=None)
 
 
 WEB_PAGES = ("loopback", "everywhere", "off")

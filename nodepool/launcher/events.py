@@ -112,6 +112,7 @@ class LauncherEvents:
     def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
         self._statistics.wake()
         if new is None:
+            self._probes.node_changed(node_id, False)
             if old is not None:
                 self._capacity(old)
                 self._min_ready_label(old)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import threading
 import time
-from typing import Any
 
 from kazoo.exceptions import KazooException
 
@@ -84,7 +81,7 @@ class Verification(threading.Thread):
         self._pauses = KeyedBackoff(RETRY)
         self._failures: dict[str, int] = {}
         #: The running programs, which are killed at the end.
-        self._programs: set[Any] = set()
+        self._programs = ssh.Programs()
 
     def wake(self) -> None:
         with self._changed:
@@ -94,8 +91,7 @@ class Verification(threading.Thread):
     def stop(self) -> None:
         self._stopping = True
         self.wake()
-        for program in list(self._programs):
-            program.kill()
+        self._programs.stop()
 
     def join(self, timeout: float | None = None) -> None:
         super().join(timeout)
@@ -226,8 +222,8 @@ class Verification(threading.Thread):
             raise _NotYet("this launcher has no option `verify` of the image")
         if 0 < (config.max_hold_age or 0) < verify.timeout:
             raise _NotYet(f"max-hold-age is shorter than the timeout of {verify.timeout} s")
-        if not os.access(verify.ssh_key, os.R_OK):
-            raise _NotYet(f"this launcher cannot read the key {verify.ssh_key} (option ssh-key)")
+        if (problem := ssh.key_problem(verify.ssh_key)) is not None:
+            raise _NotYet(f"this launcher cannot log in: {problem}")
         request, leases = NodeRequest(), Leases(self.state.zk, self.state.clock.time)
         request.state, request.requestor, request.reuse = "requested", VERIFIER, False
         request.requestor_data = {UPLOAD: upload_path(upload)}
@@ -312,27 +308,24 @@ class Verification(threading.Thread):
         target, output = machine(node), ssh.Kept(OUTPUT)
         if (problem := ssh.unreachable(target)) is not None:
             raise _NotYet(problem)
-        deadline = time.monotonic() + verify.timeout
-        identity = {"IdentityFile": ssh.quoted(verify.ssh_key), "IdentitiesOnly": "yes"}
-        with tempfile.TemporaryDirectory() as directory:
-            path = ssh.write([target], directory, insecure=True, identity=identity)
-            command, refused = ssh.remote(path, target, verify.command), None
-            while True:
-                try:
-                    status = ssh.run(*command, [output, output], b"", deadline, self._programs)
-                    break
-                except ssh.Interrupted as error:
-                    self._check_needed(upload)
-                    return self._again(upload, one_line(f"its command has no end: {error}"))
-                except ssh.Lost as error:
-                    self.log.debug("Node %s cannot be logged in to yet: %s", node.id, error)
-                    refused = one_line(f"cannot log in as {node.username}: {error}")
-                except TimeoutError as error:
-                    if not str(error):
-                        return f"its command has not ended within {verify.timeout} s"
-                    return refused or one_line(f"cannot log in as {node.username}: {error}")
+        deadline, refused = time.monotonic() + verify.timeout, None
+        login = target, verify.ssh_key, verify.command, output, deadline, self._programs
+        while True:
+            try:
+                status = ssh.run_with_key(*login, insecure=True)
+                break
+            except ssh.Interrupted as error:
                 self._check_needed(upload)
-                self._wait(self._news, LOGIN_AGAIN)
+                return self._again(upload, one_line(f"its command has no end: {error}"))
+            except ssh.Lost as error:
+                self.log.debug("Node %s cannot be logged in to yet: %s", node.id, error)
+                refused = one_line(f"cannot log in as {node.username}: {error}")
+            except TimeoutError as error:
+                if not str(error):
+                    return f"its command has not ended within {verify.timeout} s"
+                return refused or one_line(f"cannot log in as {node.username}: {error}")
+            self._check_needed(upload)
+            self._wait(self._news, LOGIN_AGAIN)
         self._check_needed(upload)  # ssh may have been killed because the launcher ends
         if status < 0:
             raise _NotYet(f"ssh was killed by signal {-status}")

@@ -11,15 +11,18 @@ import math
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from typing import Any
 
-from nodepool import metrics
+from nodepool import metrics, ssh
+from nodepool.base import threads
 from nodepool.base.problems import Problem, one_line
 from nodepool.base.workqueue import Reconciler
-from nodepool.config.model import Probing
+from nodepool.config.model import Probing, probing_of
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.state import LauncherState
-from nodepool.nodescan import NodescanRequest, NodescanWorker
+from nodepool.lease.ssh import machine
+from nodepool.nodescan import NodescanRequest, NodescanWorker, command
 from nodepool.nodescan.request import SSH_TYPES
 from nodepool.version import get_version_string
 from nodepool.zk import paths
@@ -30,8 +33,9 @@ from nodepool.zk.writer import TransactionFailed, Txn
 #: Seconds until a probe has failed, and the pause before the second one. The pause is longer, so
 #: that the witnesses of a failure have answered by then.
 TIMEOUT, PAUSE = 10.0, 15.0
-#: The number of nodes that are probed at a time.
-MOST = 20
+#: The number of nodes that are probed at a time; and of those on which a command runs, each with a
+#: thread and a process.
+MOST, MOST_COMMANDS = 20, 8
 #: The number of other nodes that are probed when one fails, to recognize an outage.
 WITNESSES = 6
 #: If at least this many nodes fail, and more than half, none is replaced; they are probed again
@@ -49,17 +53,27 @@ ENDED = -1.0
 class Probe:
     """The probe of one node, from the first connection to the decision."""
 
-    def __init__(self, node: zk.Node, method: str, steps: Callable[[Probe], Steps]) -> None:
+    def __init__(self, node: zk.Node, probing: Probing, steps: Callable[[Probe], Steps]) -> None:
         #: As it was when the probe began.
         self.node = node
-        self.method = method
+        self.probing = probing
         #: The current or last connection.
         self.scan: NodescanRequest | None = None
+        #: The current or last command.
+        self.job: Future[str | None] | None = None
+        self.programs = ssh.Programs()
         self.error: str | None = None
         self.lock: LockHandle | None = None
         #: A transaction was sent and is not answered.
         self.writing = False
         self.steps = steps(self)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether the node has not answered yet."""
+        return not (
+            (self.scan is None or self.scan.complete) and (self.job is None or self.job.done())
+        )
 
 
 class NodeProbes(Reconciler[str]):
@@ -73,6 +87,11 @@ class NodeProbes(Reconciler[str]):
         self._scans = NodescanWorker("probes")
         self._scans.MAX_REQUESTS = MOST
         self._scans.start()  # its thread starts with the first connection
+        self._commands = threads.shared().lane("probe-command", MOST_COMMANDS)
+        #: Nodes whose probes are due while as many commands run as may run at a time.
+        self._queued: set[str] = set()
+        #: Label -> why no command of this launcher can log in to its nodes.
+        self._unable: dict[str, str] = {}
         #: When the next probe of an idle node is due (monotonic seconds), and the interval.
         self._due: dict[str, tuple[float, float]] = {}
         self._probes: dict[str, Probe] = {}
@@ -94,6 +113,9 @@ class NodeProbes(Reconciler[str]):
     def join(self, timeout: float | None = None) -> None:
         super().join(timeout)
         self._scans.join()
+        for probe in list(self._probes.values()):
+            probe.programs.stop()
+        self._commands.shutdown(cancel_futures=True)
 
     # -- input, from any thread
 
@@ -141,9 +163,12 @@ class NodeProbes(Reconciler[str]):
             due = now + interval * (zlib.crc32(node_id.encode()) % 1000 + 1) / 1000
             self._due[node_id] = due, interval
         witness = node_id in self._witnesses
-        self._witnesses.discard(node_id)
         if due > now and not witness:
             return due - now
+        if probing.method == "command" and self._running_commands() >= MOST_COMMANDS:
+            self._queued.add(node_id)
+            return None  # the end of one triggers the next check
+        self._witnesses.discard(node_id)
         if tree.is_locked(node_id) or tree.is_changing(node_id):
             # The unlock, or a record with which it is idle again, triggers the next check.
             self._due[node_id] = 0.0, interval
@@ -151,8 +176,11 @@ class NodeProbes(Reconciler[str]):
         self._due[node_id] = now + interval, interval
         if self.state.drains.of_node(node) is not None or not (witness or self._is_ours(node)):
             return interval
-        self._probes[node_id] = probe = Probe(node, probing.method, self._steps)
+        self._probes[node_id] = probe = Probe(node, probing, self._steps)
         return self._advance(node_id, node, probe)
+
+    def _running_commands(self) -> int:
+        return sum(probe.probing.method == "command" for probe in self._probes.values())
 
     def _advance(self, node_id: str, node: zk.Node | None, probe: Probe) -> float | None:
         if probe.writing:
@@ -173,6 +201,10 @@ class NodeProbes(Reconciler[str]):
     def _end(self, node_id: str, probe: Probe) -> None:
         del self._probes[node_id]
         self._scans.removeRequest(probe.scan)
+        probe.programs.stop()
+        queued, self._queued = self._queued, set()
+        for other in queued:
+            self.check_soon(other)
         if probe.lock is not None:
             held = probe.node.copy()
             held.lock = probe.lock
@@ -185,12 +217,10 @@ class NodeProbes(Reconciler[str]):
             return None
         if not node.interface_ip or not isinstance(port, int) or not 0 < port < 65536:
             return None
-        labels = [config.labels.get(label) for label in node.type]
-        found = [label.probe for label in labels if label is not None and label.probe.interval > 0]
-        probing = min(found, key=lambda each: each.interval, default=None)
+        probing = probing_of(config.labels, node.type)
         if probing is None or node.provider not in config.providers:
             return None
-        if probing.method == "ssh" and not (node.connection_type in SSH_TYPES and node.host_keys):
+        if probing.method != "port" and not (node.connection_type in SSH_TYPES and node.host_keys):
             return None
         checks = getattr(config.provider_managers.get(node.provider), "checksHost", None)
         return probing if checks is None or checks(node) else None
@@ -213,29 +243,38 @@ class NodeProbes(Reconciler[str]):
 
     def _steps(self, probe: Probe) -> Steps:
         node = probe.node
+        if probe.probing.method == "command":
+            # Unlike a connection, it could disturb a job that gets the node meanwhile.
+            yield from self._lock(probe)
+            if probe.lock is None:
+                return self._postpone(node, PAUSE)
         yield from self._scan(probe)
         since = self.state.clock.monotonic()
+        if probe.error is None and self._unable.keys() & set(node.type):
+            return None
         self._note(node, "ok" if probe.error is None else "failed")
         if probe.error is None:
-            return
+            return None
         self._postpone(node, PAUSE)  # unless more is known by then
         self._call_witnesses(node)
         self.log.info(
             "Probe of node %s failed; repeating it in %.0f s: %s", node.id, PAUSE, probe.error
         )
-        yield from self._lock(probe)
         if probe.lock is None:
-            return  # somebody uses it
+            yield from self._lock(probe)
+        if probe.lock is None:
+            return None  # somebody uses it
         while (left := since + PAUSE - self.state.clock.monotonic()) > 0:
             yield left
         yield from self._scan(probe)
         if probe.error is None:
             self._postpone(node, math.inf)
             self.log.info("Node %s answers again and is kept", node.id)
-            return
+            return None
         drained = self.state.drains.of_node(node) is not None
-        if not (drained or self._is_outage(node, since, probe.error)):
+        if not (drained or self._is_outage(probe, since, probe.error)):
             yield from self._replace(probe, f"its probe failed twice: {probe.error}")
+        return None
 
     def _postpone(self, node: zk.Node, seconds: float) -> None:
         """Let the next probe be due in this time, or after the interval if that is less."""
@@ -259,7 +298,10 @@ class NodeProbes(Reconciler[str]):
         probe.error = None
         if not scan.needsNetwork():
             return  # a machine of the fake driver
-        scan.gather_keys = probe.method == "ssh"
+        if probe.probing.method == "command":
+            yield from self._run_command(probe)
+            return
+        scan.gather_keys = probe.probing.method == "ssh"
         probe.scan = scan
         self._scans.addRequest(scan)
         while not scan.complete:
@@ -272,6 +314,26 @@ class NodeProbes(Reconciler[str]):
                 f"({', '.join(scan.keys)}) than when it was launched"
             )
 
+    def _run_command(self, probe: Probe) -> Steps:
+        """Run the command of the label; set ``error`` if it does not end with status 0."""
+        node, target = probe.node, machine(probe.node)
+        if (problem := ssh.unreachable(target)) is not None:
+            probe.error = one_line(problem)
+            return
+        job = self._commands.submit(command.failure, target, probe.probing, probe.programs)
+        probe.job = job
+        job.add_done_callback(lambda _job: self.check_soon(node.id or ""))
+        while not job.done():
+            yield None
+        for label in node.type:
+            self._unable.pop(label, None)
+        if isinstance(job.exception(), OSError | ValueError):
+            reason = one_line(job.exception())
+            self._unable.update(dict.fromkeys(node.type, reason))
+            self.log.warning("Cannot probe node %s, which is kept: %s", node.id, reason)
+        else:
+            probe.error = job.result()
+
     def _note(self, node: zk.Node, result: str) -> None:
         self._results.append((self.state.clock.monotonic(), node.provider, result == "ok"))
         self.state.statsd.incr(metrics.PROBES(node.provider, result))
@@ -282,8 +344,8 @@ class NodeProbes(Reconciler[str]):
 
     def _call_witnesses(self, node: zk.Node) -> None:
         """Probe some other nodes now, preferably of the same provider."""
-        tree, scans = self.state.zk.node_tree, [each.scan for each in self._probes.values()]
-        missing = WITNESSES - sum(scan is not None and not scan.complete for scan in scans)
+        tree = self.state.zk.node_tree
+        missing = WITNESSES - sum(probe.waits for probe in self._probes.values())
 
         def order(other: zk.Node) -> tuple[bool, int]:
             # Each node has its own witnesses: some of them may be just as dead.
@@ -298,11 +360,12 @@ class NodeProbes(Reconciler[str]):
                 self.check_soon(other.id)
                 missing -= 1
 
-    def _is_outage(self, node: zk.Node, since: float, reason: str) -> bool:
+    def _is_outage(self, probe: Probe, since: float, reason: str) -> bool:
         """Return whether most nodes have failed since then, or shortly before; note it."""
+        node, probing = probe.node, probe.probing
         # The last nodes of an outage fail when all others have done so; earlier answers prove
         # nothing.
-        early = since - TIMEOUT - PAUSE
+        early = since - PAUSE - (probing.timeout if probing.method == "command" else TIMEOUT)
         recent = [e for e in self._results if e[0] >= since or (not e[2] and e[0] >= early)]
         same = [each for each in recent if each[1] == node.provider]
         # A provider with few nodes is compared with all others.
@@ -385,7 +448,16 @@ class NodeProbes(Reconciler[str]):
 
     def problems(self) -> list[Problem]:
         """Return outages, and labels whose idle nodes are replaced again and again."""
-        now, found = self.state.clock.monotonic(), []
+        now = self.state.clock.monotonic()
+        found = [
+            Problem(
+                f"idle nodes of label {label} are not probed: {reason}",
+                help="repair what the message names; on each launcher with the label",
+            )
+            for label, reason in sorted(self._unable.copy().items())
+            if label in self.state.config.labels
+            and self.state.config.labels[label].probe.method == "command"
+        ]
         for provider, (moment, reason) in sorted(self._outages.copy().items(), key=str):
             if now - moment < 3 * AGAIN:
                 text = f"most idle nodes of provider {provider} fail their probes: {reason}"

@@ -345,6 +345,36 @@ diskimages:
 """
 
 
+def test_command_of_a_probe_is_read(write):
+    probe = "{interval: 60, method: command, command: df /, ssh-key: /etc/key, timeout: 9}"
+    found = load(write, f"labels: [{{name: a, probe: {probe}}}]").labels["a"].probe
+    assert (found.method, found.command, found.ssh_key) == ("command", "df /", "/etc/key")
+    assert (found.interval, found.timeout) == (60, 9)
+
+
+@pytest.mark.parametrize(
+    ("probe", "option", "text"),
+    [
+        ("{method: command, ssh-key: /k}", "command", "method command needs command: add it"),
+        ("{method: command, command: id}", "ssh-key", "method command needs ssh-key: add it"),
+        ("{command: id}", "command", "no effect with method ssh: use method command"),
+        ("{method: port, ssh-key: /k}", "ssh-key", "no effect with method port"),
+        ("{timeout: 7}", "timeout", "no effect with method ssh"),
+        ("{method: tcp}", "method", "expected ssh, port or command, not 'tcp'"),
+        (
+            "{method: command, command: id, ssh-key: key}",
+            "ssh-key",
+            "expected an absolute path, not 'key'",
+        ),
+    ],
+)
+def test_probe_whose_options_do_not_fit_is_an_error_with_its_place(write, probe, option, text):
+    with pytest.raises(ConfigurationError) as error:
+        load(write, f"labels: [{{name: a}}, {{name: b, probe: {probe}}}]")
+    assert text in str(error.value)
+    assert error.value.where == ("labels", 1, "probe", option)
+
+
 class TestDiskImages:
     @pytest.mark.spec("CFG-17: Two abstract levels plus a leaf")
     def test_image_inherits_over_two_abstract_levels(self, write):

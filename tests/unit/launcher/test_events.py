@@ -278,10 +278,11 @@ def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
         (node(), True, False),
         (node(allocated_to="200-1"), False, False),
         (node(records.IN_USE), False, False),
+        (None, False, False),
     ],
 )
 def test_probes_of_a_node_follow_whether_it_is_free(
-    parts: Parts, new: records.Node, locked: bool, free: bool
+    parts: Parts, new: records.Node | None, locked: bool, free: bool
 ) -> None:
     if locked:
         parts.contenders["0000000001"] = {"x"}

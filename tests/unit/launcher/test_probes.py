@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from nodepool.config.model import Label, Probing
 from nodepool.launcher.nodes import probes
-from nodepool.launcher.nodes.probes import AGAIN, MANY, PAUSE, WITNESSES, NodeProbes
+from nodepool.launcher.nodes.probes import AGAIN, MANY, MOST_COMMANDS, PAUSE, WITNESSES, NodeProbes
 from nodepool.nodescan import NodescanRequest
 from nodepool.version import get_version_string
 from nodepool.zk.records import DELETING, READY, Node
@@ -478,6 +479,75 @@ def test_label_whose_idle_nodes_are_replaced_again_and_again_is_a_problem(scene:
 def test_connections_at_a_time_are_limited() -> None:
     state: Any = SimpleNamespace(clock=HandClock())
     assert NodeProbes(state, state)._scans.MAX_REQUESTS == probes.MOST
+
+
+def with_command(scene: Scene) -> list[Future[str | None]]:
+    """Let nodes be probed with a command; return the commands that have begun, as they begin."""
+    options = {"method": "command", "command": "true", "ssh-key": "/key"}
+    scene.label.probe = Probing(options)
+    jobs: list[Future[str | None]] = []
+
+    def submit(*_args: Any) -> Future[str | None]:
+        jobs.append(Future())
+        return jobs[-1]
+
+    scene.probes._commands = cast(Any, SimpleNamespace(submit=submit))
+    return jobs
+
+
+def test_commands_at_a_time_are_limited_and_the_next_begins_when_one_has_ended(
+    scene: Scene,
+) -> None:
+    jobs = with_command(scene)
+    ids = [scene.node(number) for number in range(1, MOST_COMMANDS + 2)]
+    for node_id in ids:
+        scene.step(node_id)
+    scene.clock.now += 1800
+    for node_id in ids:
+        assert scene.step(node_id) is None
+    assert len(jobs) == MOST_COMMANDS and ids[-1] not in scene.probes._probes
+    queue = scene.probes.queue
+    for _ in range(len(queue)):
+        queue.done(queue.get(0) or "")
+    jobs[0].set_result(None)
+    scene.step(ids[0])
+    assert {queue.get(0) for _ in range(len(queue))} == {ids[0], ids[-1]}
+    scene.step(ids[-1])
+    assert len(jobs) == MOST_COMMANDS + 1
+
+
+def test_command_that_fails_twice_replaces_the_node_under_one_lock(scene: Scene) -> None:
+    jobs = with_command(scene)
+    node_id = scene.node()
+    scene.clock.now += scene.step(node_id) or 0
+    scene.step(node_id)
+    jobs[0].set_result("status 3: full")
+    assert scene.step(node_id) == pytest.approx(PAUSE)
+    scene.clock.now += PAUSE + 1
+    scene.step(node_id)
+    jobs[1].set_result("status 3: full")
+    scene.step(node_id)
+    assert scene.announced == [(node_id, "its probe failed twice: status 3: full")]
+    assert scene.unlocked == [] and scene.nodes[node_id].state == DELETING
+
+
+def test_node_that_cannot_be_locked_for_its_command_is_left_to_its_user(scene: Scene) -> None:
+    jobs = with_command(scene)
+    node_id = scene.node()
+    scene.clock.now += scene.step(node_id) or 0
+    scene.refuse = TransactionFailed(1, NotEmptyError(), "/nodepool/nodes/1/lock")
+    scene.step(node_id)
+    assert scene.step(node_id) == pytest.approx(PAUSE)
+    assert jobs == [] and scene.probes._probes == {} and scene.unlocked == []
+
+
+def test_command_needs_the_address_and_the_keys_of_the_node(scene: Scene) -> None:
+    jobs = with_command(scene)
+    assert scene.step(scene.node(1, host_keys=[])) is None
+    node_id = scene.node(2, interface_ip="a b")
+    scene.clock.now += scene.step(node_id) or 0
+    assert scene.step(node_id) == pytest.approx(PAUSE)
+    assert jobs == [] and scene.counted == ["nodepool.provider.p.probe.failed"]
 
 
 def test_only_new_idle_nodes_and_those_being_probed_are_checked(scene: Scene) -> None:

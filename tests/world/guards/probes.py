@@ -59,6 +59,41 @@ GUARDS: dict[str, Mutation] = {
         "return True",
         f"{_STEPS}test_one_launcher_probes_the_node[of another]",
     ),
+    "commands-run-beside-jobs": Mutation(
+        _IN_PROBES,
+        """            yield from self._lock(probe)
+            if probe.lock is None:
+                return self._postpone(node, PAUSE)
+""",
+        "            pass\n",
+        f"{_PROBES}test_node_is_locked_while_the_command_runs_so_that_no_job_shares_it",
+    ),
+    "commands-outlive-their-launcher": Mutation(
+        _IN_PROBES,
+        """        for probe in list(self._probes.values()):
+            probe.programs.stop()
+""",
+        "",
+        f"{_PROBES}test_running_command_ends_with_the_launcher_and_with_its_node[launcher stops]",
+    ),
+    "commands-without-limit": Mutation(
+        _IN_PROBES,
+        "self._running_commands() >= MOST_COMMANDS",
+        "False",
+        f"{_STEPS}test_commands_at_a_time_are_limited_and_the_next_begins_when_one_has_ended",
+    ),
+    "launchers-without-a-key-blame-the-nodes": Mutation(
+        _IN_PROBES,
+        "if isinstance(job.exception(), OSError | ValueError):",
+        "if False:",
+        f"{_PROBES}test_key_that_cannot_be_used_is_a_problem_and_costs_no_node[None]",
+    ),
+    "keys-open-to-all-users": Mutation(
+        "nodepool.ssh",
+        "if os.stat(path).st_mode & 0o007:",
+        "if False:",
+        f"{_PROBES}test_key_that_cannot_be_used_is_a_problem_and_costs_no_node[388]",
+    ),
     "probes-are-not-spread": Mutation(
         _IN_PROBES,
         "(zlib.crc32(node_id.encode()) % 1000 + 1) / 1000",

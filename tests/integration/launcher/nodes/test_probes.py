@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import pathlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from tests.support.launcher import LauncherBench, StatsdReceiver, config, expire
 from tests.support.ports import reserve
 from tests.support.sshd import SSHServer, ssh_server
 
+USER = getpass.getuser()
 CONFIG = config(provider(), labels={"fake-label": {"probe": {"interval": 1}}})
 PORT = config(provider(), labels={"fake-label": {"probe": {"interval": 1, "method": "port"}}})
 
@@ -269,3 +272,131 @@ def test_nodes_of_a_launcher_that_has_ended_are_probed_by_another(
     wait_for(lambda: second.probes._is_ours(node), what="second launcher probes")
     before = sshd.connections()
     wait_for(lambda: sshd.connections() > before, what="probe by the second launcher")
+
+
+def command(sshd: SSHServer, text: str, **options: Any) -> dict[str, Any]:
+    """Return the configuration of a label whose nodes are probed with a command."""
+    given = {"method": "command", "command": text, "ssh-key": str(sshd.client_key), **options}
+    return config(provider(), labels={"fake-label": {"probe": {"interval": 1, **given}}})
+
+
+def test_node_on_which_the_command_succeeds_is_kept_and_unlocked(
+    bench: LauncherBench, sshd: SSHServer, statsd: StatsdReceiver, tmp_path: pathlib.Path
+) -> None:
+    bench.start(command(sshd, f"id -un > '{tmp_path}/user'"))
+    node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
+    statsd.wait_any("nodepool.provider.fake-provider.probe.ok")
+    assert (tmp_path / "user").read_text().strip() == USER
+    wait_for(lambda: bench.zuul.contenders(node_id) == [], what="unlocked")
+    assert bench.node(node_id).state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (
+            "echo useless; printf 'disk \\033[2Jfull\\n\\n'; exit 3",
+            {},
+            "its command has ended with status 3: disk \\x1b[2Jfull",
+        ),
+        ("exit 9", {}, "its command has ended with status 9"),
+        ("sleep 600", {"timeout": 1}, "its command has not ended within 1 s"),
+        ("head -c 9999999 /dev/zero | tr '\\0' x; exit 1", {}, "its command has ended with"),
+    ],
+    ids=["last line", "silent", "no end", "endless line"],
+)
+def test_node_on_which_the_command_fails_is_replaced_with_its_last_line(
+    bench: LauncherBench,
+    sshd: SSHServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.setattr(probes, "PAUSE", 0.3)
+    caplog.set_level(logging.INFO)
+    bench.start(command(sshd, text, **options))
+    node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
+    bench.wait_gone(node_id)
+    found = reason(caplog, node_id)
+    assert found == said if len(found) < 200 else found.startswith(said) and len(found) < 500
+
+
+@pytest.mark.parametrize("wrong", ["host key", "user's key"])
+def test_node_that_nobody_can_log_in_to_is_replaced(
+    bench: LauncherBench,
+    sshd: SSHServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    wrong: str,
+) -> None:
+    monkeypatch.setattr(probes, "PAUSE", 0.3)
+    caplog.set_level(logging.INFO)
+    keys, ran, other = sshd.host_keys, tmp_path / "ran", tmp_path / "key"
+    if wrong == "host key":
+        keys, other = [f"{sshd.host_keys[0][:-8]}AAAAAAAA"], sshd.client_key
+    else:
+        other.write_bytes((sshd.folder / "host_ed25519").read_bytes())
+        other.chmod(0o600)
+    bench.start(command(sshd, f"touch '{ran}'", **{"ssh-key": str(other)}))
+    node_id = idle(bench, sshd.port, keys, username=USER)
+    bench.wait_gone(node_id)
+    assert reason(caplog, node_id).startswith(f"cannot log in as {USER}: ")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("mode", [None, 0o604])
+def test_key_that_cannot_be_used_is_a_problem_and_costs_no_node(
+    bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path, mode: int | None
+) -> None:
+    key = tmp_path / "key"
+    if mode is not None:
+        key.write_bytes(sshd.client_key.read_bytes())
+        key.chmod(mode)
+    pool = bench.start(command(sshd, "true", **{"ssh-key": str(key)}))
+    node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
+    wait_for(pool.probes.problems, what="problem")
+    (problem,) = pool.probes.problems()
+    text = f"the key {key} (option ssh-key) is open" if mode else f"cannot read the key {key}"
+    assert problem.text.startswith(f"idle nodes of label fake-label are not probed: {text}")
+    wait_for(lambda: bench.zuul.contenders(node_id) == [], what="unlocked")
+    assert bench.node(node_id).state == "ready"
+    if mode is not None:
+        key.chmod(0o600)
+        wait_for(lambda: pool.probes.problems() == [], what="end of the problem")
+
+
+def test_node_is_locked_while_the_command_runs_so_that_no_job_shares_it(
+    bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path
+) -> None:
+    begun, going_on = tmp_path / "begun", tmp_path / "going on"
+    text = f"touch '{begun}'; until [ -e '{going_on}' ]; do sleep 0.1; done"
+    bench.start(command(sshd, text, timeout=600))
+    node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
+    wait_for(begun.exists, what="the command")
+    assert len(bench.zuul.contenders(node_id)) == 1
+    _request_id, (node,) = bench.fulfilled("fake-label")
+    assert node.id != node_id
+    going_on.touch()
+    wait_for(lambda: bench.zuul.contenders(node_id) == [], what="unlocked")
+
+
+@pytest.mark.parametrize("event", ["launcher stops", "node deleted"])
+def test_running_command_ends_with_the_launcher_and_with_its_node(
+    bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path, event: str
+) -> None:
+    begun = tmp_path / "begun"
+    pool = bench.start(command(sshd, f"touch '{begun}'; sleep 600", timeout=600))
+    node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
+    wait_for(begun.exists, what="the command")
+    (probe,) = pool.probes._probes.values()
+    if event == "launcher stops":
+        bench.stop(pool)
+    else:
+        bench.zk.kazoo_client.delete(f"/nodepool/nodes/{node_id}", recursive=True)
+        wait_for(lambda: not pool.probes._probes, what="end of the probe")
+        wait_for(lambda: not pool.probes._commands.active, what="end of the program")
+    assert probe.programs.stopped and not probe.programs
+    assert probe.job is not None and probe.job.done()
