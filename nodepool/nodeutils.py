@@ -46,7 +46,7 @@ def set_node_ip(node: Any) -> None:
         return
     try:
         addresses = socket.getaddrinfo(node.hostname, node.connection_port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise exceptions.LaunchNetworkException(
             f"Unable to resolve host {node.hostname}: {error}"
         ) from error

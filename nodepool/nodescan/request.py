@@ -199,9 +199,16 @@ class NodescanRequest:
         self.keys = {kind: self.keys[kind] for kind in order if kind in self.keys}
 
     def _resolve(self) -> Steps[list[Address]]:
-        with contextlib.suppress(socket.gaierror):
+        try:
             # Addresses need no name service: this cannot block.
             return self._addresses(socket.AI_NUMERICHOST)
+        except (ValueError, TypeError, OverflowError) as error:
+            # Others write records, and clouds name addresses.
+            raise exceptions.LaunchNetworkException(
+                f"{self.ip} port {self.node.connection_port} cannot be an address: {error}"
+            ) from error
+        except socket.gaierror:
+            pass  # a name
         lane = threads.shared().lane(f"keyscan-resolve {self.ip}", 1)
         ended = NodescanEvent(self.worker, self)
         while True:

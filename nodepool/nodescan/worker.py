@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from nodepool import exceptions
+from nodepool.base.problems import log_failure, one_line
 from nodepool.nodescan.request import NodescanRequest
 
 
@@ -216,7 +217,7 @@ class NodescanWorker:
         try:
             request.advance(socket_ready)
         except Exception as error:
-            self.log.exception("Error scanning %s:", request.ip)
+            log_failure(self.log, error, "Error scanning %s", one_line(request.ip))
             request.fail(error)
 
     def _fail_rest(self) -> None:

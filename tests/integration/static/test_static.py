@@ -147,6 +147,24 @@ def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.Mo
     assert bench.nodes("d") == []
 
 
+def test_name_that_cannot_exist_is_reported_without_a_traceback(
+    bench: DriverBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    unchecked = {"host-key-checking": False}
+    bench.start(
+        config(host("a" * 300, "b"), host("a" * 300, "c", username="x", **unchecked), host())
+    )
+    bench.wait_nodes("a")
+
+    def reported() -> bool:
+        found = [each for each in caplog.records if "cannot be registered now" in each.message]
+        return len(found) == 2
+
+    wait_for(reported, what="both hosts reported")
+    assert not any(each.exc_info for each in caplog.records if "Error" in each.message)
+    assert bench.nodes("b") == bench.nodes("c") == []
+
+
 @pytest.mark.spec("LAU-21.165, LAU-21.166")
 @pytest.mark.spec("LAU-21.167, LAU-21.168")
 @pytest.mark.spec("STA-6.6: adding, removing, raising, lowering")

@@ -387,6 +387,21 @@ def test_unresolvable_name_fails_the_scan(
         nodeutils.nodescan("nowhere.example", timeout=1)
 
 
+@pytest.mark.parametrize(
+    ("address", "port"),
+    [("a" * 300, 22), ("\ud800", 22), ("a..b", 22), ("127.0.0.1", None), ("127.0.0.1", 10**30)],
+    ids=["long", "no text", "empty label", "no port", "huge port"],
+)
+def test_address_that_cannot_exist_fails_immediately_and_without_a_traceback(
+    worker: NodescanWorker, caplog: pytest.LogCaptureFixture, address: str, port: int | None
+) -> None:
+    given = Attributes(interface_ip=address, connection_port=port, connection_type="ssh")
+    with pytest.raises(exceptions.LaunchNetworkException, match="cannot be an address"):
+        scan(worker, given, timeout=60).result()
+    (record,) = [each for each in caplog.records if each.name == "nodepool.NodescanWorker"]
+    assert record.exc_info is None and record.getMessage().isprintable()
+
+
 def test_a_patched_advance_that_raises_fails_the_scan(
     worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +427,7 @@ def test_bad_port_fails_only_its_own_scan(worker: NodescanWorker, sshd: SSHServe
         worker,
         Attributes(interface_ip="127.0.0.1", connection_port={"host": "x"}, connection_type="ssh"),
     )
-    with pytest.raises(TypeError):
+    with pytest.raises(exceptions.LaunchNetworkException, match="cannot be an address"):
         request.result()
     assert len(scan(worker, target(sshd.port)).result()) == 5
 
