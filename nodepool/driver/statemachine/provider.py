@@ -163,6 +163,14 @@ class StateMachineProvider(LaunchProvider):
     def listNodes(self) -> Iterable[Any]:
         return self.adapter.listInstances()
 
+    def checksHost(self, node: zk.Node) -> bool:
+        """Return whether launchers connect to this node: its SSH host keys are known, or are read
+        when a node of its label is launched (``host-key-checking``).
+        """
+        pool = self.provider.pools.get(node.pool or "")
+        labels = [pool.labels[name] for name in node.type if name in pool.labels] if pool else []
+        return bool(node.host_keys) or all(label.host_key_checking for label in labels)
+
     def findMissingNodes(self, nodes: Iterable[zk.Node]) -> list[zk.Node]:
         """Return the nodes whose instance is certainly deleted, stopped or reclaimed."""
         known = list(nodes)

@@ -8,6 +8,7 @@ from tests.world.mutation import Mutation
 _IN_PROBES = "nodepool.launcher.nodes.probes"
 #: Files of tests.
 _PROBES = "tests/integration/launcher/nodes/test_probes.py::"
+_STATIC = "tests/integration/static/test_probes.py::"
 _STEPS = "tests/unit/launcher/test_probes.py::"
 
 GUARDS: dict[str, Mutation] = {
@@ -93,6 +94,26 @@ GUARDS: dict[str, Mutation] = {
         "if os.stat(path).st_mode & 0o007:",
         "if False:",
         f"{_PROBES}test_key_that_cannot_be_used_is_a_problem_and_costs_no_node[388]",
+    ),
+    "static-hosts-are-ready-untried": Mutation(
+        "nodepool.driver.static.provider",
+        "if slots.empty:  # the others are in use, or are probed while they are idle",
+        "if False:",
+        f"{_STATIC}test_host_that_comes_back_from_its_user_is_tried_before_it_is_ready",
+    ),
+    "trials-that-end-with-the-launcher-remove-nodes": Mutation(
+        "nodepool.driver.static.provider",
+        """            if self._idle:
+                return False  # the end of this provider has ended the command
+""",
+        "",
+        f"{_STATIC}test_end_of_the_launcher_during_a_trial_removes_no_node",
+    ),
+    "probes-of-nodes-that-launchers-do-not-reach": Mutation(
+        "nodepool.driver.statemachine.provider",
+        "return bool(node.host_keys) or all(label.host_key_checking for label in labels)",
+        "return True",
+        f"{_PROBES}test_node_without_host_key_checking_is_only_probed_if_its_keys_are_known",
     ),
     "probes-are-not-spread": Mutation(
         _IN_PROBES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import getpass
 import logging
 import pathlib
@@ -272,6 +273,22 @@ def test_nodes_of_a_launcher_that_has_ended_are_probed_by_another(
     wait_for(lambda: second.probes._is_ours(node), what="second launcher probes")
     before = sshd.connections()
     wait_for(lambda: sshd.connections() > before, what="probe by the second launcher")
+
+
+def test_node_without_host_key_checking_is_only_probed_if_its_keys_are_known(
+    bench: LauncherBench,
+) -> None:
+    text = copy.deepcopy(PORT)
+    place = text["providers"][0]["pools"][0]
+    place["host-key-checking"] = False
+    pool = bench.start(text)
+    unknown = bench.node(idle(bench, reserve(), [], connection_type="winrm"))
+    assert pool.probes._probing(unknown) is None
+    known = bench.node(idle(bench, reserve(), ["ssh-ed25519 AAAA"]))
+    assert pool.probes._probing(known) is not None
+    place["host-key-checking"] = True
+    bench.config(text)
+    wait_for(lambda: pool.probes._probing(unknown), what="probes with host-key-checking")
 
 
 def command(sshd: SSHServer, text: str, **options: Any) -> dict[str, Any]:
