@@ -9,7 +9,7 @@ import voluptuous as v
 
 from nodepool.base.option import REQUIRED, option, schema, values
 from nodepool.config.errors import UnknownName
-from nodepool.config.model import Config, ConfigPool, ProviderConfig
+from nodepool.config.model import Config, ConfigPool, ProviderConfig, probing_of
 from nodepool.exceptions import ConfigError, PathItem
 
 log = logging.getLogger("nodepool.driver.static")
@@ -109,6 +109,8 @@ class StaticPool(ConfigPool):
                             where=(*place, "labels"),
                         )
                     full_config.labels[label].pools.append(self)
+            # How the driver tries the host before its node is ready, also after each use.
+            settings["probe"] = probing_of(full_config.labels, labels) if full_config else None
 
 
 class StaticProviderConfig(ProviderConfig):

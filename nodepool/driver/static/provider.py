@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
-from nodepool import exceptions, nodeutils
+from nodepool import exceptions, nodeutils, ssh
 from nodepool.base import threads
 from nodepool.base.problems import one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.request.base import RequestHost
+from nodepool.driver.static import trial
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.static.handler import StaticManager, StaticNodeRequestHandler
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
@@ -105,6 +106,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         self._again: set[NodeTuple] = set()
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
+        self._programs = ssh.Programs()
         self._warned: dict[NodeTuple, str] = {}
         #: Unreachable hosts that were logged; logged again when they are reachable.
         self._announced: set[NodeTuple] = set()
@@ -135,6 +137,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     def stop(self) -> None:
         self._idle = True
+        self._programs.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -216,10 +219,16 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             template = None
             if slots.empty or (update and slots.occupied):
                 template = self._template(pool, static_node)
+                if slots.empty:  # the others are in use, or are probed while they are idle
+                    failure = trial.failure(template, static_node, self._programs, self.log)
+                    if failure is not None:
+                        raise StaticNodeError(f"{template.hostname}: {failure}")
             if template is not None and self._warned.pop(host, None) is not None:
                 self._announced.discard(host)
                 self.log.info("Static host %s can be used again", host)
         except (StaticNodeError, exceptions.LaunchNetworkException) as error:
+            if self._idle:
+                return False  # the end of this provider has ended the command
             self._warn(host, error)
             if update:
                 for node in self._records(host):

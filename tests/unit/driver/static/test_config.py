@@ -45,6 +45,7 @@ def test_omitted_options_of_a_node_have_the_documented_defaults() -> None:
             "username": "zuul",
             "max-parallel-jobs": 1,
             "python-path": "auto",
+            "probe": config.labels["a"].probe,
         }
     ]
     assert pool.labels == {"a"}
