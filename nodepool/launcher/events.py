@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kazoo.protocol.states import KazooState
 
+from nodepool.driver.backing.records import backing_data, decode_driver_data
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.nodes.probes import NodeProbes
 from nodepool.launcher.nodes.reconciler import DELETABLE, NodeReconciler
@@ -114,6 +115,8 @@ class LauncherEvents:
         if new is None:
             self._probes.node_changed(node_id, False)
             if old is not None:
+                if (place := decode_driver_data(old.driver_data)) is not None:
+                    self._probes.node_changed(place[0], True)
                 self._capacity(old)
                 self._min_ready_label(old)
             return
@@ -125,7 +128,7 @@ class LauncherEvents:
         if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
             self._nodes.check_soon(node_id)
         freed = state == READY and new.allocated_to is None and not locked
-        self._probes.node_changed(node_id, freed)
+        self._probes.node_changed(node_id, freed or backing_data(new) is not None)
         if freed or (old is not None and old.resources != new.resources):
             self._capacity(new)
         elif old is not None and old.tenant and old.tenant != new.tenant:

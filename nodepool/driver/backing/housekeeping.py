@@ -109,7 +109,7 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
                 return
             record = BackingNodeRecord(data.label, data.slots)
             record.node_id = node_id
-            record.failed = data.failed
+            record.failed, record.reason = data.failed, data.reason
             record.launched = data.launched
             slots.book.add(record)
             slots.book.merge(record, data.allocations, present.__contains__)

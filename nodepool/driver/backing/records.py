@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from nodepool.texts import one_line
+from nodepool.zk.records import IN_USE, Node
+
+#: How the names of owners begin; the name of the provider follows.
+METASTATIC = "NodePool:metastatic:"
+
 
 class BackingNodeRecord:
     """A backing node, or the request for one."""
@@ -20,8 +26,9 @@ class BackingNodeRecord:
         #: ``created_time`` of the request.
         self.requested: float | None = None
         self.allocated_nodes: list[str | None] = [None] * slot_count
-        #: No new nodes are put here.
+        #: No new nodes are put here; why, if a launcher has probed it.
         self.failed = False
+        self.reason = ""
         self.launched = time.time()
         self.last_used = time.time()
         # Below: its state in ZooKeeper.
@@ -90,10 +97,12 @@ class UserData(NamedTuple):
     failed: bool
     launched: float
     allocations: dict[int, str]
+    reason: str = ""
 
 
 def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
-    """Return the text for ``user_data``. 11.0.0 reads the first five keys, not the last one."""
+    """Return the text for ``user_data``. 11.0.0 reads the first five keys, not the last ones."""
+    reason = {"reason": record.reason} if record.reason else {}
     return json.dumps(
         {
             "owner": owner,
@@ -102,6 +111,7 @@ def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
             "failed": record.failed,
             "launched": record.launched,
             "allocations": {str(slot): node_id for slot, node_id in record.allocations().items()},
+            **reason,
         }
     )
 
@@ -121,9 +131,28 @@ def parse_user_data(text: object, owner: str) -> UserData | None:
             bool(data.get("failed", False)),
             float(data.get("launched", 0)),
             {int(slot): str(node_id) for slot, node_id in allocations.items()},
+            one_line(data.get("reason") or ""),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+
+
+def backing_data(node: Node) -> tuple[str, UserData] | None:
+    """Return the owner and the ``user_data`` of a backing node; None for other nodes."""
+    text = node.user_data
+    if node.state != IN_USE or not isinstance(text, str) or METASTATIC not in text:
+        return None
+    try:
+        owner = str(json.loads(text)["owner"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    data = parse_user_data(text, owner)
+    return (owner, data) if data is not None and owner.startswith(METASTATIC) else None
+
+
+def with_failure(text: str, reason: str) -> str:
+    """Return the ``user_data`` of a backing node that gets no more nodes."""
+    return json.dumps({**json.loads(text), "failed": True, "reason": reason})
 
 
 def decode_driver_data(data: object) -> tuple[str, int] | None:

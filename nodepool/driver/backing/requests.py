@@ -18,6 +18,7 @@ from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import (
+    METASTATIC,
     BackingNodeRecord,
     SlotBook,
     UserData,
@@ -81,7 +82,7 @@ class BackingRequests(abc.ABC):
         self.provider = provider_config
         self.log = log
         self._zk = zk
-        self.my_id = f"NodePool:metastatic:{provider_config.name}"
+        self.my_id = f"{METASTATIC}{provider_config.name}"
         self.book = SlotBook()
         self.performed_init = False
         self.stopped = False

@@ -242,6 +242,7 @@ class BackingSlots(BackingRequests):
         if data is None:
             return
         record.failed = record.failed or data.failed
+        record.reason = record.reason or data.reason
         for node_id in self.book.merge(record, data.allocations):
             machine = self._waiting.get(node_id)
             if machine is not None:
@@ -315,3 +316,5 @@ class BackingSlots(BackingRequests):
                 self.backing_node_lost(record, actions)
             elif not record.busy:
                 self._merge(record, parse_user_data(node.user_data, self.my_id), actions)
+                if record.failed and record.isEmpty():
+                    self.housekeeping.became_idle(record)

@@ -31,6 +31,10 @@ __all__ = [
 ]
 
 
+#: Why a backing node is not used any more whose record does not say so.
+SILENT = "does not answer and gets no more nodes"
+
+
 class MetastaticAdapter(Adapter):
     """The cloud of its provider, and at the same time a user of other providers."""
 
@@ -104,13 +108,16 @@ class MetastaticAdapter(Adapter):
         self.slots.scan_failed(external_id)
 
     def describeHosts(self) -> list[dict[str, Any]]:
-        """Return the backing nodes that did not answer when a slot was handed out."""
+        """Return the backing nodes that did not answer when a slot was handed out, or failed
+        their probes.
+        """
         return [
             {
                 "name": record.node_id,
                 "usable": False,
-                "problem": f"{record.node_id} (backing node) does not answer and gets no more "
-                "nodes; check its machine",
+                "problem": f"{record.node_id} (backing node) "
+                + (f"gets no more nodes: {record.reason}" if record.reason else SILENT)
+                + "; check its machine",
                 "used": {"slots": sum(node_id is not None for node_id in record.allocated_nodes)},
                 "limits": {"slots": record.slot_count},
             }

@@ -19,6 +19,12 @@ from nodepool.base import threads
 from nodepool.base.problems import Problem, one_line
 from nodepool.base.workqueue import Reconciler
 from nodepool.config.model import Probing, probing_of
+from nodepool.driver.backing.records import (
+    METASTATIC,
+    backing_data,
+    decode_driver_data,
+    with_failure,
+)
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.state import LauncherState
 from nodepool.lease.ssh import machine
@@ -62,8 +68,12 @@ class Probe:
         #: The current or last command.
         self.job: Future[str | None] | None = None
         self.programs = ssh.Programs()
+        #: This launcher cannot run the command on any node.
+        self.unable = False
         self.error: str | None = None
         self.lock: LockHandle | None = None
+        #: It is locked by the user of its slots.
+        self.is_backing = node.state == zk.IN_USE
         #: A transaction was sent and is not answered.
         self.writing = False
         self.steps = steps(self)
@@ -97,6 +107,9 @@ class NodeProbes(Reconciler[str]):
         self._probes: dict[str, Probe] = {}
         #: Nodes to be probed as witnesses, also those of other launchers.
         self._witnesses: set[str] = set()
+        #: When the first probe of backing nodes has failed (monotonic seconds): they are not locked
+        #: and can be used before the second one.
+        self._suspects: dict[str, float] = {}
         #: When nodes were probed first (monotonic seconds), provider, and whether they answered.
         self._results: deque[tuple[float, str | None, bool]] = deque(maxlen=1000)
         #: Provider -> when most of its nodes failed (monotonic seconds), and the last reason.
@@ -130,7 +143,10 @@ class NodeProbes(Reconciler[str]):
 
     def check_all(self) -> None:
         """Schedule all idle nodes, because intervals or the mirror have changed."""
-        for node_id in self._free().union(list(self._probes)):
+        tree = self.state.zk.node_tree
+        with tree.lock:
+            backing = {i for i, node in tree.nodes.items() if backing_data(node) is not None}
+        for node_id in self._free().union(list(self._probes), backing):
             self.check_soon(node_id)
 
     def _free(self) -> set[str]:
@@ -152,6 +168,7 @@ class NodeProbes(Reconciler[str]):
         probing = None if node is None else self._probing(node)
         if node is None or probing is None:
             self._due.pop(node_id, None)
+            self._suspects.pop(node_id, None)
             self._witnesses.discard(node_id)
             return None
         now = self.state.clock.monotonic()
@@ -169,8 +186,9 @@ class NodeProbes(Reconciler[str]):
             self._queued.add(node_id)
             return None  # the end of one triggers the next check
         self._witnesses.discard(node_id)
-        if tree.is_locked(node_id) or tree.is_changing(node_id):
-            # The unlock, or a record with which it is idle again, triggers the next check.
+        if self._is_used(node) or tree.is_changing(node_id):
+            # The unlock, a record with which it is idle again, or the end of the last node in its
+            # slots triggers the next check.
             self._due[node_id] = 0.0, interval
             return None
         self._due[node_id] = now + interval, interval
@@ -185,7 +203,7 @@ class NodeProbes(Reconciler[str]):
     def _advance(self, node_id: str, node: zk.Node | None, probe: Probe) -> float | None:
         if probe.writing:
             return None  # the answer triggers the next step
-        taken = probe.lock is None and self.state.zk.node_tree.is_locked(node_id)
+        taken = probe.lock is None and self._is_used(probe.node)
         again: float | None = ENDED  # if somebody uses, changes or deletes it
         try:
             if node is not None and node.version == probe.node.version and not taken:
@@ -213,7 +231,8 @@ class NodeProbes(Reconciler[str]):
     def _probing(self, node: zk.Node) -> Probing | None:
         """Return how an idle node is probed; None if it is not."""
         port, config = node.connection_port, self.state.config
-        if node.state != zk.READY or node.allocated_to is not None or node.unfit() is not None:
+        idle = node.state == zk.READY and node.allocated_to is None and node.unfit() is None
+        if not (idle or self._is_backing(node)):
             return None
         if not node.interface_ip or not isinstance(port, int) or not 0 < port < 65536:
             return None
@@ -222,8 +241,35 @@ class NodeProbes(Reconciler[str]):
             return None
         if probing.method != "port" and not (node.connection_type in SSH_TYPES and node.host_keys):
             return None
-        checks = getattr(config.provider_managers.get(node.provider), "checksHost", None)
-        return probing if checks is None or checks(node) else None
+        host = self._backing_node(node) or node  # which decides about connections
+        checks = getattr(config.provider_managers.get(host.provider or ""), "checksHost", None)
+        return probing if checks is None or checks(host) else None
+
+    def _is_backing(self, node: zk.Node) -> bool:
+        """Return whether new nodes can be put on this backing node, and its users notice marks."""
+        found, ours = backing_data(node), get_version_string()
+        if found is None or found[1].failed:
+            return False
+        provider = found[0].removeprefix(METASTATIC)
+        return all(
+            pool.content.get("version") == ours
+            for pool in self.state.zk.component_tree.registered_pools()
+            if pool.provider_name == provider
+        )
+
+    def _is_used(self, node: zk.Node) -> bool:
+        """Return whether somebody else has locked the node; of a backing node, uses a slot.
+
+        Idle nodes in its slots are probed themselves.
+        """
+        tree, found = self.state.zk.node_tree, backing_data(node)
+        if found is None:
+            return tree.is_locked(node.id or "")
+        return any(tree.get(user) is not None for user in found[1].allocations.values())
+
+    def _backing_node(self, node: zk.Node) -> zk.Node | None:
+        place = decode_driver_data(node.driver_data)
+        return None if place is None else self.state.zk.node_tree.get(place[0])
 
     def _is_ours(self, node: zk.Node) -> bool:
         """Return whether this launcher probes the node.
@@ -243,38 +289,59 @@ class NodeProbes(Reconciler[str]):
 
     def _steps(self, probe: Probe) -> Steps:
         node = probe.node
-        if probe.probing.method == "command":
+        if probe.probing.method == "command" and not probe.is_backing:
             # Unlike a connection, it could disturb a job that gets the node meanwhile.
             yield from self._lock(probe)
             if probe.lock is None:
                 return self._postpone(node, PAUSE)
         yield from self._scan(probe)
         since = self.state.clock.monotonic()
-        if probe.error is None and self._unable.keys() & set(node.type):
+        if probe.unable:
             return None
         self._note(node, "ok" if probe.error is None else "failed")
         if probe.error is None:
+            self._suspects.pop(node.id or "", None)
             return None
         self._postpone(node, PAUSE)  # unless more is known by then
         self._call_witnesses(node)
         self.log.info(
             "Probe of node %s failed; repeating it in %.0f s: %s", node.id, PAUSE, probe.error
         )
-        if probe.lock is None:
+        if probe.lock is None and not probe.is_backing:
             yield from self._lock(probe)
-        if probe.lock is None:
-            return None  # somebody uses it
+            if probe.lock is None:
+                return None  # somebody uses it
+        first = self._suspects.get(node.id or "", -math.inf)
+        if since - first < AGAIN:
+            yield from self._decide(probe, first)  # it was used before the second one
+            return None
+        if probe.is_backing:
+            self._suspects[node.id or ""] = since
         while (left := since + PAUSE - self.state.clock.monotonic()) > 0:
             yield left
         yield from self._scan(probe)
+        self._suspects.pop(node.id or "", None)
         if probe.error is None:
             self._postpone(node, math.inf)
             self.log.info("Node %s answers again and is kept", node.id)
             return None
-        drained = self.state.drains.of_node(node) is not None
-        if not (drained or self._is_outage(probe, since, probe.error)):
-            yield from self._replace(probe, f"its probe failed twice: {probe.error}")
+        yield from self._decide(probe, since)
         return None
+
+    def _decide(self, probe: Probe, since: float) -> Steps:
+        """Replace the node after the second failure, unless most nodes fail.
+
+        :param since: when the first probe has failed (monotonic seconds).
+        """
+        node, error = probe.node, probe.error or ""
+        if self.state.drains.of_node(node) is not None or self._is_outage(probe, since, error):
+            return
+        reason = f"its probe failed twice: {error}"
+        backing = node if probe.is_backing else self._backing_node(node)
+        if backing is not None and self._is_backing(backing):
+            yield from self._retire(probe, backing, reason)
+        if not probe.is_backing:
+            yield from self._replace(probe, reason)
 
     def _postpone(self, node: zk.Node, seconds: float) -> None:
         """Let the next probe be due in this time, or after the interval if that is less."""
@@ -327,7 +394,8 @@ class NodeProbes(Reconciler[str]):
             yield None
         for label in node.type:
             self._unable.pop(label, None)
-        if isinstance(job.exception(), OSError | ValueError):
+        probe.unable = isinstance(job.exception(), OSError | ValueError)
+        if probe.unable:
             reason = one_line(job.exception())
             self._unable.update(dict.fromkeys(node.type, reason))
             self.log.warning("Cannot probe node %s, which is kept: %s", node.id, reason)
@@ -419,6 +487,34 @@ class NodeProbes(Reconciler[str]):
 
         yield from self._submit(probe, txn, locked)
 
+    def _retire(self, probe: Probe, backing: zk.Node, reason: str) -> Steps:
+        """Let the backing node get no more nodes; it is deleted when it is empty."""
+        facade, changed = self.state.zk, backing.copy()
+        changed.user_data = with_failure(str(backing.user_data), reason)
+        txn = Txn(facade.kazoo_client)
+        txn.set(
+            paths.node(backing.id or ""),
+            changed.serialize(),
+            backing.version,
+            tree=facade.node_tree,
+            record=changed,
+        )
+
+        def retired(_results: list[Any]) -> None:
+            self._nodes.announce("Retiring backing", backing, reason)
+            found = backing_data(backing)
+            for user in found[1].allocations.values() if found else ():
+                self._witnesses.add(user)  # as idle ones are just as dead
+                self.check_soon(user)
+            self._count_replaced(backing, reason)
+
+        yield from self._submit(probe, txn, retired)
+
+    def _count_replaced(self, node: zk.Node, reason: str) -> None:
+        self.state.statsd.incr(metrics.PROBES(node.provider, "replaced"))
+        for label in node.type:
+            self._replaced[label].append((self.state.clock.monotonic(), reason))
+
     def _replace(self, probe: Probe, reason: str) -> Steps:
         """Mark the node for deletion and unlock it, if we still hold the lock."""
         node, lock, facade = probe.node, probe.lock, self.state.zk
@@ -438,9 +534,7 @@ class NodeProbes(Reconciler[str]):
         def replaced(_results: list[Any]) -> None:
             probe.lock = None
             self._nodes.announce("Deleting", node, reason)
-            self.state.statsd.incr(metrics.PROBES(node.provider, "replaced"))
-            for label in node.type:
-                self._replaced[label].append((self.state.clock.monotonic(), reason))
+            self._count_replaced(node, reason)
 
         yield from self._submit(probe, txn, replaced)
 

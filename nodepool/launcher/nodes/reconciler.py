@@ -18,6 +18,7 @@ from nodepool.base import threads
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import Problem
 from nodepool.base.workqueue import Reconciler
+from nodepool.driver.backing.records import METASTATIC
 from nodepool.driver.quota.support import counts_labels
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
@@ -35,7 +36,7 @@ DELETABLE = frozenset(
 )
 #: A ready backing node whose requesting launcher has died before it could accept the node waits
 #: this many seconds for another request.
-METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
+BACKING_AGE = 60.0
 #: An init node without a request may belong to a launch that is being written. While its launcher
 #: serves the request, or lives if it is another one, the node is kept for this many seconds, and
 #: checked at this interval (seconds).

@@ -271,6 +271,17 @@ def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
     assert parts.node_changed(node(records.BUILDING), node()) == set()
 
 
+def test_end_of_a_node_in_a_slot_has_its_backing_node_probed(parts: Parts) -> None:
+    old = node(driver_data={"backing_node": "0000000009", "slot": 0})
+    tell(parts.node_tree.listeners, "0000000001", old, None)
+    found = parts.launcher.probes.node_changed.mock_calls
+    assert found == [call("0000000001", False), call("0000000009", True)]
+
+
+#: What the user of a backing node stores on it.
+BACKING = '{"owner": "NodePool:metastatic:m", "label": "l", "slots": 2}'
+
+
 @pytest.mark.parametrize(
     ("new", "locked", "free"),
     [
@@ -279,6 +290,8 @@ def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
         (node(allocated_to="200-1"), False, False),
         (node(records.IN_USE), False, False),
         (None, False, False),
+        (node(records.IN_USE, user_data=BACKING), True, True),
+        (node(records.IN_USE, user_data='{"owner": "zuul"}'), False, False),
     ],
 )
 def test_probes_of_a_node_follow_whether_it_is_free(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -42,6 +44,7 @@ class Scene:
         self.tree = SimpleNamespace(
             lock=threading.RLock(),
             get=self.nodes.get,
+            nodes=self.nodes,
             lock_dirs=set(),
             is_locked=self.locked.__contains__,
             is_changing=lambda _id: False,
@@ -479,6 +482,139 @@ def test_label_whose_idle_nodes_are_replaced_again_and_again_is_a_problem(scene:
 def test_connections_at_a_time_are_limited() -> None:
     state: Any = SimpleNamespace(clock=HandClock())
     assert NodeProbes(state, state)._scans.MAX_REQUESTS == probes.MOST
+
+
+OWNER = "NodePool:metastatic:meta"
+
+
+def backing(scene: Scene, *users: str, version: int = 3, **data: Any) -> str:
+    """Return a backing node with these nodes in its slots."""
+    slots = {str(slot): user for slot, user in enumerate(users)}
+    text = {"owner": OWNER, "label": "small", "slots": 4, "allocations": slots, **data}
+    stat = SimpleNamespace(version=version)
+    scene.locked.add("0000000090")  # by its user
+    node_id = scene.node(90, state="in-use", user_data=json.dumps(text), stat=stat)
+    del scene.tree.free["p", "main"]["a"][node_id]
+    return node_id
+
+
+def slot(scene: Scene, number: int, **values: Any) -> str:
+    """Return a node in a slot of the backing node."""
+    place = {"backing_node": "0000000090", "slot": number}
+    return scene.node(number, driver_data=place, **values)
+
+
+def test_backing_node_that_fails_twice_gets_no_more_nodes(scene: Scene) -> None:
+    node_id = backing(scene)
+    fail_twice(scene, node_id)
+    assert scene.nodes[node_id].state == "in-use" and scene.unlocked == []
+    found = json.loads(scene.nodes[node_id].user_data)
+    assert (found["failed"], found["reason"]) == (True, "its probe failed twice: no answer")
+    assert (found["owner"], found["slots"]) == (OWNER, 4)
+    assert scene.announced == [(node_id, "its probe failed twice: no answer")]
+    assert scene.counted[-1] == "nodepool.provider.p.probe.replaced"
+    assert scene.step(node_id) is None, "it is not probed any more"
+
+
+def test_backing_node_is_probed_when_the_last_node_in_its_slots_has_ended(scene: Scene) -> None:
+    user = slot(scene, 1, state="in-use")
+    node_id = backing(scene, user)
+    scene.clock.now += scene.step(node_id) or 0
+    assert scene.step(node_id) is None and scene.scans == {}
+    del scene.nodes[user]
+    scene.probes.node_changed(node_id, True)
+    assert len(scene.probes.queue) == 1
+    assert scene.step(node_id) is None and node_id in scene.scans
+    assert scene.end(node_id, error=None) == pytest.approx(1800)
+
+
+def test_probe_of_a_backing_node_ends_when_a_slot_is_used(scene: Scene) -> None:
+    node_id = backing(scene)
+    scan = scene.begin(node_id)
+    backing(scene, "0000000001", version=4)
+    scene.step(node_id)
+    assert scene.probes._probes == {} and scan._steps.gi_frame is None
+
+
+def test_backing_node_that_is_used_between_two_failures_gets_no_more_nodes(scene: Scene) -> None:
+    """Otherwise its jobs, which fail soon, would prevent each second probe."""
+    node_id = backing(scene)
+    scene.begin(node_id)
+    scene.end(node_id)
+    backing(scene, "0000000001", version=4)
+    scene.step(node_id)
+    assert scene.probes._probes == {}
+    scene.clock.now += PAUSE
+    assert scene.step(node_id) is None
+    scene.end(node_id)
+    scene.step(node_id)
+    assert scene.announced == [(node_id, "its probe failed twice: no answer")]
+
+
+def test_failure_of_a_backing_node_is_forgotten_when_it_answers_or_after_some_time(
+    scene: Scene,
+) -> None:
+    node_id = backing(scene)
+    for seconds, answer in ((PAUSE, None), (AGAIN + 1, DEAD)):
+        scene.begin(node_id)
+        scene.end(node_id)
+        backing(scene, version=scene.nodes[node_id].version + 1)
+        scene.step(node_id)
+        scene.clock.now += seconds
+        assert scene.step(node_id) is None
+        scene.end(node_id, error=answer)
+        assert scene.announced == []
+
+
+def test_idle_slot_that_fails_twice_takes_its_backing_node_out_of_use(scene: Scene) -> None:
+    first, second = slot(scene, 1), slot(scene, 2)
+    used = slot(scene, 3, state="in-use")
+    node_id = backing(scene, first, second, used)
+    scene.state.config.labels["a"].probe = Probing({})
+    scene.begin(first)
+    scene.end(first)
+    scene.witnesses(error=None)
+    scene.step(first)
+    scene.clock.now += PAUSE + 1
+    scene.step(first)
+    scene.end(first)
+    scene.step(first)
+    scene.step(first)
+    reason = "its probe failed twice: no answer"
+    assert scene.announced == [(node_id, reason), (first, reason)]
+    assert json.loads(scene.nodes[node_id].user_data)["failed"] is True
+    assert scene.nodes[first].state == DELETING and scene.nodes[used].state == "in-use"
+    assert second in scene.probes._witnesses, "the others are probed now"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"failed": True},
+        {"owner": "Zuul"},
+        {"owner": 7},
+        {"slots": "many"},
+        {"slots": math.inf},
+        {"allocations": 3},
+    ],
+    ids=str,
+)
+def test_node_in_use_that_is_no_usable_backing_node_is_not_probed(
+    scene: Scene, data: dict[str, Any]
+) -> None:
+    assert scene.step(backing(scene, **data)) is None
+
+
+def test_backing_node_of_a_launcher_that_does_not_know_probes_is_not_probed(scene: Scene) -> None:
+    node_id = backing(scene)
+    scene.pool("old", "11.0.0", provider="meta")
+    assert scene.step(node_id) is None
+
+
+def test_backing_nodes_are_checked_after_the_synchronization(scene: Scene) -> None:
+    node_id = backing(scene)
+    scene.probes.check_all()
+    assert scene.probes.queue.get(0) == node_id
 
 
 def with_command(scene: Scene) -> list[Future[str | None]]:

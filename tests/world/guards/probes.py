@@ -8,6 +8,7 @@ from tests.world.mutation import Mutation
 _IN_PROBES = "nodepool.launcher.nodes.probes"
 #: Files of tests.
 _PROBES = "tests/integration/launcher/nodes/test_probes.py::"
+_BACKING = "tests/integration/metastatic/test_probes.py::"
 _STATIC = "tests/integration/static/test_probes.py::"
 _STEPS = "tests/unit/launcher/test_probes.py::"
 
@@ -85,8 +86,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "launchers-without-a-key-blame-the-nodes": Mutation(
         _IN_PROBES,
-        "if isinstance(job.exception(), OSError | ValueError):",
-        "if False:",
+        "probe.unable = isinstance(job.exception(), OSError | ValueError)",
+        "pass",
         f"{_PROBES}test_key_that_cannot_be_used_is_a_problem_and_costs_no_node[None]",
     ),
     "keys-open-to-all-users": Mutation(
@@ -114,6 +115,46 @@ GUARDS: dict[str, Mutation] = {
         "return bool(node.host_keys) or all(label.host_key_checking for label in labels)",
         "return True",
         f"{_PROBES}test_node_without_host_key_checking_is_only_probed_if_its_keys_are_known",
+    ),
+    "backing-nodes-are-probed-beside-jobs": Mutation(
+        _IN_PROBES,
+        "return any(tree.get(user) is not None for user in found[1].allocations.values())",
+        "return False",
+        f"{_STEPS}test_backing_node_is_probed_when_the_last_node_in_its_slots_has_ended",
+    ),
+    "marks-that-11.0.0-does-not-notice": Mutation(
+        _IN_PROBES,
+        "            if pool.provider_name == provider\n",
+        "            if False\n",
+        f"{_STEPS}test_backing_node_of_a_launcher_that_does_not_know_probes_is_not_probed",
+    ),
+    "jobs-that-fail-soon-keep-a-dead-backing-node": Mutation(
+        _IN_PROBES,
+        "if since - first < AGAIN:",
+        "if False:",
+        f"{_STEPS}test_backing_node_that_is_used_between_two_failures_gets_no_more_nodes",
+    ),
+    "old-failures-of-backing-nodes-count": Mutation(
+        _IN_PROBES,
+        "if since - first < AGAIN:",
+        "if first > 0:",
+        f"{_STEPS}test_failure_of_a_backing_node_is_forgotten_when_it_answers_or_after_some_time",
+    ),
+    "marks-undo-the-slots-of-others": Mutation(
+        _IN_PROBES,
+        """            backing.version,
+            tree=facade.node_tree,
+""",
+        """            -1,
+            tree=facade.node_tree,
+""",
+        f"{_BACKING}test_slot_that_is_assigned_meanwhile_is_not_undone",
+    ),
+    "dead-backing-nodes-of-idle-slots-get-more": Mutation(
+        _IN_PROBES,
+        "if backing is not None and self._is_backing(backing):",
+        "if probe.is_backing:",
+        f"{_STEPS}test_idle_slot_that_fails_twice_takes_its_backing_node_out_of_use",
     ),
     "probes-are-not-spread": Mutation(
         _IN_PROBES,

@@ -93,7 +93,7 @@ def test_user_data_can_be_read_by_11_0_0() -> None:
 def test_user_data_of_older_releases() -> None:
     parsed = parse_user_data(json.dumps({"owner": OWNER, "label": "small", "slots": 4}), OWNER)
     assert parsed is not None
-    assert parsed == ("small", 4, False, 0, {})
+    assert parsed == ("small", 4, False, 0, {}, "")
 
 
 @pytest.mark.parametrize(
