@@ -217,6 +217,7 @@ class Lease:
     :ivar ends: time with time zone; None: it has no end, or has not begun.
     :ivar limited_by: what gave it an earlier end than you asked for, such as ``max-hold-age``;
         None: nothing.
+    :ivar drained: why one of its nodes should be returned soon; None: no operator drains one.
     :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``,
         ``queue_position``.
     :ivar token: renews and returns this lease from other processes.
@@ -233,6 +234,7 @@ class Lease:
     notes: Mapping[str, Any]
     why: Mapping[str, Any] | None
     limited_by: str | None
+    drained: str | None
 
     def __init__(
         self,
@@ -290,6 +292,7 @@ class Lease:
             "notes",
             "why",
             "limited_by",
+            "drained",
         ):
             setattr(self, name, answer.get(name))
         self.created, self.ends = (_moment(answer.get(name)) for name in ("created", "ends"))

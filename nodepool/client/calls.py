@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +206,28 @@ class Calls:
             "broken",
             "The program was ended: the node, or the launcher's connection to it, no longer exists",
         )
+
+    def events(self, *types: str) -> Iterator[Mapping[str, Any] | None]:
+        """Follow events of the cluster: yield None once none is missed any more, then each event.
+
+        :raises NodepoolError: the server cannot be reached, or ends the connection.
+        """
+        connection = self._connection()
+        try:
+            path = f"/api/v1/events?type={','.join(types)}"
+            connection.request("GET", path, headers=self._headers(self.token, False))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise _error(answer.status, answer.headers, answer.read())
+            for line in answer:
+                if line.startswith((b"retry:", b"data:")):
+                    yield json.loads(line[5:]) if line.startswith(b"data:") else None
+        except (OSError, http.client.HTTPException) as error:
+            raise NodepoolError(
+                "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
+            ) from error
+        finally:
+            connection.close()
 
     def outputs(self, stream: bool) -> list[ssh.Output]:
         """Return where the output of a program goes: to that of this one, or to memory."""

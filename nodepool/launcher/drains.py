@@ -16,7 +16,7 @@ from nodepool.config.model import Config, ConfigPool, Label, disk_image
 from nodepool.driver.provider import Provider
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, Reason, because
-from nodepool.zk.drains import Drain, covering, describe, host_names, names_of
+from nodepool.zk.drains import Drain, covering, describe, host_names, of_node, shown
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -126,7 +126,7 @@ class Drains:
         return [
             row
             if (drain := self._of_host(row)) is None
-            else {**row, "usable": False, "problem": f"{drain.name} is drained{describe(drain)}"}
+            else {**row, "usable": False, "problem": shown(drain)}
             for row in rows
         ]
 
@@ -135,14 +135,8 @@ class Drains:
 
         Nodes of a drained launcher are not affected, because other launchers assign them.
         """
-        drains, zk = self.all(), self._zk()
-        if not drains or zk is None:
-            return None
-        found, place = covering(drains, names_of(node)), node.driver_data
-        if found is None and isinstance(place, dict) and "backing_node" in place:
-            backing = zk.getCachedNode(str(place["backing_node"]))
-            found = None if backing is None else covering(drains, names_of(backing))
-        return found
+        zk = self._zk()
+        return None if zk is None else of_node(self.all(), node, zk.getCachedNode)
 
     def idle(self, label: Label) -> int:
         """Return the number of free nodes of a label that are not assigned because of drains."""

@@ -199,6 +199,7 @@ class LauncherEvents:
         drains = zk.note_tree.of(Drain)
         if drains != self._drains and self._state.zk is not None:
             self._drains = drains
+            self._feed.note("drain-changed", drains=[drain.name for drain in drains])
             for worker in self._state.workers.values():
                 worker.refresh()
             self._assignment.wake()

@@ -15,9 +15,11 @@ from typing import Any
 from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
 from nodepool.base.problems import LOG, Problem, one_line
 from nodepool.reasons import Code, Declined
+from nodepool.status import drains
 from nodepool.status.known import (
     Cause,
     Clock,
+    backing_of,
     cause_of_row,
     configured_images,
     count_of,
@@ -36,7 +38,7 @@ from nodepool.status.known import (
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk.components import RegisteredPool
-from nodepool.zk.drains import Drain, describe
+from nodepool.zk.drains import Drain, shown
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED, Node, NodeRequest
 from nodepool.zk.rollback import rolled_back
@@ -562,6 +564,8 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
     missing = why_not_offered([label], pools, "launcher")
     if missing is not None:
         return _not_offered(zk, [label], missing)
+    if (drain := drains.of_label(zk, label)) is not None:
+        return Cause(shown(drain), f"`nodepool undrain {drain.name}` ends it", Code.DRAINED.word)
     offering = {str(pool.provider_name) for pool in pools if label in pool.labels}
     if (lack := _of_parts(zk, label, clock, depth)) is not None:
         return lack
@@ -581,16 +585,6 @@ def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
                 f"no backing node of {backing} can be launched: {lack.text}", lack.remedy, "backing"
             )
     return None
-
-
-def backing_of(zk: Facade, label: str) -> list[str]:
-    """Return the labels of backing nodes for this label."""
-    found = {
-        name
-        for report in zk.readReports()
-        for name in report["labels"].get(label, {}).get("backing", ())
-    }
-    return sorted(found - {label})
 
 
 def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Cause | None:
@@ -655,7 +649,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         return [Problem(text, help="start nodepool-launcher")] if waiting else []
     found = [
         Problem(
-            one_line(f"{drain.name} is drained{describe(drain)}"),
+            one_line(shown(drain)),
             help=f"`nodepool undrain {drain.name}` ends it",
             since=drain.since,
         )

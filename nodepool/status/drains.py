@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from nodepool.status.known import backing_of, images_of
 from nodepool.status.once import Facade
 from nodepool.status.results import Results
+from nodepool.zk.components import RegisteredPool
 from nodepool.zk.drains import Drain, covering, host_names, moment, names_of
 from nodepool.zk.records import BUILDING, INIT, READY, Node
 
@@ -63,6 +65,38 @@ def remaining(zk: Facade, drain: Drain) -> list[Node]:
             and (drain.keep_idle or node.provider in static)
         )
     ]
+
+
+def of_label(zk: Facade, label: str, depth: int = 1) -> Drain | None:
+    """Return a drain if no pool gives out nodes of the label, or of the label of its backing
+    nodes; None: one may do so.
+    """
+    drains = zk.readNotes(Drain)
+    pools = [pool for pool in zk.getRegisteredPools() if label in pool.labels] if drains else []
+    found = [_of_pool(zk, drains, pool, label) for pool in pools]
+    backing = backing_of(zk, label) if depth and pools else ()
+    found = found if all(found) else [of_label(zk, each, depth - 1) for each in backing]
+    return next(filter(None, found), None)
+
+
+def _of_pool(zk: Facade, drains: list[Drain], pool: RegisteredPool, label: str) -> Drain | None:
+    """Return why a pool gives out no nodes of a label: also if all its hosts are drained."""
+    provider, launcher = str(pool.provider_name), pool.content.get("hostname")
+    names = {f"launcher {launcher}", f"provider {provider}", f"pool {provider}-{pool.name}"}
+    names |= {f"label {label}"} | {
+        f"image {name}"
+        for name, entry in images_of(zk, label).items()
+        if provider in entry["providers"]
+    }
+    hosts = [
+        covering(drains, host_names(str(row["name"])))
+        for report in zk.readReports()
+        for name, one in report["providers"].items()
+        # Backing nodes, which metastatic describes, are no hosts.
+        if name == provider and one["driver"] != "metastatic"
+        for row in one["hosts"]
+    ]
+    return covering(drains, names) or (hosts[0] if all(hosts) and hosts else None)
 
 
 def static_providers(zk: Facade) -> set[str]:

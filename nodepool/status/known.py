@@ -265,6 +265,16 @@ def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     return found
 
 
+def backing_of(zk: Facade, label: str) -> list[str]:
+    """Return the labels of backing nodes for this label."""
+    found = {
+        name
+        for report in zk.readReports()
+        for name in report["labels"].get(label, {}).get("backing", ())
+    }
+    return sorted(found - {label})
+
+
 def images_of(zk: Facade, label: str) -> dict[str, dict[str, Any]]:
     return {
         name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]

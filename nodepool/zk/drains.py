@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -106,10 +106,29 @@ def covering(drains: Iterable[Drain], names: Container[str]) -> Drain | None:
     return next((drain for drain in drains if drain.name in names), None)
 
 
+def of_node(
+    drains: Collection[Drain], node: Node, read: Callable[[str], Node | None]
+) -> Drain | None:
+    """Return the drain that applies to a node, or to the backing node whose slot it is.
+
+    :param read: returns the node with an id.
+    """
+    found, place = covering(drains, names_of(node)) if drains else None, node.driver_data
+    if drains and found is None and isinstance(place, dict) and "backing_node" in place:
+        backing = read(str(place["backing_node"]))
+        found = None if backing is None else covering(drains, names_of(backing))
+    return found
+
+
 def describe(drain: Drain) -> str:
     """Return the end and the reason of a drain, to follow its name."""
     end = "" if drain.until is None else f" until {moment(drain.until)}"
     return f"{end}{f': {drain.reason}' if drain.reason else ''}"
+
+
+def shown(drain: Drain | None) -> str:
+    """Return what is drained, with the end and the reason; empty: nothing is."""
+    return "" if drain is None else f"{drain.name} is drained{describe(drain)}"
 
 
 def moment(seconds: float) -> str:

@@ -57,8 +57,8 @@ class HistoryWriter:
         feed.subscribe(self._note_event)
 
     def _note_event(self, event: Event) -> None:
-        if event["type"] in ("image-changed", "component-changed"):
-            return  # builds have separate records, and launchers and builders have logs
+        if event["type"] in ("image-changed", "component-changed", "drain-changed"):
+            return  # builds and drains have separate records, and launchers and builders have logs
         with self._lock:
             if event["type"] == KILLED:
                 self._oldest = -FLUSH_AFTER  # at once

@@ -64,6 +64,8 @@ class ScaleSet:
             f"&& cd {shlex.quote(settings.folder)} && exec bin/Runner.Listener run)"
         )
         self.fleet = Fleet(settings.kind, self, pools, stopping, log)
+        # A poll has reported the capacity for as long as it waits.
+        self.fleet.resumed = self.close
         self.name = settings.kind.name
         #: What keeps it from listening now.
         self.trouble = "not connected yet"
@@ -229,7 +231,8 @@ class ScaleSet:
 
     def capacity(self) -> int:
         """How many runners the service may count on."""
-        return 0 if self.fleet.broken.left > LONGEST_PAUSE * 2 else self.settings.kind.most
+        paused = self.fleet.drained or self.fleet.broken.left > LONGEST_PAUSE * 2
+        return 0 if paused else self.settings.kind.most
 
     def count(self, statistics: Mapping[str, object]) -> None:
         self._assigned = _count_of(statistics, "totalAssignedJobs")

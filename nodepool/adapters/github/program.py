@@ -12,6 +12,7 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.adapters.runners import program
+from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Pools, needing
 
 with needing("github"):
@@ -64,8 +65,10 @@ class GitHub:
             ScaleSet(settings, self.service, pools, stopping) for settings in settings_of(config)
         ]
         self.fleets = [one.fleet for one in self.sets]
+        self._drains = Follower(lambda: self.fleets, pools(""), stopping)
 
     def start(self) -> None:
+        self._drains.start()
         for one in self.sets:
             one.start()
 

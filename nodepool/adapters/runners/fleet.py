@@ -83,6 +83,10 @@ class Fleet:
         self._free: int | None = None
         #: Why the number cannot be kept now.
         self.trouble = ""
+        #: Why no pool gives out nodes of the label; empty: no operator has drained all of them.
+        self.drained = ""
+        #: Called when that has ended.
+        self.resumed: Callable[[], object] = lambda: None
         self.done = self.failures = 0
         self.broken = Pause(*FAILED_PAUSE)
         self.idled = Pause(*UNUSED_PAUSE, after=UNUSED)
@@ -107,6 +111,19 @@ class Fleet:
         """Set how many runners are needed beyond those that run a job; do not wait."""
         with self._lock:
             self._free = self.wanted = max(0, number)
+        self._changed.set()
+
+    def drain(self, why: str, leases: Mapping[str, str]) -> None:
+        """Apply the drains of the pool; do not wait.
+
+        :param why: no node can be had.
+        :param leases: id -> why its node should be returned; empty: it need not be.
+        """
+        before, self.drained = self.drained, why
+        for runner in self.runners():
+            runner.drain(leases.get(runner.lease.id if runner.lease else "", ""))
+        if before and not why:
+            self.resumed()
         self._changed.set()
 
     def _count(self) -> int | None:
@@ -140,7 +157,7 @@ class Fleet:
         for runner in alive:
             runner.surplus = False
         missing = wanted - len(runners)
-        if missing > 0 and not max(self.broken.left, self.idled.left):
+        if missing > 0 and not (self.drained or max(self.broken.left, self.idled.left)):
             # One at a time while the last ones have failed.
             for _ in range(1 if self.broken.count else missing):
                 self._add(f"np-{uuid.uuid4().hex[:12]}")
@@ -253,6 +270,8 @@ class Fleet:
         trouble = (
             f"{pause.text} (none is started for {pause.left:.0f} s)" if pause.left else self.trouble
         )
+        if self.drained:
+            trouble = f"no node {self.kind.label} until a drain ends: {self.drained}"
         return {
             "name": self.kind.name,
             "label": self.kind.label,

@@ -16,9 +16,9 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 #: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile
 #: may waste.
 UNTIL_STARTED = 900
-#: Seconds of one check of a program, of a small command, and until another attempt when the
-#: launcher does not answer.
-CHECK, COMMAND, RETRY = 30, 60, 5.0
+#: Seconds of one check of a program, of a small command, of one that ends a program, and until
+#: another attempt when the launcher does not answer.
+CHECK, COMMAND, QUICK, RETRY = 30, 60, 15, 5.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
 #: Seconds without any answer from a node after which it counts as lost.
@@ -81,7 +81,12 @@ class Runner:
         self.had_job = False
         #: There are more runners than needed: stop it unless it runs a job.
         self.surplus = False
+        #: Its lease is no longer needed: withdrawn while it waited, or dismissed by the forge.
         self.withdrawn = False
+        #: Whether its node can be cleaned up.
+        self._answers = True
+        #: Why its node should be returned soon; empty: no operator drains it.
+        self.drained = ""
         #: The forge has reported the end of its job.
         self.finished = False
         #: When the forge was asked, and when it last knew it and saw it online.
@@ -107,6 +112,14 @@ class Runner:
         self.job = job
         if self.state in (STARTING, IDLE):
             self.enter(BUSY)
+
+    def drain(self, why: str) -> None:
+        """Note why the node should be returned soon; then dismiss an idle runner, do not wait."""
+        self.drained = why
+        if why and self.state == IDLE:
+            threading.Thread(
+                target=self.dismiss, args=(why,), name=f"dismiss-{self.name}", daemon=True
+            ).start()
 
     def withdraw(self) -> None:
         """Stop waiting for a node."""
@@ -153,6 +166,7 @@ class Runner:
 
     def _serve(self) -> None:
         lease = self._leased()
+        self.drained = lease.drained or ""
         self.enter(STARTING)
         self._heard = time.monotonic()
         self.why = f"on node {lease.nodes[0].id}"
@@ -219,10 +233,11 @@ class Runner:
                 f"its lease is not renewed and ends at {lease.ends}: {error}", logging.WARNING
             )
 
-    def _check(self, longest: int) -> tuple[str, str]:
+    def _check(self, longest: int, limit: float = COMMAND) -> tuple[str, str]:
         """Return what the program does, and its status and last output.
 
         :param longest: seconds to wait for its end.
+        :param limit: seconds beyond them for the answer.
         :return: first none, lost, ended, busy or idle.
         """
         assert self.lease is not None
@@ -237,7 +252,7 @@ class Runner:
             f'elif grep -sqE {shlex.quote(worker)}"$p " /proc/[0-9]*/stat; then echo busy; else '
             "echo idle; fi"
         )
-        done = self.lease.run(script, timeout=longest + COMMAND)
+        done = self.lease.run(script, timeout=longest + limit)
         first, _, rest = done.stdout.decode("utf-8", "replace").partition("\n")
         word, _, status = first.partition(" ")
         if done.status or word not in ("none", "ended", "lost", "busy", "idle"):
@@ -247,7 +262,7 @@ class Runner:
 
     def _watch(self, lease: Lease) -> None:
         kind, renewed = self.fleet.kind, time.monotonic()
-        while not self.fleet.stopping.is_set():
+        while not (self.fleet.stopping.is_set() or self.withdrawn):
             try:
                 word, text = self._check(1 if self.surplus and self.state != BUSY else CHECK)
             except (NodepoolError, OSError, subprocess.SubprocessError) as error:
@@ -270,7 +285,7 @@ class Runner:
                 self._kill(lease)
                 self._forget()
                 return
-            if self.state == IDLE and self._is_dismissed(lease):
+            if self.state == IDLE and self._is_dismissed():
                 return
             if self.job != self._noted:
                 self._note(lease)
@@ -318,7 +333,7 @@ class Runner:
 
     def _unheard(self, error: Exception) -> None:
         """The node, or the launcher, does not answer: a job may run there all the same."""
-        if isinstance(error, LeaseEnded):
+        if isinstance(error, LeaseEnded) or self.withdrawn:
             raise error
         assert self.lease is not None
         try:
@@ -338,6 +353,8 @@ class Runner:
         self.fleet.stopping.wait(RETRY)
 
     def _over(self, word: str, text: str) -> None:
+        if self.withdrawn:  # its program was ended
+            return
         status, _, output = text.partition("\n")
         number = int(status) if word == "ended" and status.lstrip("-").isdecimal() else None
         failure = self.fleet.forge.failure(number)
@@ -360,25 +377,54 @@ class Runner:
             except ForgeError as error:
                 self._report(f"it may still be registered: {error}", logging.WARNING)
 
-    def _is_dismissed(self, lease: Lease) -> bool:
+    def _is_dismissed(self) -> bool:
         """Stop the idle runner if it is not needed, and the forge agrees."""
         kind, idle = self.fleet.kind, time.monotonic() - self.since
         unused = idle > kind.idle and self.fleet.above_least(self)
-        if not unused and not (self.surplus and idle > LINGER):
+        if not (unused or self.drained or (self.surplus and idle > LINGER)):
             return False
+        self._remove(self.drained or "not needed")
+        if self.withdrawn and not (self.surplus or self.drained):
+            self.fleet.unused()
+        return self.withdrawn
+
+    def dismiss(self, why: str) -> None:
+        """Stop the runner if no job runs on its node, and the forge agrees; on another thread.
+
+        A node that does not answer is returned if the forge has given its runner no job.
+        """
+        answers = True
+        try:
+            if self._check(1, QUICK)[0] != "idle":
+                return
+        except (NodepoolError, OSError, subprocess.SubprocessError):
+            answers = False
+        self._remove(why, answers)
+
+    def _remove(self, why: str, answers: bool = True) -> None:
+        """Remove the runner from the forge, unless that has given it a job; end its program."""
+        idle = time.monotonic() - self.since
         try:
             if not self.fleet.forge.remove(self.name):
                 self.enter(BUSY)
-                return False
+                return
         except ForgeError as error:
             self._report(f"it is not known whether it runs a job: {error}", logging.WARNING)
             self.fleet.stopping.wait(5.0)
-            return False
-        self._report(f"removed: idle for {idle:.0f} s, and not needed")
-        if not self.surplus:
-            self.fleet.unused()
-        self._kill(lease)
-        return True
+            return
+        self.withdrawn, self._answers = True, answers
+        self._report(f"removed: idle for {idle:.0f} s, and {why}")
+        assert self.lease is not None
+        try:
+            if answers:
+                self._kill(self.lease)
+                return
+        except (NodepoolError, OSError, subprocess.SubprocessError) as error:
+            self._report(f"its program is not ended: {error}", logging.WARNING)
+            self._answers = False
+        # The runner's own thread may wait for the node for another minute.
+        self._return()
+        self.fleet.ended(self)
 
     def _kill(self, lease: Lease) -> None:
         """End the program: the node is deleted, but a static one goes to the next user."""
@@ -387,14 +433,14 @@ class Runner:
             f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill '
             '-KILL -- -"$p"'
         )
-        lease.run(script, timeout=COMMAND)
+        lease.run(script, timeout=QUICK)
 
     def _return(self) -> None:
         """Release the node; the next search for leases finds what cannot be released now."""
         if self.lease is None:
             return
         try:
-            if self.lease.state == "held":
+            if self.lease.state == "held" and self._answers:
                 try:
                     self.lease.run(f"{HOME}; rm -rf {self._folder}", timeout=COMMAND)
                 except (NodepoolError, OSError, subprocess.SubprocessError):

@@ -25,7 +25,7 @@ from nodepool.driver.nodemanager.events import EventReader
 from nodepool.driver.nodemanager.sizes import Amounts, amounts_of, needed_by, too_large
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault, Tls
-from nodepool.zk.drains import Drain, describe
+from nodepool.zk.drains import Drain, shown
 from nodepool.zk.mirror.feed import Feed
 
 #: Seconds for which a list of slivers, and a capacity, are valid.
@@ -519,7 +519,7 @@ class Hosts:
         return "; ".join(
             [
                 *(host.problem for host in list(self._hosts.values()) if host.problem),
-                *(f"{drain.name} is drained{describe(drain)}" for drain in drains),
+                *map(shown, drains),
             ]
         )
 

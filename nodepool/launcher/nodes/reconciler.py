@@ -26,7 +26,7 @@ from nodepool.launcher.state import LauncherState
 from nodepool.status.results import format_duration
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.drains import describe
+from nodepool.zk.drains import shown
 from nodepool.zk.locks import LockHandle, add_lock
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -131,7 +131,7 @@ class NodeReconciler(Reconciler[str]):
             # A static machine would only be registered again; it is not assigned.
             manager = self.state.config.provider_managers.get(node.provider or "")
             if not (drain.keep_idle or manager is None or counts_labels(manager)):
-                self.discard(node, f"{drain.name} is drained{describe(drain)}")
+                self.discard(node, shown(drain))
             return None
         limits: list[float] = [
             label.max_ready_age

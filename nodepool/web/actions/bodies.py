@@ -93,7 +93,10 @@ class DrainView(Struct):
 
 
 class DrainList(Struct):
+    """The drains, and why labels get no nodes while these last."""
+
     drains: list[DrainView]
+    labels: dict[str, str]
 
 
 class Why(Struct):
@@ -139,6 +142,8 @@ class LeaseView(Struct):
     why: Why | None = None
     #: What gave the lease an earlier end than it was asked for: ``max-hold-age``.
     limited_by: str | None = None
+    #: Why one of its nodes should be returned soon: what is drained, until when and why.
+    drained: str | None = None
     #: Renews and returns this lease; only in the answer that creates it.
     token: str | None = None
 

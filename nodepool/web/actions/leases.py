@@ -43,6 +43,7 @@ from nodepool.web.actions.routes import Call, Later, Refused, Reply, Route, busy
 from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import RETRY
 from nodepool.web.shares import Share
+from nodepool.zk.drains import Drain, of_node, shown
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -461,8 +462,15 @@ class LeaseCalls:
             [_node_view(node, full) for node in lease.nodes],
             None if lease.nodes else self._why(lease, order),
             terms.limit,
+            self._drained(lease),
             token,
         )
+
+    def _drained(self, lease: Lease) -> str | None:
+        zk = self._zk()
+        drains = zk.readNotes(Drain)
+        found = (of_node(drains, node, zk.getCachedNode) for node in lease.nodes)
+        return shown(next(filter(None, found), None)) or None
 
     def _why(self, lease: Lease, order: dict[str, int] | None) -> Why | None:
         zk = self._zk()

@@ -13,7 +13,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from nodepool.access.identity import Role
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease import Terms, record
-from nodepool.status.drains import known_names, remaining
+from nodepool.status.drains import known_names, of_label, remaining
 from nodepool.status.once import Once
 from nodepool.status.results import format_duration
 from nodepool.web.actions.bodies import (
@@ -30,7 +30,7 @@ from nodepool.web.actions.bodies import (
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
 from nodepool.zk import paths
-from nodepool.zk.drains import KINDS, Drain
+from nodepool.zk.drains import KINDS, Drain, shown
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -158,7 +158,11 @@ class OperatorCalls:
     # -- drains
 
     def drains(self, _call: Call) -> Reply:
-        return Reply(DrainList([self._view(each) for each in self._zk().readNotes(Drain)]))
+        zk = Once(self._zk())
+        found = [self._view(each) for each in zk.readNotes(Drain)]
+        offered = {label for pool in zk.getRegisteredPools() for label in pool.labels}
+        why = {label: shown(of_label(zk, label)) for label in sorted(offered)} if found else {}
+        return Reply(DrainList(found, {label: text for label, text in why.items() if text}))
 
     def _view(self, drain: Drain) -> DrainView:
         since, until = (

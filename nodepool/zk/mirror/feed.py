@@ -61,6 +61,7 @@ TYPES = {
     "console-log": "the last console lines of a machine that did not respond",
     "image-changed": "builds, uploads or the pause of an image have changed",
     "action": "somebody has changed something with a command or over the API",
+    "drain-changed": "a drain was begun, changed or ended",
     "component-changed": "a launcher, builder or pool was registered or unregistered",
 }
 #: Key in the data that Zuul or a lease stores -> field of an event and title of a fact.
@@ -381,6 +382,7 @@ def describe(event: Event) -> str:
         "console-log": "the console of the machine said last",
         "image-changed": "changed",
         "component-changed": str(event.get("state")),
+        "drain-changed": f"now {counted(event.get('drains') or ['none'])}",
         "action": f"{event.get('action')} by {event.get('owner')}: {event.get('result')}",
     }
     if kind in ("node-changed", "request-changed") and event.get("nodes"):
@@ -392,6 +394,6 @@ def describe(event: Event) -> str:
     ):
         texts[kind] += f" ({', '.join(user)})"
     whose = "node" if subject in ("launch", "console") else subject
-    if kind == "action":
-        whose, name = "", event.get("target")
+    if kind in ("action", "drain-changed"):
+        whose, name = "", event.get("target") or "drains"
     return one_line(f"{event.get('kind') or whose} {name}: {texts.get(kind, what)}")

@@ -111,17 +111,20 @@ def places(
     number: int = 2,
     label: str = "small",
     *others: str,
+    names: tuple[str, ...] = ("127.0.0.1",),
 ) -> Iterator[Pool]:
-    """A pool with nodes on one host, and labels that it does not offer."""
+    """A pool with nodes on one host, which may have several names, and labels that it does not
+    offer.
+    """
     host = {
-        "name": "127.0.0.1",
         "labels": [label],
         "username": "root",
         "connection-port": sshd.port,
         "max-parallel-jobs": number,
         "host-key-checking": True,
     }
-    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
+    nodes = [{"name": name, **host} for name in names]
+    entry = {"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}
     labels = [{"name": name} for name in (label, *others)]
     api = Api(bench, bench.start({"labels": labels, "providers": [entry]}), directory)
     try:

@@ -780,7 +780,9 @@ def test_operators_drain_and_undrain(api: Api) -> None:
             in str(api.call("GET", f"/leases/{lease['id']}", token=api.token()).content["why"])
         )
     )
-    assert api.call("GET", "/drains").content == {"drains": [answer.content]}
+    found = api.call("GET", "/drains").content
+    assert found["drains"] == [answer.content] and list(found["labels"]) == ["fake-label"]
+    assert found["labels"]["fake-label"].startswith("label fake-label is drained until ")
     assert api.call("DELETE", path, token=api.token()).status == 403
     assert api.call("DELETE", path, token=operator).status == 204
     assert api.call("DELETE", path, token=operator).status == 404

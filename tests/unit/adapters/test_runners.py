@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from nodepool.adapters.runners import drains
 from nodepool.adapters.runners import runner as runners
+from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, WAITING, Runner
@@ -100,6 +102,7 @@ class Held:
     """A lease whose node gives the answers of the test, in order."""
 
     state, id, ends = "held", "200-1", None
+    drained: str | None = None
 
     def __init__(self, *answers: str | int | Exception) -> None:
         self.answers, self.nodes = list(answers), [Node("1")]
@@ -451,3 +454,141 @@ def watched(clock: list[float], word: str, checks: int) -> Held:
 
     vars(lease)["run"] = run
     return lease
+
+
+def test_fleet_without_nodes_starts_no_runner_and_resumes_when_the_drain_ends(fleet: Fleet) -> None:
+    resumed = threading.Event()
+    fleet.resumed = resumed.set
+    fleet.drain("label noble is drained: new disks", {})
+    fleet.need(2)
+    wait_for(lambda: fleet.wanted == 2)
+    assert fleet.runners() == [] and not resumed.is_set()
+    assert (
+        fleet.status()["trouble"]
+        == "no node noble until a drain ends: label noble is drained: new disks"
+    )
+    fleet.drain("", {})
+    wait_for(lambda: states(fleet) == [WAITING, WAITING])
+    assert resumed.is_set() and fleet.status()["trouble"] == ""
+
+
+def test_idle_runner_leaves_its_drained_node(live: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lease = Held("idle")
+    lease.drained = "host a is drained"
+    runner, forge = live(lease)
+    assert forge.calls == ["remove"] and "pkill -KILL" in lease.scripts[1]
+    assert lease.returned.is_set() and "and host a is drained" in caplog.text
+    assert (runner.fleet.failures, runner.fleet.idled.count) == (0, 0)
+
+
+def test_runner_with_a_job_stays_on_its_drained_node(live: Any) -> None:
+    lease = Held("busy", "busy", "ended 0\n")
+    lease.drained = "host a is drained"
+    runner, forge = live(lease)
+    assert forge.calls == [] and (runner.fleet.done, runner.had_job) == (1, True)
+
+
+@pytest.fixture
+def idle(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an idle runner whose node gives these answers, and whose thread does not run."""
+
+    def made(removed: bool | ForgeError, *answers: str | int | Exception) -> tuple[Runner, Held]:
+        def remove(_self: NoForge, _name: str) -> bool:
+            if isinstance(removed, ForgeError):
+                raise removed
+            return removed
+
+        monkeypatch.setattr(NoForge, "remove", remove)
+        monkeypatch.setattr(fleet.stopping, "wait", lambda timeout=None: fleet.stopping.is_set())
+        lease: Any = Held(*answers)
+        fleet._add("np-a", lease)
+        [runner] = fleet.runners()
+        runner.enter(IDLE)
+        return runner, lease
+
+    return made
+
+
+def test_runner_of_a_silent_node_is_replaced_at_once_if_the_forge_has_given_it_no_job(
+    fleet: Fleet, idle: Any
+) -> None:
+    for answers in ([BROKEN], ["idle", BROKEN]):
+        runner, lease = idle(True, *answers)
+        runner.dismiss("host a is drained")
+        assert lease.returned.is_set() and len(lease.scripts) == len(answers)
+        assert fleet.runners() == [] and fleet.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("removed", "answer", "state"),
+    [
+        (False, "idle", BUSY),
+        (False, BROKEN, BUSY),
+        (True, "busy", IDLE),
+        (True, "ended 0\n", IDLE),
+        (ForgeError("away"), "idle", IDLE),
+        (ForgeError("away"), BROKEN, IDLE),
+    ],
+)
+def test_runner_that_may_have_a_job_is_not_dismissed(
+    fleet: Fleet, idle: Any, removed: bool | ForgeError, answer: str | Exception, state: str
+) -> None:
+    runner, lease = idle(removed, answer)
+    runner.dismiss("host a is drained")
+    assert fleet.runners() == [runner] and runner.state == state and not runner.withdrawn
+    assert not lease.returned.is_set() and not any("pkill" in each for each in lease.scripts)
+
+
+def test_drain_dismisses_idle_runners_of_its_leases_only(
+    fleet: Fleet, idle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _lease = idle(True)
+    told = threading.Event()
+    monkeypatch.setattr(runner, "dismiss", lambda _why: told.set())
+    fleet.drain("", {"other": "host a is drained", "200-1": ""})
+    runner.enter(BUSY)
+    fleet.drain("", {"200-1": "host a is drained"})
+    assert not any(each.name == "dismiss-np-a" for each in threading.enumerate())
+    assert not told.is_set() and runner.drained == "host a is drained"
+    runner.enter(IDLE)  # as the end of a job that was none
+    fleet.drain("", {"200-1": "host a is drained"})
+    assert told.wait(10)
+
+
+class Launcher(Pool):
+    """Its connections end as the test says."""
+
+    def __init__(self, *connections: Exception | int) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.connections = list(connections)
+        self.read = 0
+
+    def events(self, *_types: str) -> Any:
+        found = self.connections.pop(0) if self.connections else AWAY
+        if isinstance(found, Exception):
+            raise found
+        for _ in range(found):
+            yield None
+
+    def call(self, method: str, path: str, *_args: Any, **_options: Any) -> Any:
+        assert (method, path) == ("GET", "/drains")
+        self.read += 1
+        return {"drains": [], "labels": {"noble": "label noble is drained"}}
+
+
+def test_drains_are_followed_again_after_any_error(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(drains, "RETRY", 0.01)
+    launcher = Launcher(AWAY, AWAY, ValueError("odd"), 2, 1)
+    Follower(lambda: [fleet], launcher, fleet.stopping).start()
+    wait_for(lambda: launcher.read == 3 and not launcher.connections)
+    assert fleet.drained == "label noble is drained"
+    assert caplog.text.count("not followed: the launcher does not answer") <= 2
+    assert "not followed: ValueError odd" in caplog.text
+
+
+def test_events_of_a_launcher_that_is_away() -> None:
+    with pytest.raises(NodepoolError, match="does not answer"):
+        next(iter(Pool("http://127.0.0.1:9").events("drain-changed")))

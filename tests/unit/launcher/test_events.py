@@ -191,6 +191,7 @@ def test_changed_drains_have_everything_checked(parts: Parts) -> None:
         "min_ready.wake()",
         "cleanup.drains_changed()",
         "nodes.check_all()",
+        "feed.note('drain-changed', drains=['label a'])",
     } <= parts.woken()
     tell(parts.note_tree.listeners)
     assert "nodes.check_all()" not in parts.woken(), "the drains are the same"

@@ -121,6 +121,9 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
         "component-changed",
         "launch-failed",
     ]
+    for drains, text in ((["label a", "host b"], "label a, host b"), ([], "none")):
+        feed.note("drain-changed", drains=drains)
+        assert describe(heard.pop()) == f"drains: now {text}"
     assert {event["type"] for event in heard} <= TYPES.keys()
     assert [event["number"] for event in heard] == list(range(1, 12))
     for event in heard:

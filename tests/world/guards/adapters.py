@@ -116,9 +116,21 @@ GUARDS: dict[str, Mutation] = {
     ),
     "failing-runners-are-started-without-a-pause": Mutation(
         _IN_FLEET,
-        "if missing > 0 and not max(self.broken.left, self.idled.left):",
-        "if missing > 0:",
+        "if missing > 0 and not (self.drained or max(self.broken.left, self.idled.left)):",
+        "if missing > 0 and not self.drained:",
         f"{_RUNNERS}test_runners_that_fail_are_started_after_a_pause_and_one_at_a_time[True-0]",
+    ),
+    "drained-fleets-start-runners": Mutation(
+        _IN_FLEET,
+        "not (self.drained or max(",
+        "not (max(",
+        f"{_RUNNERS}test_fleet_without_nodes_starts_no_runner_and_resumes_when_the_drain_ends",
+    ),
+    "runners-with-a-job-are-dismissed-by-drains": Mutation(
+        _IN_RUNNER,
+        'if self._check(1, QUICK)[0] != "idle":',
+        "if False:",
+        f"{_RUNNERS}test_runner_that_may_have_a_job_is_not_dismissed[True-busy-idle]",
     ),
     "directories-of-others-are-used": Mutation(
         "nodepool.adapters.runners.program",
