@@ -44,6 +44,8 @@ emulator, name = behavior["url"], config["runnerName"]
 if behavior["early"] is not None:
     print("The runner ends early")
     sys.exit(behavior["early"])
+while behavior["deaf"]:
+    time.sleep(3600)
 job = None
 while job is None:
     state = call("GET", "/state")
@@ -141,16 +143,17 @@ class Program:
             (folder / "bin" / name).chmod(0o755)
         self.behave()
 
-    def behave(self, seconds: float = 0.0, status: int = 0, early: int | None = None) -> None:
+    def behave(
+        self, seconds: float = 0.0, status: int = 0, early: int | None = None, deaf: bool = False
+    ) -> None:
         """Decide about the runners that start from now on.
 
         :param seconds: of each job. :param status: with which they end. :param early: with which
-            they end before any job.
+            they end before any job. :param deaf: they take none.
         """
         new = self.folder / "new"
-        new.write_text(
-            json.dumps({"url": self._url, "seconds": seconds, "status": status, "early": early})
-        )
+        found = {"seconds": seconds, "status": status, "early": early, "deaf": deaf}
+        new.write_text(json.dumps({"url": self._url, **found}))
         new.replace(self.folder / "behavior.json")
 
     def started(self) -> list[str]:

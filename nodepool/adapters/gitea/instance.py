@@ -28,8 +28,6 @@ log = logging.getLogger("nodepool.adapters.gitea")
 LEAST, LONGEST = 0.5, 60.0
 #: Seconds: between two reads of all registrations, and until one without a lease is removed.
 SWEEP, STRAY = 30.0, 300.0
-#: Seconds without new runners when the program is missing on the nodes.
-NO_PROGRAM = 300.0
 #: How the names of our runners begin.
 PREFIX = "np-"
 
@@ -93,14 +91,14 @@ class Runners:
             )
         for name, runner in alive.items():
             # Forgejo lists no jobs that run: it removes the runner.
-            runner.finished = runner.state == BUSY and name not in known and not self._api.binds
+            runner.finish(runner.state == BUSY and name not in known and not self._api.binds)
         for name, job in known.items():
             if name in alive and alive[name].state != BUSY:
                 alive[name].works(job.name)
         self._need()
 
     def _need(self) -> None:
-        self.fleet.need(max(self.waiting, self.fleet.kind.least))
+        self.fleet.need(max(self.waiting, self.fleet.kind.least), self.waiting)
 
     # -- as the forge of its runners
 
@@ -133,10 +131,7 @@ class Runners:
         if status == 0 or status in self._api.no_job:
             return None
         if status == 127:
-            return (
-                f"{program} is not in PATH on the node: install it in the image, or set command",
-                NO_PROGRAM,
-            )
+            return f"{program} is not in PATH on the node: install it, or set command", 0.0
         return (
             f"{program} was killed" if status is None else f"{program} ended with status {status}",
             0.0,

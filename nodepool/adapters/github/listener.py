@@ -236,7 +236,8 @@ class ScaleSet:
 
     def count(self, statistics: Mapping[str, object]) -> None:
         self._assigned = _count_of(statistics, "totalAssignedJobs")
-        self.fleet.want(self.settings.kind.least + self._assigned)
+        waiting = self._assigned - _count_of(statistics, "totalRunningJobs")
+        self.fleet.want(self.settings.kind.least + self._assigned, waiting)
 
     def handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
         """Act on a message, then acknowledge it.
@@ -284,7 +285,7 @@ class ScaleSet:
             if kind == "JobCompleted":
                 log.info("%s: %s: %s", self.name, _describe(event), event.get("result"))
                 if runner is not None:
-                    runner.finished = True
+                    runner.finish(True)
             elif runner is not None:
                 runner.job = _describe(event)
                 runner.enter(BUSY)

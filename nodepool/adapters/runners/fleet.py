@@ -24,7 +24,10 @@ from nodepool.client import Lease, LeaseEnded, NodepoolError, Pool
 FIND_LEASES, STOP = 300.0, 10.0
 #: Seconds of the first and of the longest pause after runners that failed, and after runners that
 #: got no job.
-FAILED_PAUSE, UNUSED_PAUSE = (5.0, 80.0), (60.0, 1800.0)
+FAILED_PAUSE, UNUSED_PAUSE = (5.0, 30.0), (60.0, 1800.0)
+#: Seconds that a job and an idle runner may wait for each other until the runner counts as dead,
+#: doubled as long as that helps no job; and between two checks while a job waits.
+PATIENCE, LOOK = 30.0, 10.0
 #: Runners in a row that got no job until the forge's numbers count as wrong.
 UNUSED = 3
 
@@ -81,6 +84,10 @@ class Fleet:
         self.wanted: int | None = None
         #: As set by `need`.
         self._free: int | None = None
+        #: Jobs that wait for runners, and since when there are any.
+        self._waiting, self._waiting_since = 0, 0.0
+        #: How often runners counted as dead since the last job.
+        self._dead = 0
         #: Why the number cannot be kept now.
         self.trouble = ""
         #: Why no pool gives out nodes of the label; empty: no operator has drained all of them.
@@ -102,15 +109,21 @@ class Fleet:
     def start(self) -> None:
         self._thread.start()
 
-    def want(self, number: int) -> None:
-        """Set how many runners are needed; do not wait."""
+    def want(self, number: int, waiting: int = 0) -> None:
+        """Set how many runners are needed, and how many jobs wait for one; do not wait."""
         self.wanted = max(0, min(number, self.kind.most))
-        self._changed.set()
+        self._note_waiting(waiting)
 
-    def need(self, number: int) -> None:
+    def need(self, number: int, waiting: int = 0) -> None:
         """Set how many runners are needed beyond those that run a job; do not wait."""
         with self._lock:
             self._free = self.wanted = max(0, number)
+        self._note_waiting(waiting)
+
+    def _note_waiting(self, jobs: int) -> None:
+        if not self._waiting:
+            self._waiting_since = time.monotonic()
+        self._waiting = max(0, jobs)
         self._changed.set()
 
     def drain(self, why: str, leases: Mapping[str, str]) -> None:
@@ -142,6 +155,7 @@ class Fleet:
                     self._adjust(self._count() or 0)
                     self.trouble = ""
                     wait = max(self.broken.left, self.idled.left) or wait
+                    wait = min(wait, self._replace_dead())
             except NodepoolError as error:
                 self.trouble, wait = str(error), RETRY
             except Exception as error:
@@ -170,6 +184,24 @@ class Fleet:
             runner.surplus = True
             if runner.state == WAITING:
                 runner.withdraw()
+
+    def _replace_dead(self) -> float:
+        """Dismiss runners that take no job although jobs wait; return seconds to the next check."""
+        since, now = self._waiting_since, time.monotonic()
+        if not self._waiting:
+            return FIND_LEASES
+        patience = PATIENCE * 2 ** min(self._dead, 8)
+        # One that has just started, or whose job has just ended, is given the same time.
+        dead = [
+            runner
+            for runner in self.runners()
+            if (runner.state == IDLE or runner.finished)
+            and now - max(since, runner.since, runner.asked) > patience
+        ][: self._waiting]
+        for runner in dead:
+            runner.dismiss_soon(f"took no job although one has waited for {now - since:.0f} s")
+        self._dead += bool(dead)
+        return LOOK
 
     def stop(self) -> None:
         """Withdraw leases whose runners have not started; `stopping` is set.
@@ -239,6 +271,7 @@ class Fleet:
             self.broken.clear()
             if had_job:
                 self.idled.clear()
+                self._dead = 0
             elif self._free:
                 self._free -= 1  # a short job, which the forge has not reported yet
 

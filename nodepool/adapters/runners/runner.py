@@ -89,6 +89,8 @@ class Runner:
         self.drained = ""
         #: The forge has reported the end of its job.
         self.finished = False
+        #: When that happened, or it was last asked to leave.
+        self.asked = 0.0
         #: When the forge was asked, and when it last knew it and saw it online.
         self._compared = self._known = self._seen = time.monotonic()
         self._folder = f"{FOLDER}/{shlex.quote(name)}"
@@ -117,9 +119,19 @@ class Runner:
         """Note why the node should be returned soon; then dismiss an idle runner, do not wait."""
         self.drained = why
         if why and self.state == IDLE:
-            threading.Thread(
-                target=self.dismiss, args=(why,), name=f"dismiss-{self.name}", daemon=True
-            ).start()
+            self.dismiss_soon(why)
+
+    def dismiss_soon(self, why: str) -> None:
+        """Dismiss the runner; do not wait."""
+        self.asked = time.monotonic()
+        threading.Thread(
+            target=self.dismiss, args=(why,), name=f"dismiss-{self.name}", daemon=True
+        ).start()
+
+    def finish(self, finished: bool) -> None:
+        """Note whether the forge has reported the end of its job."""
+        if finished != self.finished:
+            self.finished, self.asked = finished, time.monotonic()
 
     def withdraw(self) -> None:
         """Stop waiting for a node."""
@@ -391,11 +403,13 @@ class Runner:
     def dismiss(self, why: str) -> None:
         """Stop the runner if no job runs on its node, and the forge agrees; on another thread.
 
+        A job whose end the forge has reported does not count.
+
         A node that does not answer is returned if the forge has given its runner no job.
         """
         answers = True
         try:
-            if self._check(1, QUICK)[0] != "idle":
+            if self._check(1, QUICK)[0] != "idle" and not self.finished:
                 return
         except (NodepoolError, OSError, subprocess.SubprocessError):
             answers = False
@@ -403,7 +417,6 @@ class Runner:
 
     def _remove(self, why: str, answers: bool = True) -> None:
         """Remove the runner from the forge, unless that has given it a job; end its program."""
-        idle = time.monotonic() - self.since
         try:
             if not self.fleet.forge.remove(self.name):
                 self.enter(BUSY)
@@ -413,7 +426,7 @@ class Runner:
             self.fleet.stopping.wait(5.0)
             return
         self.withdrawn, self._answers = True, answers
-        self._report(f"removed: idle for {idle:.0f} s, and {why}")
+        self._report(f"removed: {self.state} for {time.monotonic() - self.since:.0f} s, and {why}")
         assert self.lease is not None
         try:
             if answers:

@@ -592,3 +592,86 @@ def test_drains_are_followed_again_after_any_error(
 def test_events_of_a_launcher_that_is_away() -> None:
     with pytest.raises(NodepoolError, match="does not answer"):
         next(iter(Pool("http://127.0.0.1:9").events("drain-changed")))
+
+
+class Waiting:
+    """A fleet whose thread does not run, with a clock, and who was asked to leave."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.asked: list[str] = []
+        pool = NoLeases("http://127.0.0.1:9")
+        kind = Kind("set", "noble", most=5)
+        self.fleet = Fleet(kind, NoForge(), lambda _name: pool, threading.Event())
+        monkeypatch.setattr(runners.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(Runner, "start", lambda _self: None)
+        monkeypatch.setattr(Runner, "dismiss", lambda runner, _why: self.asked.append(runner.name))
+
+    def add(self, name: str, state: str) -> Runner:
+        self.fleet._add(name)
+        runner = self.fleet.find(name)
+        assert runner is not None
+        runner.enter(state)
+        return runner
+
+    def after(self, seconds: float) -> list[str]:
+        """Let time pass; return who is asked to leave then."""
+        self.now, self.asked = self.now + seconds, []
+        self.fleet._replace_dead()
+        for thread in threading.enumerate():
+            if thread.name.startswith("dismiss-"):
+                thread.join(10)
+        return sorted(self.asked)
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    return Waiting(monkeypatch)
+
+
+def test_idle_runner_that_takes_no_job_is_asked_to_leave(waiting: Waiting) -> None:
+    waiting.add("np-a", IDLE)
+    assert waiting.after(1000) == [], "no job waits"
+    waiting.fleet.want(1, 1)
+    assert waiting.after(29) == []
+    waiting.fleet.want(2, 2)
+    assert waiting.after(2) == ["np-a"], "the time counts from the first job"
+    waiting.fleet.want(1, 0)
+    waiting.fleet.want(2, 1)
+    assert waiting.after(29) == []
+
+
+@pytest.mark.parametrize("state", [WAITING, STARTING, BUSY])
+def test_runner_that_may_not_be_able_to_take_a_job_is_not_asked(
+    waiting: Waiting, state: str
+) -> None:
+    runner = waiting.add("np-a", state)
+    waiting.fleet.need(1, 1)
+    assert waiting.after(1000) == []
+    runner.enter(IDLE)
+    assert waiting.after(29) == [] and waiting.after(2) == ["np-a"]
+
+
+def test_runner_whose_job_has_ended_and_that_does_not_is_asked_to_leave(waiting: Waiting) -> None:
+    runner = waiting.add("np-a", BUSY)
+    waiting.fleet.need(1, 1)
+    waiting.now += 1000
+    for finished in (False, True):
+        runner.finish(finished)
+        assert waiting.after(29) == []
+    runner.finish(True)
+    assert waiting.after(2) == ["np-a"]
+
+
+def test_as_many_leave_as_jobs_wait_and_less_often_as_long_as_it_helps_no_job(
+    waiting: Waiting,
+) -> None:
+    for name in ("np-a", "np-b", "np-c"):
+        waiting.add(name, IDLE)
+    waiting.fleet.want(3, 2)
+    assert waiting.after(31) == ["np-a", "np-b"]
+    assert waiting.after(28) == [] and waiting.after(2) == ["np-c"]
+    assert waiting.after(80) == [] and waiting.after(15) == ["np-a", "np-b"]
+    waiting.fleet.succeeded(had_job=True)
+    assert waiting.after(10) == ["np-c"]
+    assert waiting.after(21) == [] and len(waiting.after(40)) == 2

@@ -128,9 +128,15 @@ GUARDS: dict[str, Mutation] = {
     ),
     "runners-with-a-job-are-dismissed-by-drains": Mutation(
         _IN_RUNNER,
-        'if self._check(1, QUICK)[0] != "idle":',
+        'if self._check(1, QUICK)[0] != "idle" and not self.finished:',
         "if False:",
         f"{_RUNNERS}test_runner_that_may_have_a_job_is_not_dismissed[True-busy-idle]",
+    ),
+    "runners-that-have-just-started-count-as-dead": Mutation(
+        _IN_FLEET,
+        "now - max(since, runner.since, runner.asked) > patience",
+        "now - since > patience",
+        f"{_RUNNERS}test_runner_that_may_not_be_able_to_take_a_job_is_not_asked[starting]",
     ),
     "directories-of-others-are-used": Mutation(
         "nodepool.adapters.runners.program",
