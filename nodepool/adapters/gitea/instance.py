@@ -98,7 +98,7 @@ class Runners:
         self._need()
 
     def _need(self) -> None:
-        self.fleet.need(max(self.waiting, self.fleet.kind.least), self.waiting)
+        self.fleet.need(self.waiting)
 
     # -- as the forge of its runners
 

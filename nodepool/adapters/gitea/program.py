@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
     args = create_parser().parse_args(argv)
     with program.reported():
-        program.run(args, PROGRAM, program.read_config(args.config, SCHEMA), Gitea)
+        program.run(args, PROGRAM, SCHEMA, Gitea)
     return 0
 
 

@@ -110,7 +110,7 @@ class ScaleSet:
         return None if found is None else found.get("status") != "offline"
 
     def failure(self, status: int | None) -> tuple[str, float] | None:
-        label, folder = self.settings.kind.label, self.settings.folder
+        label, folder = self.fleet.kind.label, self.settings.folder
         if status == 0:
             return None
         if status is None:
@@ -232,12 +232,12 @@ class ScaleSet:
     def capacity(self) -> int:
         """How many runners the service may count on."""
         paused = self.fleet.drained or self.fleet.broken.left > LONGEST_PAUSE * 2
-        return 0 if paused else self.settings.kind.most
+        return 0 if paused else self.fleet.kind.most
 
     def count(self, statistics: Mapping[str, object]) -> None:
         self._assigned = _count_of(statistics, "totalAssignedJobs")
         waiting = self._assigned - _count_of(statistics, "totalRunningJobs")
-        self.fleet.want(self.settings.kind.least + self._assigned, waiting)
+        self.fleet.want(self._assigned, waiting)
 
     def handle(self, number: int, session: Session, message: Mapping[str, object]) -> int:
         """Act on a message, then acknowledge it.

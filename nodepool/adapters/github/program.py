@@ -179,11 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
     args = create_parser().parse_args(argv)
     with program.reported():
-        config = program.read_config(args.config, SCHEMA)
         if args.command == "remove":
-            remove(config, args.name)
+            remove(program.read_config(args.config, SCHEMA), args.name)
         else:
-            program.run(args, PROGRAM, config, GitHub)
+            program.run(args, PROGRAM, SCHEMA, GitHub)
     return 0
 
 

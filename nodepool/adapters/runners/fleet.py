@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nodepool.adapters.runners.forge import Forge, Kind
 from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, RETRY, STARTING, WAITING, Runner
@@ -82,7 +82,8 @@ class Fleet:
         )
         #: None: not known yet; nothing is started or adopted.
         self.wanted: int | None = None
-        #: As set by `need`.
+        #: Jobs that run or wait, as set by `want`, or that wait, as set by `need`.
+        self._jobs: int | None = None
         self._free: int | None = None
         #: Jobs that wait for runners, and since when there are any.
         self._waiting, self._waiting_since = 0, 0.0
@@ -92,7 +93,7 @@ class Fleet:
         self.trouble = ""
         #: Why no pool gives out nodes of the label; empty: no operator has drained all of them.
         self.drained = ""
-        #: Called when that has ended.
+        #: Called when the capacity may have grown.
         self.resumed: Callable[[], object] = lambda: None
         self.done = self.failures = 0
         self.broken = Pause(*FAILED_PAUSE)
@@ -109,21 +110,30 @@ class Fleet:
     def start(self) -> None:
         self._thread.start()
 
-    def want(self, number: int, waiting: int = 0) -> None:
-        """Set how many runners are needed, and how many jobs wait for one; do not wait."""
-        self.wanted = max(0, min(number, self.kind.most))
+    def want(self, jobs: int, waiting: int = 0) -> None:
+        """Set how many jobs run or wait, and how many of them wait; do not wait."""
+        self._jobs = max(0, jobs)
         self._note_waiting(waiting)
 
-    def need(self, number: int, waiting: int = 0) -> None:
-        """Set how many runners are needed beyond those that run a job; do not wait."""
+    def need(self, jobs: int) -> None:
+        """Set how many jobs wait; do not wait."""
         with self._lock:
-            self._free = self.wanted = max(0, number)
-        self._note_waiting(waiting)
+            self._free = max(0, jobs)
+        self._note_waiting(jobs)
+
+    def adapt(self, kind: Kind) -> None:
+        """Apply a changed configuration, but for the label, whose drains are known."""
+        grown = kind.most > self.kind.most
+        self.kind = replace(kind, label=self.kind.label)
+        if grown:
+            self.resumed()
+        self._changed.set()
 
     def _note_waiting(self, jobs: int) -> None:
         if not self._waiting:
             self._waiting_since = time.monotonic()
         self._waiting = max(0, jobs)
+        self._count()
         self._changed.set()
 
     def drain(self, why: str, leases: Mapping[str, str]) -> None:
@@ -143,7 +153,9 @@ class Fleet:
         busy = [runner for runner in self.runners() if runner.state == BUSY]
         with self._lock:
             if self._free is not None:
-                self.wanted = min(self._free + len(busy), self.kind.most)
+                self.wanted = min(max(self._free, self.kind.least) + len(busy), self.kind.most)
+            elif self._jobs is not None:
+                self.wanted = min(self._jobs + self.kind.least, self.kind.most)
             return self.wanted
 
     def _keep(self) -> None:

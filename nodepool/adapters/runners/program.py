@@ -322,16 +322,35 @@ def dump_stacks(_number: int, _frame: FrameType | None) -> None:
         logging.getLogger("nodepool.stack_dump").warning("Threads: %s\n%s", names, file.read())
 
 
-def _serve(service: Service, stopping: threading.Event, pools: Pools, listener: Listener) -> None:
+def adapt(service: Service, create: Callable[[], Service]) -> None:
+    """Apply changed numbers and times to the sets of a service; never raises.
+
+    :param create: makes a service from the changed configuration.
+    """
+    try:
+        known = {fleet.kind.mark: fleet for fleet in service.fleets}
+        given = {fleet.kind.mark: fleet.kind for fleet in create().fleets}
+    except Exception as error:
+        log.error("the changed configuration is not applied: %s", error)
+        return
+    for mark in known.keys() & given.keys():
+        known[mark].adapt(given[mark])
+    log.info("sets have the changed min, max, idle, job-time and tenant")
+    if other := sorted(known.keys() ^ given.keys()):
+        log.warning("new and removed sets need a restart: %s", ", ".join(other))
+
+
+def _serve(
+    service: Service,
+    stopping: threading.Event,
+    pools: Pools,
+    listener: Listener,
+    create: Callable[[], Service],
+) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
-    signal.signal(
-        signal.SIGHUP,
-        lambda _number, _frame: log.info(
-            "Ignoring SIGHUP: a changed configuration needs a restart"
-        ),
-    )
+    signal.signal(signal.SIGHUP, lambda _number, _frame: adapt(service, create))
     pools.open()
     listener.start()
     service.start()
@@ -426,11 +445,12 @@ def parser(
     return made, commands
 
 
-def run(args: argparse.Namespace, program: str, config: Mapping[str, Any], create: Create) -> None:
+def run(args: argparse.Namespace, program: str, schema: v.Schema, create: Create) -> None:
     """Run a command that all daemons have.
 
     :raises ConfigError: the configuration cannot be used, or no daemon answers.
     """
+    config = read_config(args.config, schema)
     if args.command == "status":
         print(printable(show_status(ask_status(config["listen"]))))
         return
@@ -440,7 +460,12 @@ def run(args: argparse.Namespace, program: str, config: Mapping[str, Any], creat
         print(f"{args.config}: correct")
         return
     set_up_log(args.debug)
-    _serve(service, stopping, pools, Listener(config["listen"], service, program))
+    listener = Listener(config["listen"], service, program)
+
+    def again() -> Service:
+        return create(read_config(args.config, schema), pools, stopping)
+
+    _serve(service, stopping, pools, listener, again)
 
 
 @contextlib.contextmanager

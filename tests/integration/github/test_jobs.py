@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 import subprocess
 
 import pytest
@@ -155,6 +156,29 @@ def test_drained_set_finishes_its_job_and_starts_no_other(
     wait_for(lambda: pool.leases() == [], 30, "the return of its node")
     assert len(program.started()) == 1
     service.call("POST", f"/jobs/{other}/complete", {"result": "canceled"})
+
+
+def test_reload_drains_a_set_and_resumes_it(
+    site: Site, service: Emulator, program: Program
+) -> None:
+    """As an operator does it: change the file, then SIGHUP."""
+    config = site.config({"name": "set", "min": 1, "max": 3})
+    process = site.run(config)
+    wait_for(lambda: program.started(), 60, "an idle runner")
+
+    def reload(**options: int) -> None:
+        config["scale-sets"][0].update(options)
+        site.write(config)
+        process.send_signal(signal.SIGHUP)
+
+    reload(min=0, max=0)
+    wait_for(lambda: service.state()["runners"] == [], 90, "no idle runner")
+    service.add_job("set")
+    assert not wait_for(lambda: service.jobs("available"), 10, "the job")[0].get("runnerName")
+    reload(min=2, max=1)
+    wait_for(lambda: "not applied: set: min (2) is above max (1)" in site.log(), 10, "the error")
+    reload(min=0, max=1)
+    wait_for(lambda: service.jobs("completed"), 60, "the job")
 
 
 @pytest.mark.spec(

@@ -86,7 +86,8 @@ def with_runners(
 
 def free(runners: Runners) -> int | None:
     """Return how many runners the fleet needs beyond the busy ones."""
-    return runners.fleet.wanted
+    busy = sum(runner.state == BUSY for runner in runners.fleet.runners())
+    return None if runners.fleet.wanted is None else runners.fleet.wanted - busy
 
 
 NOBLE = frozenset({"noble"})

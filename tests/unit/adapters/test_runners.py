@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from nodepool.adapters.runners import runner as runners
 from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
+from nodepool.adapters.runners.program import ConfigError, adapt
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, WAITING, Runner
 from nodepool.client import Done, LeaseEnded, Node, NodepoolError, Pool
 from tests.conftest import wait_for
@@ -646,7 +649,7 @@ def test_runner_that_may_not_be_able_to_take_a_job_is_not_asked(
     waiting: Waiting, state: str
 ) -> None:
     runner = waiting.add("np-a", state)
-    waiting.fleet.need(1, 1)
+    waiting.fleet.need(1)
     assert waiting.after(1000) == []
     runner.enter(IDLE)
     assert waiting.after(29) == [] and waiting.after(2) == ["np-a"]
@@ -654,7 +657,7 @@ def test_runner_that_may_not_be_able_to_take_a_job_is_not_asked(
 
 def test_runner_whose_job_has_ended_and_that_does_not_is_asked_to_leave(waiting: Waiting) -> None:
     runner = waiting.add("np-a", BUSY)
-    waiting.fleet.need(1, 1)
+    waiting.fleet.need(1)
     waiting.now += 1000
     for finished in (False, True):
         runner.finish(finished)
@@ -675,3 +678,36 @@ def test_as_many_leave_as_jobs_wait_and_less_often_as_long_as_it_helps_no_job(
     waiting.fleet.succeeded(had_job=True)
     assert waiting.after(10) == ["np-c"]
     assert waiting.after(21) == [] and len(waiting.after(40)) == 2
+
+
+def service_of(stopping: threading.Event, **sets: Kind) -> Any:
+    pool = NoLeases("http://127.0.0.1:9")
+    fleets = [Fleet(kind, NoForge(), lambda _name: pool, stopping) for kind in sets.values()]
+    return SimpleNamespace(fleets=fleets)
+
+
+def test_changed_configuration_is_applied_to_the_sets_that_exist(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    resumed = threading.Event()
+    fleet.resumed = resumed.set
+    fleet.want(9)
+    wait_for(lambda: len(fleet.runners()) == 5)
+    service = SimpleNamespace(fleets=[fleet])
+    new = {"a": replace(fleet.kind, most=7, least=1), "b": Kind("new", "noble", most=1)}
+    adapt(service, lambda: service_of(fleet.stopping, **new))
+    wait_for(lambda: len(fleet.runners()) == 7)
+    assert resumed.is_set() and fleet.status()["least"] == 1
+    assert "new and removed sets need a restart:  new" in caplog.text
+
+
+def test_configuration_with_an_error_changes_nothing(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        raise ConfigError("main/noble: min (9) is above max (5)")
+
+    adapt(SimpleNamespace(fleets=[fleet]), fail)
+    assert "not applied: main/noble: min (9) is above max (5)" in caplog.text
+    assert fleet.kind.most == 5
