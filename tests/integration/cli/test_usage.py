@@ -39,4 +39,3 @@ def test_hours_and_cost_of_nodes_that_were_used(shell: Shell, bench: LauncherBen
     [line] = csv.DictReader(shell("usage", "--csv").splitlines())
     assert line["memory_limit"] == str(2 << 30)
     assert shell.json("usage", "--since", "1h", "--json")[0]["nodes"] == 2
-
