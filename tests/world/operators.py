@@ -11,7 +11,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,12 @@ DISTURBANCE = 30.0
 #: paused for 25 s.
 LONGEST_RELOAD = 45.0
 #: Operations that may delay requests.
-DISTURBING = ("erase", "fewer_servers", "remove_label", "remove_provider", "stop_launcher")
+DISTURBING = (
+    *("drain", "erase", "fewer_servers", "remove_label", "remove_provider", "rotate"),
+    "stop_launcher",
+)
+#: Operations of every third seed, planned with random numbers of their own.
+MAINTENANCE = ("drain", "rotate")
 #: Options that limit the nodes of a pool, with the amount that each node needs.
 LIMITS = {"max-servers": 1, "max-cores": 1, "max-ram": 1024}
 
@@ -52,7 +57,16 @@ def plan(seed: int, duration: float, gentle: bool) -> list[Operation]:
     """
     choice = random.Random(f"operators {seed}")
     pause = choice.choice((0.0, 8.0, 20.0))
-    kinds = sorted(KINDS.keys() - DISTURBING) if gentle else sorted(KINDS)
+    usual = KINDS.keys() - set(MAINTENANCE)
+    found = _planned(choice, duration, pause, sorted(usual - set(DISTURBING) if gentle else usual))
+    if seed % 3 == 0 and not gentle:
+        found += _planned(random.Random(f"maintenance {seed}"), duration, 15.0, MAINTENANCE)
+    return sorted(found, key=lambda operation: operation.at)
+
+
+def _planned(
+    choice: random.Random, duration: float, pause: float, kinds: Sequence[str]
+) -> list[Operation]:
     found: list[Operation] = []
     at = choice.uniform(2.0, 15.0)
     while pause and at < duration:
@@ -78,6 +92,8 @@ class Operators:
         #: Providers whose records were erased.
         self.erased: dict[str, None] = {}
         self._deleting: dict[str, None] = {}
+        #: Kind and name of what is drained.
+        self.drains: dict[tuple[str, str], None] = {}
         #: How many nodes each provider may have, with the times until which these limits may be in
         #: force.
         self._limits: dict[str, list[tuple[float, float]]] = {}
@@ -124,6 +140,9 @@ class Operators:
             change(config)
         self._write(config)
 
+    def labels(self) -> list[str]:
+        return [label["name"] for label in self._config["labels"]]
+
     # -- commands
 
     def run(self, *arguments: str, then: Callable[[], None] = lambda: None) -> None:
@@ -160,6 +179,9 @@ class Operators:
     # -- the end
 
     def heal(self) -> None:
+        for undo in self.drains:
+            self.run("undrain", *undo)
+        self.drains.clear()
         if self.edits:
             self.edits.clear()
             self._save("undo all")
@@ -383,6 +405,29 @@ def _threads(world: World, process: Process) -> list[str]:
     return [name for name in names if not name.startswith("cloud-")]
 
 
+def drain(world: World, operation: Operation) -> None:
+    """Drain a provider or a label, and use it again later."""
+    labels = world.operators.labels()
+    providers = [f"provider-{number}" for number in range(len(world.scenario.providers))]
+    target = _pick(
+        operation, [("provider", name) for name in providers] + [("label", name) for name in labels]
+    )
+    keep = ("--keep-idle",) if int(operation.pick * 1000) % 2 else ()
+    world.operators.drains[target] = None
+    world.operators.run("drain", *target, *keep)
+
+    def undrain() -> None:
+        if target in world.operators.drains:
+            del world.operators.drains[target]
+            world.operators.run("undrain", *target)
+
+    world.kernel.call_at(world.kernel.now + operation.lasts, undrain)
+
+
+def rotate(world: World, operation: Operation) -> None:
+    world.operators.run("rotate", "label", _pick(operation, world.operators.labels()))
+
+
 KINDS: dict[str, Callable[[World, Operation], None]] = {
     function.__name__: function
     for function in (
@@ -397,5 +442,7 @@ KINDS: dict[str, Callable[[World, Operation], None]] = {
         remove_provider,
         erase,
         stop_launcher,
+        drain,
+        rotate,
     )
 }
