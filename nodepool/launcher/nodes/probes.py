@@ -159,7 +159,7 @@ class NodeProbes(Reconciler[str]):
     def reconcile(self, node_id: str) -> float | None:
         """Do the next step for this node; return the seconds until the next, or None."""
         facade = self.state.zk
-        if not (facade.connected and facade.synced):
+        if self.state.config is None or not (facade.connected and facade.synced):
             return None  # everything is checked again after the synchronization
         tree = facade.node_tree
         node, probe = tree.get(node_id), self._probes.get(node_id)

@@ -144,6 +144,7 @@ def test_launcher_never_connects_to_a_host_without_host_key_checking(
     options = {"host-key-checking": False, "host-key": sshd.host_keys}
     pool = bench.start(config(sshd, probe, **options))
     (node,) = bench.wait_nodes("a")
+    wait_for(lambda: pool.config is not None)
     assert pool.probes._probing(node) is None
     bench.reconfigure(config(sshd, probe if method != "command" else {}, **{"host-key": []}))
     wait_for(lambda: pool.probes._probing(bench.wait_nodes("a")[0]), what="probes of checked hosts")

@@ -317,7 +317,8 @@ def test_node_on_which_the_command_succeeds_is_kept_and_unlocked(
             "its command has ended with status 3: disk \\x1b[2Jfull",
         ),
         ("exit 9", {}, "its command has ended with status 9"),
-        ("sleep 600", {"timeout": 1}, "its command has not ended within 1 s"),
+        # Time for the login.
+        ("sleep 600", {"timeout": 8}, "its command has not ended within 8 s"),
         ("head -c 9999999 /dev/zero | tr '\\0' x; exit 1", {}, "its command has ended with"),
     ],
     ids=["last line", "silent", "no end", "endless line"],
@@ -335,7 +336,7 @@ def test_node_on_which_the_command_fails_is_replaced_with_its_last_line(
     caplog.set_level(logging.INFO)
     bench.start(command(sshd, text, **options))
     node_id = idle(bench, sshd.port, sshd.host_keys, username=USER)
-    bench.wait_gone(node_id)
+    bench.wait_gone(node_id, timeout=40)
     found = reason(caplog, node_id)
     assert found == said if len(found) < 200 else found.startswith(said) and len(found) < 500
 

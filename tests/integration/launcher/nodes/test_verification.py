@@ -84,7 +84,8 @@ class Scene:
         """Wait for the reason why the upload is bad."""
         wait_for(
             lambda: (mark := self.stored(upload).rolled_back) is not None and not mark.unverified,
-            what="the result of the verification",
+            40,
+            "the result of the verification",
         )
         mark = self.stored(upload).rolled_back
         assert mark is not None and mark.automatic and self.used() == upload_path(self.old)
@@ -153,8 +154,8 @@ def test_upload_whose_command_fails_is_not_used_and_a_problem_says_why(scene: Sc
 @pytest.mark.spec("BLD-25.4")
 def test_command_that_does_not_end_makes_the_upload_bad(scene: Scene) -> None:
     new = scene.hold_back()
-    scene.bench.start(scene.config(command="sleep 600", timeout=1))
-    assert scene.verdict(new) == "its command has not ended within 1 s"
+    scene.bench.start(scene.config(command="sleep 600", timeout=8))  # time for the login
+    assert scene.verdict(new) == "its command has not ended within 8 s"
     scene.all_gone()
 
 
