@@ -247,9 +247,10 @@ class Calls:
 
     def usage(self, name: str) -> dict[str, int]:
         self.slivers.existing(name)
-        if self.database.local(key_of(name)).get("handle") is None:
+        handle = self.database.local(key_of(name)).get("handle")
+        if handle is None:
             raise NodeError(f"sliver {name} does not run")
-        return self.backend.usage(name)
+        return self.backend.usage(name, handle)
 
     def console(self, name: str) -> str:
         record, local = self.slivers.existing(name), self.database.local(key_of(name))

@@ -152,7 +152,7 @@ class Backend(ABC):
         """Remove the sliver in the order of C.7. Idempotent; continues after a crash."""
 
     @abstractmethod
-    def usage(self, name: str) -> dict[str, int]:
+    def usage(self, name: str, handle: Handle) -> dict[str, int]:
         """Return what :meth:`.Cgroups.usage` does, with disk_bytes and net_*_bytes, if known."""
 
     @abstractmethod

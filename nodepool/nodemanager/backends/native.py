@@ -313,13 +313,13 @@ class NativeBackend(Backend):
             self.ids,
         )
 
-    def usage(self, name: str) -> dict[str, int]:
+    def usage(self, name: str, handle: Handle) -> dict[str, int]:
         numbers: dict[str, int] = {}
         if self.services.cgroups is not None:
             numbers.update(self.services.cgroups.usage(name))
         if self.services.disks is not None:
             numbers["disk_bytes"] = self.services.disks.usage(name)
-        if self.services.net is not None:
+        if self.services.net is not None and handle.get("veth"):
             numbers.update(self.services.net.usage(name))
         return numbers
 

@@ -26,6 +26,7 @@ from nodepool.nodemanager.backends.processes import Processes, alive
 from nodepool.nodemanager.client.privileges import PRIVILEGES
 from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.files import counted
 from nodepool.nodemanager.rootfs.templates import RootTree
 
 COMMAND_TIMEOUT = 30.0
@@ -248,7 +249,7 @@ class NspawnBackend(MountedTreeBackend):
         if shutil.which("systemctl") is not None:
             self.processes.end(name, "stop")
 
-    def usage(self, name: str) -> dict[str, int]:
-        group = self.processes.cgroup(name)
-        kills = cgroup_v2.oom_kills(group) or 0
-        return {**super().usage(name), **cgroup_v2.usage(group), "oom_kills": kills}
+    def usage(self, name: str, handle: Handle) -> dict[str, int]:
+        counters = cgroup_v2.COUNTERS
+        used = counted(self.processes.cgroup(name), counters, counters)
+        return {**super().usage(name, handle), **used}

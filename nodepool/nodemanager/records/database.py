@@ -236,21 +236,27 @@ class DatabaseFile:
 class StoredEvents(DatabaseFile):
     """Events with increasing numbers."""
 
+    _until_tidy = 0
+
     def add_event(self, content: dict[str, Any], number: int, kept: int) -> None:
         """Store an event under this number, or the next one after the last, and delete old ones.
 
         :param number: milliseconds, so that numbers also increase if the file is lost.
+        :param kept: the number of events that remain; at most 1 % more do.
         """
         with self._transaction(lasting=False) as cursor:
             last = self._rows("SELECT max(number) FROM events")[0][0] or 0
             cursor.execute(
                 "INSERT INTO events VALUES (?, ?)", (max(number, last + 1), json.dumps(content))
             )
-            cursor.execute(
-                "DELETE FROM events WHERE number <= "
-                "(SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET ?)",
-                (kept,),
-            )
+            self._until_tidy -= 1
+            if self._until_tidy < 0:  # counting takes longer than all else here
+                self._until_tidy = kept // 100
+                cursor.execute(
+                    "DELETE FROM events WHERE number <= "
+                    "(SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET ?)",
+                    (kept,),
+                )
 
     def events_after(self, number: int, most: int) -> list[dict[str, Any]]:
         """Return the next events, oldest first, each with its number."""

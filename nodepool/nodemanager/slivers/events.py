@@ -14,6 +14,7 @@ from typing import Any
 
 from nodepool.base.boot import boot_id
 from nodepool.nodemanager.api.methods import Parked
+from nodepool.nodemanager.backends.base import Handle
 from nodepool.nodemanager.client.texts import clean
 from nodepool.nodemanager.limits.cgroups.files import MIB
 from nodepool.nodemanager.limits.memory_kills import Kill
@@ -47,7 +48,7 @@ class Events:
     def __init__(
         self,
         database: Database,
-        usage: Callable[[str], dict[str, int]],
+        usage: Callable[[str, Handle], dict[str, int]],
         added: Callable[[], object],
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -55,18 +56,20 @@ class Events:
         #: Sliver -> the most bytes that were on its disk at a check.
         self._disks: dict[str, int] = {}
 
-    def _add(self, kind: str, name: str, values: Mapping[str, Any]) -> None:
-        metadata = self._database.local(key_of(name)).get("metadata") or {}
+    def _add(
+        self, kind: str, name: str, local: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> None:
+        metadata = local.get("metadata") or {}
         content = {"kind": kind, "name": name, "metadata": metadata, **values}
         self._database.add_event(content, int(self._now() * 1000), KEPT)
         self._added()
 
     # -- sources
 
-    def used(self, name: str) -> dict[str, int]:
+    def used(self, name: str, handle: Handle) -> dict[str, int]:
         """Return what a sliver has used; nothing if that is not known."""
         try:
-            return self._usage(name)
+            return self._usage(name, handle)
         except Exception:  # the removal of a sliver does not depend on it
             log.exception("The use of resources by sliver %s is not known:", name)
             return {}
@@ -74,7 +77,7 @@ class Events:
     def measure(self, names: list[str]) -> None:
         """Check the disks of these slivers, and forget all others."""
         self._disks = {
-            name: max(self._disks.get(name, 0), self.used(name).get("disk_bytes", 0))
+            name: max(self._disks.get(name, 0), self.used(name, {}).get("disk_bytes", 0))
             for name in names
         }
 
@@ -93,6 +96,7 @@ class Events:
         self._add(
             ENDED,
             name,
+            local,
             {
                 "time": round(now, 3),
                 "memory_limit": int(local.get("memory", 0)) * MIB,
@@ -119,6 +123,7 @@ class Events:
             self._add(
                 KILLED,
                 name,
+                local,
                 {
                     "time": round(kill.when, 3),
                     "pid": kill.pid,

@@ -345,10 +345,11 @@ class SliverReconciler:
         index, handle = int(local["index"]), local.get("handle")
         with self._deleting:
             if not local.get("counted"):
-                used = {} if self._backend.counts_to_the_end else self._events.used(name)
+                place = name, handle or {}
+                used = {} if self._backend.counts_to_the_end else self._events.used(*place)
                 self._backend.end(name, index, handle)
                 with self._database.transaction():
-                    self._events.ended(name, local, used or self._events.used(name))
+                    self._events.ended(name, local, used or self._events.used(*place))
                     self._database.update_local(key, counted=True)
             self._backend.destroy(name, index, handle)
         self._host.freed(name)

@@ -69,7 +69,7 @@ class MemoryNode:
             "PutRecord": self.put_record,
             "ListSlivers": lambda: [self.describe(name) for name in self.sliver_names()],
             "GetCapacity": self.capacity,
-            "WaitEvents": Events(self.database, lambda name: {}, lambda: None).wait,
+            "WaitEvents": Events(self.database, lambda *_: {}, lambda: None).wait,
             "GetXIDs": dict,
             "GetSSHKeys": lambda: {
                 n: (self.sliver_record(n) or {}).get("ssh_keys", "") for n in self.sliver_names()

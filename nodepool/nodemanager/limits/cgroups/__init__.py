@@ -42,6 +42,7 @@ from nodepool.nodemanager.limits.cgroups.detect import (
 from nodepool.nodemanager.limits.cgroups.files import (
     CgroupError,
     Place,
+    counted,
     parse_list,
     processes,
     read,
@@ -332,16 +333,9 @@ class Cgroups:
         found: dict[str, int] = {}
         for place in self.tree.places:
             for group in self.tree.existing(place, name)[:1]:
-                found = {**FILES[place.kind].usage(group), **found}
-        return {**found, "oom_kills": self.oom_kills(name)}
-
-    def oom_kills(self, name: str) -> int:
-        place = self.tree.where.get("memory")
-        return sum(
-            FILES[each.kind].oom_kills(group) or 0
-            for each, group in self.tree.groups(name)
-            if each is place
-        )
+                counters = FILES[place.kind].COUNTERS
+                found = {**counted(group, counters, {"", *place.controllers}), **found}
+        return found
 
 
 def _cores_of(given: Mapping[str, Any]) -> tuple[int, bool]:

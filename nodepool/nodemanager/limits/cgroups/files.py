@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodepool.nodemanager.kernel.descriptors import held
 from nodepool.nodemanager.outcomes import BackendError
 
 MIB = 1 << 20
@@ -49,6 +50,25 @@ def field(path: Path, key: str) -> int | None:
             if name == key:
                 return int(value)
     return None
+
+
+#: Controller -> file, start of its line, name of the counter, and how many units of the kernel are
+#: one of ours.
+Counters = Mapping[str, tuple[tuple[str, str, str, int], ...]]
+
+
+def counted(group: Path, counters: Counters, controllers: Container[str]) -> dict[str, int]:
+    """Return the counters of a group, as far as the kernel has them."""
+    found: dict[str, int] = {}
+    for controller, entries in counters.items():
+        for file, start, name, unit in entries if controller in controllers else ():
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                # Not by pathlib, which takes longer than the kernel.
+                with held(os.open(f"{group}/{file}", os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+                    lines = os.read(descriptor, 1 << 14).decode().splitlines()
+                line = next(line for line in lines if line.startswith(start))
+                found[name] = int(line.replace("=", " ").rpartition(" ")[2]) // unit
+    return found
 
 
 def parse_list(text: str) -> set[int]:

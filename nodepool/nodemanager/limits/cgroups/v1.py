@@ -12,7 +12,7 @@ from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups.files import (
     MIB,
     CgroupError,
-    field,
+    Counters,
     format_list,
     number,
     quota,
@@ -20,6 +20,17 @@ from nodepool.nodemanager.limits.cgroups.files import (
 )
 
 FREEZE_TIMEOUT = 5.0
+#: What is counted, by controller.
+COUNTERS: Counters = {
+    "cpu": (("cpu.stat", "throttled_time ", "throttled_usec", 1000),),
+    "cpuacct": (("cpuacct.usage", "", "cpu_usec", 1000),),
+    "memory": (
+        ("memory.usage_in_bytes", "", "memory_bytes", 1),
+        ("memory.max_usage_in_bytes", "", "memory_peak", 1),
+        ("memory.oom_control", "oom_kill ", "oom_kills", 1),
+    ),
+    "pids": (("pids.current", "", "pids", 1), ("pids.peak", "", "pids_peak", 1)),
+}
 #: Buffers of TCP connections are allowed in addition to the memory limit: at most this part of it,
 #: at least this many bytes.
 TCP_PART, TCP_LEAST = 4, 16 * MIB
@@ -152,23 +163,6 @@ def frozen(group: Path) -> bool:
 def cpu_usec(group: Path) -> int | None:
     nanoseconds = number(group / "cpuacct.usage")
     return None if nanoseconds is None else nanoseconds // 1000
-
-
-def usage(group: Path) -> dict[str, int]:
-    throttled = field(group / "cpu.stat", "throttled_time")
-    found: dict[str, int | None] = {
-        "cpu_usec": cpu_usec(group),
-        "throttled_usec": None if throttled is None else throttled // 1000,
-        "memory_bytes": number(group / "memory.usage_in_bytes"),
-        "memory_peak": number(group / "memory.max_usage_in_bytes"),
-        "pids": number(group / "pids.current"),
-        "pids_peak": number(group / "pids.peak"),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def oom_kills(group: Path) -> int | None:
-    return field(group / "memory.oom_control", "oom_kill")
 
 
 def kill(group: Path) -> bool:

@@ -14,6 +14,7 @@ from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups.files import (
     MIB,
     CgroupError,
+    Counters,
     field,
     format_list,
     number,
@@ -22,6 +23,22 @@ from nodepool.nodemanager.limits.cgroups.files import (
 )
 
 FREEZE_TIMEOUT = 5.0
+#: What is counted; all groups have the first ones.
+COUNTERS: Counters = {
+    "": (
+        ("cpu.stat", "usage_usec ", "cpu_usec", 1),
+        ("cpu.stat", "throttled_usec ", "throttled_usec", 1),
+        ("cpu.pressure", "some ", "cpu_stalled_usec", 1),
+        ("memory.pressure", "some ", "memory_stalled_usec", 1),
+        ("io.pressure", "some ", "io_stalled_usec", 1),
+    ),
+    "memory": (
+        ("memory.current", "", "memory_bytes", 1),
+        ("memory.peak", "", "memory_peak", 1),
+        ("memory.events", "oom_kill ", "oom_kills", 1),
+    ),
+    "pids": (("pids.current", "", "pids", 1), ("pids.peak", "", "pids_peak", 1)),
+}
 
 
 def made(group: Path) -> None:
@@ -139,30 +156,6 @@ def frozen(group: Path) -> bool:
 
 def cpu_usec(group: Path) -> int | None:
     return field(group / "cpu.stat", "usage_usec")
-
-
-def usage(group: Path) -> dict[str, int]:
-    found = {
-        "cpu_usec": cpu_usec(group),
-        "throttled_usec": field(group / "cpu.stat", "throttled_usec"),
-        "memory_bytes": number(group / "memory.current"),
-        "memory_peak": number(group / "memory.peak"),
-        "pids": number(group / "pids.current"),
-        "pids_peak": number(group / "pids.peak"),
-        **{f"{what}_stalled_usec": _stalled(group, what) for what in ("cpu", "memory", "io")},
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _stalled(group: Path, what: str) -> int | None:
-    """Return how long at least one process had to wait for a resource, in µs."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(read(group / f"{what}.pressure").partition("\n")[0].rpartition("total=")[2])
-    return None
-
-
-def oom_kills(group: Path) -> int | None:
-    return field(group / "memory.events", "oom_kill")
 
 
 def kill(group: Path) -> bool:

@@ -621,7 +621,7 @@ def test_creation_and_deletion_stay_below_their_time_limits(
         begin = time.perf_counter()
         sliver = machine.sliver(username="zuul")
         creations.append(time.perf_counter() - begin)
-        memory.append(machine.backend.usage(sliver.spec.name).get("memory_bytes", 0))
+        memory.append(machine.backend.usage(sliver.spec.name, sliver.handle).get("memory_bytes", 0))
         begin = time.perf_counter()
         sliver.destroy()
         destructions.append(time.perf_counter() - begin)

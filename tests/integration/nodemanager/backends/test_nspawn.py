@@ -95,7 +95,7 @@ def test_container_has_its_own_systemd_ids_and_namespaces_and_keeps_its_tree(
     # What is run inside is in the cgroup of the unit, and so below its limits.
     assert "0::/" in [line[:4] for line in sliver.shell("cat /proc/self/cgroup").text.splitlines()]
     assert (cgroup(machine, "s1") / "pids.max").read_text() == "200\n"
-    assert machine.backend.usage(sliver.spec.name)["pids"] >= 2
+    assert machine.backend.usage(sliver.spec.name, sliver.handle)["pids"] >= 2
     assert machine.backend.adopt(sliver.spec, sliver.handle)
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
     assert not machine.backend.adopt(sliver.spec, sliver.handle)

@@ -125,7 +125,7 @@ class TestContainers:
         with frozen:
             machine.backend.freeze(sliver.spec, sliver.handle, True)
             machine.backend.freeze(sliver.spec, sliver.handle, False)
-            assert machine.backend.usage(sliver.spec.name)["pids"] >= 2
+            assert machine.backend.usage(sliver.spec.name, sliver.handle)["pids"] >= 2
         assert (
             "fork"
             in sliver.shell(
