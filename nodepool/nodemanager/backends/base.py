@@ -148,8 +148,15 @@ class Backend(ABC):
         """End all processes before the sliver is removed. Idempotent. Raises BackendError."""
 
     @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove the sliver, whose processes have ended, in the order of C.7.
+
+        Idempotent; continues after a crash.
+        """
+
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        """Remove the sliver in the order of C.7. Idempotent; continues after a crash."""
+        self.end(name, index, handle)
+        self.remove(name)
 
     @abstractmethod
     def usage(self, name: str, handle: Handle) -> dict[str, int]:

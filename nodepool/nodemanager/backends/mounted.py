@@ -76,8 +76,7 @@ class MountedTreeBackend(NativeBackend):
     def _forget(self, name: str) -> None:
         """Remove what the container's program still has of it. Raises BackendError."""
 
-    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        self.end(name, index, handle)
+    def remove(self, name: str) -> None:
         if self.services.net is not None:
             self.services.net.destroy(name)
         self._forget(name)
@@ -89,7 +88,7 @@ class MountedTreeBackend(NativeBackend):
                 tree.rmdir()
             with contextlib.suppress(OSError):
                 self.trees.rmdir()  # the last one
-        super().destroy(name, index, handle)
+        super().remove(name)
 
     def found(self) -> list[str]:
         names = set(super().found())

@@ -385,8 +385,7 @@ class NativeBackend(Backend):
         # deletion.
         self.processes.kill(name, self.number(name) or index, handle)
 
-    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
-        self.end(name, index, handle)
+    def remove(self, name: str) -> None:
         if self.services.net is not None:
             self.services.net.destroy(name)
         if self.services.cgroups is not None:

@@ -138,9 +138,9 @@ class RootlessBackend(NativeBackend):
                         found.append(int(entry))
         return found
 
-    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+    def remove(self, name: str) -> None:
         # The work directory of an overlay has mode 0; its owner may change that.
         with contextlib.suppress(FileNotFoundError):
             for path in self.folders.writable(name).glob("*-work/work"):
                 path.chmod(0o700)
-        super().destroy(name, index, handle)
+        super().remove(name)

@@ -344,14 +344,16 @@ class SliverReconciler:
         self._host.detach(name)
         index, handle = int(local["index"]), local.get("handle")
         with self._deleting:
-            if not local.get("counted"):
-                place = name, handle or {}
-                used = {} if self._backend.counts_to_the_end else self._events.used(*place)
-                self._backend.end(name, index, handle)
+            place, counted = (name, handle or {}), bool(local.get("counted"))
+            used = {}
+            if not (counted or self._backend.counts_to_the_end):
+                used = self._events.used(*place)
+            self._backend.end(name, index, handle)
+            if not counted:
                 with self._database.transaction():
                     self._events.ended(name, local, used or self._events.used(*place))
                     self._database.update_local(key, counted=True)
-            self._backend.destroy(name, index, handle)
+            self._backend.remove(name)
         self._host.freed(name)
         self._copies.forget(key)
         with self._database.transaction():
