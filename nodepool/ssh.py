@@ -60,6 +60,8 @@ _FRAME = (
 #: Bytes of errors that are kept, of the longest mark, and the status of ssh and scp without a
 #: connection.
 LAST, MARK, LOST = 4096, 64, 255
+#: Statuses from here on are of programs that a signal has ended, and of broken connections.
+BY_SIGNAL = 128
 
 
 class Lost(ConnectionError):
@@ -319,6 +321,14 @@ def remote(path: str, node: Node, command: str, batch: bool = True) -> tuple[lis
     if node.connection_type == "network_cli" or node.shell_type in ("cmd", "powershell"):
         return [*argv, command], None
     return argv, command
+
+
+def patience(status: int, took: float) -> float:
+    """Return how long to wait for the news that a process was killed for memory, in seconds.
+
+    :param status: of the failed command. :param took: its seconds.
+    """
+    return 1.0 if not 0 < status < BY_SIGNAL else min(1.0, took / 10)
 
 
 def run(

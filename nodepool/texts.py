@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Characters of a text in a list.
 LONGEST = 400
@@ -35,3 +35,18 @@ def one_line(text: object, most: int = LONGEST) -> str:
     """Return the text as a single line of at most ``most`` characters, for lists."""
     line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def killed(kill: Mapping[str, object]) -> str:
+    """Return the line that names a process that was killed for memory.
+
+    :param kill: event or detail with ``pid``, ``program`` and ``memory_limit`` (bytes).
+    """
+    limit, unit = kill.get("memory_limit"), "MiB"
+    mib = limit / (1 << 20) if isinstance(limit, (int, float)) else 0.0
+    if mib >= 1024 and mib % 1024 == 0:
+        mib, unit = mib / 1024, "GiB"
+    return one_line(
+        f"process {kill.get('pid')} ({kill.get('program')}) was killed: the node's memory limit of "
+        f"{f'{mib:.0f}' if mib else '?'} {unit} was reached"
+    )

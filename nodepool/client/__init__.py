@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
@@ -26,12 +27,13 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from nodepool import ssh
@@ -57,6 +59,7 @@ from nodepool.client.calls import (
     seconds,
 )
 from nodepool.ssh import Node
+from nodepool.texts import killed
 
 __all__ = [
     "SHOWN",
@@ -81,6 +84,8 @@ ATTACHED, RENEW_EVERY = 120, 40.0
 SOON = 60.0
 #: Bytes of input, and seconds, of a command that the launcher runs.
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
+#: Seconds between two questions for kills, of one such question, and by which clocks may differ.
+ASK, ANSWER, CLOCKS = 0.1, 1.0, 5.0
 #: Codes of answers to a lease that waits after which it is requested again.
 AGAIN = ("gone", "ended", "try-again")
 log = logging.getLogger(__name__)
@@ -218,6 +223,7 @@ class Lease:
     :ivar limited_by: what gave it an earlier end than you asked for, such as ``max-hold-age``;
         None: nothing.
     :ivar drained: why one of its nodes should be returned soon; None: no operator drains one.
+    :ivar kills: processes that were killed for memory on its nodes, when they were last read.
     :ivar why: what it waits for: ``text``, and perhaps ``code``, ``suggestion``,
         ``queue_position``.
     :ivar token: renews and returns this lease from other processes.
@@ -235,6 +241,7 @@ class Lease:
     why: Mapping[str, Any] | None
     limited_by: str | None
     drained: str | None
+    kills: list[Mapping[str, Any]]
 
     def __init__(
         self,
@@ -297,6 +304,7 @@ class Lease:
             setattr(self, name, answer.get(name))
         self.created, self.ends = (_moment(answer.get(name)) for name in ("created", "ends"))
         self.token = answer.get("token") or self.token
+        self.kills = answer.get("kills") or []
         known = Node.__dataclass_fields__
         self.nodes = [
             Node(**{name: value for name, value in one.items() if name in known})
@@ -449,7 +457,8 @@ class Lease:
         """Run a command on a node, and return its status and output.
 
         The launcher runs it where it can (slivers), with at most 45 kB of input; otherwise over
-        SSH.
+        SSH. If it fails, lines at the end of its standard error name the processes on the node that
+        were killed for memory meanwhile.
 
         :param command: a text for the login shell, or a list of words.
         :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
@@ -459,6 +468,8 @@ class Lease:
         :raises LeaseEnded: the lease has ended meanwhile.
         """
         text = command if isinstance(command, str) else shlex.join(command)
+        known, began = {(each["pid"], each["time"]) for each in self.kills}, time.monotonic()
+        name = "".join(sorted(each.id for each in self.nodes)[node : node + 1])
         done = (
             self._relayed(command, node, input or b"", timeout, stream)
             if len(input or b"") <= MOST_INPUT
@@ -468,9 +479,50 @@ class Lease:
             done = self._execute(
                 *ssh.remote(self._ssh(), self._numbered(node), text), input, timeout, stream
             )
+        if done.status and (lines := self._killed(name, done.status, known, began)):
+            end = "".join(f"nodepool: {line}\n" for line in lines).encode()
+            if stream:
+                sys.stderr.buffer.write(end)
+                sys.stderr.buffer.flush()
+            else:
+                done = dataclasses.replace(done, stderr=done.stderr + end)
         if check and done.status:
             raise subprocess.CalledProcessError(done.status, text, done.stdout, done.stderr)
         return done
+
+    def _killed(
+        self, node: str, status: int, known: Set[tuple[int, str]], began: float
+    ) -> list[str]:
+        """Return a line for each process that was killed for memory while a command has run."""
+        return [
+            killed(kill)
+            for kill in self.find_kills(
+                ssh.patience(status, time.monotonic() - began),
+                lambda kill: (
+                    kill["node"] == node
+                    and kill["age"] < time.monotonic() - began + CLOCKS
+                    and (kill["pid"], kill["time"]) not in known
+                ),
+            )
+        ]
+
+    def find_kills(
+        self, longest: float, wanted: Callable[[Mapping[str, Any]], bool] = bool
+    ) -> list[Mapping[str, Any]]:
+        """Return processes that were killed for memory on the nodes, of the newest 20.
+
+        :param longest: seconds to wait for the first one.
+        :param wanted: which ones count.
+        """
+        until = time.monotonic() + longest
+        while True:
+            with contextlib.suppress(NodepoolError):
+                answer = self._pool.call("GET", _path(self.id), token=self.token, longest=ANSWER)
+                self.kills = answer.get("kills") or []
+            found = [kill for kill in self.kills if wanted(kill)]
+            if found or time.monotonic() + ASK > until:
+                return found
+            time.sleep(ASK)
 
     def _relayed(
         self,

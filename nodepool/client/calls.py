@@ -144,15 +144,17 @@ class Calls:
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
         retry: float | None = None,
+        longest: float = POLL + TIMEOUT,
     ) -> Any:
         """Return the answer of a call below ``/api/v1``: parsed JSON, or a text.
 
         :param retry: monotonic time until which it is repeated while the server cannot be reached,
             or is busy.
+        :param longest: seconds without any data after which the server counts as gone.
         """
         while True:
             try:
-                return self._call(method, path, body, token or self.token, headers or {})
+                return self._call(method, path, body, token or self.token, headers or {}, longest)
             except NodepoolError as error:
                 if (
                     error.code not in UNAVAILABLE
@@ -254,8 +256,9 @@ class Calls:
         body: Mapping[str, Any] | None,
         token: str | None,
         headers: Mapping[str, str],
+        longest: float,
     ) -> Any:
-        connection = self._connection()
+        connection = self._connection(longest)
         sent = {**headers, **self._headers(token, body is not None)}
         try:
             connection.request(
@@ -277,8 +280,8 @@ class Calls:
             else data.decode("utf-8", "replace")
         )
 
-    def _connection(self) -> http.client.HTTPConnection:
-        parts, timeout = self._parts, POLL + TIMEOUT
+    def _connection(self, timeout: float = POLL + TIMEOUT) -> http.client.HTTPConnection:
+        parts = self._parts
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout)
         if parts.scheme == "https":

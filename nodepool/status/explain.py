@@ -26,7 +26,7 @@ from nodepool.status.timeline import steps_of
 from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.history import HistoryReader, unique
-from nodepool.zk.mirror.feed import USER, Event, describe
+from nodepool.zk.mirror.feed import KILLED, USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import (
     BUILDING,
@@ -41,8 +41,8 @@ from nodepool.zk.records import (
 )
 
 KINDS = ("request", "label", "node", "image", "provider", "fleet")
-MOST_NODES = 3
-"""Nodes of a request whose events are part of its timeline."""
+MOST_NODES = 10
+"""Nodes of a request whose events are part of its timeline, and whose use it shows."""
 LAUNCHING, POOL_PAUSED = Code.LAUNCHING.word, Code.POOL_PAUSED.word
 Clock = Callable[[], float]
 
@@ -168,6 +168,12 @@ def explain(
                 _history(zk, history, recent, "node", node) for node in sorted(nodes)[:MOST_NODES]
             ]
             found.timeline = steps_of(itertools.chain(found.history, *of_nodes))
+            found.history += [
+                event
+                for event in itertools.chain(*of_nodes)
+                if event["type"] in (KILLED, "node-usage")
+            ]
+            found.history.sort(key=lambda event: event["time"])
         if found.history and not found.answer:
             _set_past(
                 found, _history(zk, history, recent, "request", _request_of(found.history)), clock()

@@ -11,12 +11,13 @@ launcher is killed are lost: nothing depends on them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -40,6 +41,8 @@ LARGEST_WRITE = 512 << 10
 #: Number of writes that starts a merge, number of merged writes, and maximum bytes of the result.
 MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
 TIDY_INTERVAL = 300.0
+#: UNIX seconds that no time of an event reaches, unless it is wrong.
+LATEST = 1e11
 
 log = logging.getLogger("nodepool.zk.history")
 
@@ -232,9 +235,13 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
 
 
 class HistoryReader:
-    """Reads events of one object; data read are cached, as they never change."""
+    """Reads events of one object; data read are cached, as they never change.
 
-    def __init__(self) -> None:
+    :param kind: a type of events: only these are read, and only they are cached.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self._kind = f'"{kind}"'.encode() if kind else b""
         self._lock = threading.Lock()
         #: Name -> UNIX seconds when it was written, and its data.
         self._segments: dict[str, tuple[float, bytes]] = {}
@@ -255,6 +262,13 @@ class HistoryReader:
         """
         return unique(self._all(kazoo, b"", since))
 
+    def skip(self, kazoo: KazooClient) -> None:
+        """Omit everything that is written now.
+
+        :raises KazooException: no connection, or no answer in time.
+        """
+        self._segments = dict.fromkeys(children(kazoo, ROOT), (0.0, b""))
+
     def _all(self, kazoo: KazooClient, wanted: bytes, since: float = 0.0) -> Iterator[Event]:
         kept: dict[str, tuple[float, bytes]] = {}
         # Repeated if some were merged or deleted in the meantime.
@@ -268,7 +282,10 @@ class HistoryReader:
                     data, stat = answer.get(timeout=TIMEOUT)
                 except (NoNodeError, NoAuthError):
                     continue
-                kept[each] = (stat.ctime / 1000, data)
+                kept[each] = (
+                    stat.ctime / 1000,
+                    _only(each, data, self._kind) if self._kind else data,
+                )
             with self._lock:
                 self._segments = kept
             if len(kept) == len(names):
@@ -285,6 +302,33 @@ def _unpacked(name: str, data: bytes) -> bytes:
     except zlib.error as error:
         log.warning("Ignoring %s/%s: %s", ROOT, name, error)
         return b""
+
+
+def _only(name: str, data: bytes, wanted: bytes) -> bytes:
+    """Return the data of those lines that contain a text."""
+    lines = [line for line in _unpacked(name, data).split(b"\n") if wanted in line]
+    return zlib.compress(b"\n".join(lines)) if lines else b""
+
+
+def kills_of(
+    reader: HistoryReader,
+    kazoo: KazooClient,
+    nodes: Collection[str],
+    recent: Iterable[Event] = (),
+    since: float = 0.0,
+) -> list[Event]:
+    """Return the kills for memory on these nodes, by time.
+
+    :param reader: of the type ``KILLED``.
+    :param recent: events of this process, of which some are not written yet.
+    :param since: UNIX seconds; earlier writes are omitted.
+    :raises KazooException: no connection, or no answer in time.
+    """
+    return unique(
+        event
+        for event in itertools.chain(reader.read_all(kazoo, since), recent)
+        if event["type"] == KILLED and event.get("node") in nodes and 0 <= event["time"] < LATEST
+    )
 
 
 def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:

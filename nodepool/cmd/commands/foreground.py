@@ -10,11 +10,19 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from nodepool.cmd.commands.context import CommandError
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+
+from nodepool.cmd.commands.context import CommandError, note
+from nodepool.ssh import patience
+from nodepool.texts import killed
+from nodepool.zk.history import HistoryReader, kills_of, wait_for_write
+from nodepool.zk.mirror.feed import KILLED, Event
+from nodepool.zk.records import Node
 
 #: Seconds after which a signal just before the wait is noticed.
 SIGNAL_LATENCY = 0.5
@@ -106,3 +114,29 @@ class Foreground:
         # The terminal sends INT to the child directly.
         if self._process is not None and number != signal.SIGINT:
             self._process.terminate()
+
+
+class Kills:
+    """Processes that are killed for memory on nodes from now on."""
+
+    def __init__(self, kazoo: KazooClient, nodes: Iterable[Node]) -> None:
+        self._kazoo, self._nodes = kazoo, {node.id or "" for node in nodes}
+        self._reader, self._began = HistoryReader(KILLED), time.monotonic()
+        with contextlib.suppress(KazooException, TimeoutError):
+            self._reader.skip(kazoo)
+
+    def show(self, status: int) -> None:
+        """Print a line for each kill if the command has failed, at most a second later."""
+        if status:
+            with contextlib.suppress(KazooException, TimeoutError):
+                for kill in self._find(patience(status, time.monotonic() - self._began)):
+                    note(killed(kill))
+
+    def _find(self, longest: float) -> list[Event]:
+        until, written = time.monotonic() + longest, threading.Event()
+        while True:
+            written.clear()
+            wait_for_write(self._kazoo, written.set)
+            found = kills_of(self._reader, self._kazoo, self._nodes)
+            if found or not written.wait(max(0.0, until - time.monotonic())):
+                return found

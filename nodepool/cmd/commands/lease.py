@@ -27,7 +27,7 @@ from nodepool.cmd.commands.context import (
     note,
     user,
 )
-from nodepool.cmd.commands.foreground import Foreground
+from nodepool.cmd.commands.foreground import Foreground, Kills
 from nodepool.cmd.commands.nodes import limited
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower
@@ -189,7 +189,9 @@ def get(context: Context) -> int:
             _print(args, lease)
             if args.time is not None and not command:
                 return 0
+            kills = Kills(context.kazoo, lease.nodes)
             result = _use(leases, lease, command, foreground, renew=args.time is None)
+            kills.show(0 if foreground.ended else result)
         except BaseException:
             with contextlib.suppress(LeaseError, KazooException):
                 leases.give_back(lease.id)

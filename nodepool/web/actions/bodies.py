@@ -126,6 +126,20 @@ class NodeView(Struct):
     port: int | str | dict[str, Any] | None = None
 
 
+class KillView(Struct):
+    """A process that was killed because the memory limit of its node was reached."""
+
+    node: str
+    #: Of the host.
+    pid: int
+    program: str
+    #: Bytes.
+    memory_limit: int
+    time: datetime.datetime
+    #: Seconds since then, by the clock of the launcher that answers.
+    age: float
+
+
 class LeaseView(Struct):
     id: str
     state: Literal["waiting", "ready", "held", "failed"]
@@ -144,6 +158,8 @@ class LeaseView(Struct):
     limited_by: str | None = None
     #: Why one of its nodes should be returned soon: what is drained, until when and why.
     drained: str | None = None
+    #: The newest 20 processes that were killed for memory on its nodes, oldest first.
+    kills: list[KillView] = []
     #: Renews and returns this lease; only in the answer that creates it.
     token: str | None = None
 

@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,12 @@ from nodepool.ssh import known_hosts
 from nodepool.status import causes
 from nodepool.status.explain import places
 from nodepool.status.once import Once
+from nodepool.texts import one_line
 from nodepool.web.actions.bodies import (
     Caller,
     Certificate,
     Description,
+    KillView,
     LeaseList,
     LeaseView,
     NewCertificate,
@@ -44,6 +46,8 @@ from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import RETRY
 from nodepool.web.shares import Share
 from nodepool.zk.drains import Drain, of_node, shown
+from nodepool.zk.history import HistoryReader, kills_of
+from nodepool.zk.mirror.feed import KILLED, Event
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -52,6 +56,8 @@ log = logging.getLogger("nodepool.lease")
 LONGEST_WAIT = 60.0
 #: Seconds in which a request that was fulfilled must appear as nodes in the mirror.
 GRACE = 2.0
+#: Kills for memory that a lease shows; seconds by which clocks may differ.
+MOST_KILLS, CLOCKS = 20, 600.0
 _NO_HEADERS: tuple[tuple[str, str], ...] = ()
 OPEN = (LeaseState.WAITING, LeaseState.READY)
 _STATUS = {
@@ -98,6 +104,7 @@ class LeaseCalls:
         self.waiting = waiting
         self._now = now
         self.monotonic = monotonic
+        self._history = HistoryReader(KILLED)
 
     def routes(self) -> list[Route]:
         ok, created, accepted, empty = (
@@ -321,7 +328,12 @@ class LeaseCalls:
         order = (
             places(self._zk().readRequests()) if any(lease.state in OPEN for lease in found) else {}
         )
-        return Reply(LeaseList([self.view(lease, call.identity, order=order) for lease in found]))
+        kills = self._kills(found)
+        return Reply(
+            LeaseList(
+                [self.view(lease, call.identity, order=order, kills=kills) for lease in found]
+            )
+        )
 
     def show(self, call: Call) -> Reply | Later:
         state = call.query.get("state", "waiting")
@@ -445,8 +457,11 @@ class LeaseCalls:
         identity: Identity,
         token: str | None = None,
         order: dict[str, int] | None = None,
+        kills: Sequence[Event] | None = None,
     ) -> LeaseView:
         terms, full = lease.terms, _may_use(identity, lease)
+        nodes = {node.id for node in lease.nodes}
+        found = self._kills([lease]) if kills is None else kills
         return LeaseView(
             lease.id,
             lease.state.value,
@@ -463,8 +478,28 @@ class LeaseCalls:
             None if lease.nodes else self._why(lease, order),
             terms.limit,
             self._drained(lease),
+            [_kill_view(each, self._now()) for each in found if each["node"] in nodes][
+                -MOST_KILLS:
+            ],
             token,
         )
+
+    def _kills(self, leases: Sequence[Lease]) -> Sequence[Event]:
+        """Return the kills for memory on the nodes of leases, by time.
+
+        Those that another launcher has noted are in the history only.
+        """
+        zk, held = self._zk(), [lease for lease in leases if lease.nodes]
+        nodes = {node.id or "" for lease in held for node in lease.nodes}
+        if not nodes or not zk.connected:
+            return []
+        since = min(lease.terms.created for lease in held) - CLOCKS
+        recent = () if zk.feed is None else zk.feed.since(0)[0]
+        try:
+            return kills_of(self._history, zk.kazoo_client, nodes, recent, since)
+        except (KazooException, TimeoutError) as error:
+            log.info("Kills for memory are not known: %r", error)
+            return []
 
     def _drained(self, lease: Lease) -> str | None:
         zk = self._zk()
@@ -577,6 +612,18 @@ def _node_view(node: Node, full: bool) -> NodeView:
         node.shell_type,
         node.attributes if isinstance(node.attributes, dict) else None,
         port if full or isinstance(port, int) else None,
+    )
+
+
+def _kill_view(event: Event, now: float) -> KillView:
+    when = event["time"]
+    return KillView(
+        event["node"],
+        event.get("pid", 0),
+        one_line(event.get("program", "?")),
+        event.get("memory_limit", 0),
+        _time(when),
+        round(max(0.0, now - when), 3),
     )
 
 

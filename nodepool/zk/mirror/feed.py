@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool.base.problems import one_line
-from nodepool.texts import counted
+from nodepool.texts import counted, killed
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.mirror.images import ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
@@ -377,8 +377,7 @@ def describe(event: Event) -> str:
         "node-step": f"launch: {event.get('step')}",
         "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",
         "node-usage": _usage(event),
-        KILLED: f"process {event.get('pid')} ({event.get('program')}) was killed: the "
-        f"node's memory limit of {_mib(event.get('memory_limit'))} MiB was reached",
+        KILLED: killed(event),
         "console-log": "the console of the machine said last",
         "image-changed": "changed",
         "component-changed": str(event.get("state")),

@@ -185,4 +185,5 @@ def test_client_needs_nothing_but_the_standard_library() -> None:
         "nodepool.client",
         "nodepool.client.calls",
         "nodepool.ssh",
+        "nodepool.texts",
     }

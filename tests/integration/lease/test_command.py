@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from nodepool.cmd.commands import lease as command
 from nodepool.cmd.commands.context import CommandError, user
 from nodepool.lease import Leases, LeaseState, Terms
 from nodepool.ssh import OPTIONS
+from nodepool.zk.mirror.feed import KILLED
 from nodepool.zk.records import HOLD, READY
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -202,6 +204,44 @@ def test_command_runs_with_the_nodes_and_returns_them(bench: LauncherBench, run:
     )
     run("small", "small", "--", sys.executable, "-c", program, status=6)
     assert Leases(bench.zk).all() == []
+
+
+@pytest.mark.spec("issue 49, 2: a kill for memory is named after `lease -- COMMAND`")
+@pytest.mark.parametrize(
+    ("accepted", "status"), [(False, 137), (False, 2), (True, 137), (False, 0)]
+)
+def test_command_that_failed_names_kills_on_its_nodes_meanwhile(
+    bench: LauncherBench, config: str, capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path,
+    accepted: bool, status: int,
+) -> None:  # fmt: skip
+    launcher, begun = bench.pools[0], tmp_path / "begun"
+    nodes = [node.id for node in bench.zk.nodeIterator()]
+
+    def note_kills(pid: int) -> None:
+        for node in nodes:
+            launcher.feed.note(KILLED, node=node, pid=pid, program="cc1plus", memory_limit=1 << 31)
+
+    note_kills(6)
+    wait_for(lambda: launcher.feed.stored == launcher.feed.number, 30, "the earlier kill")
+
+    def kill() -> None:
+        wait_for(begun.exists, 30, "the command")
+        note_kills(7)
+
+    thread = threading.Thread(target=kill, name="kill")
+    thread.start()
+    command = ["--", "sh", "-c", f"touch {begun}; sleep 3; exit {status}"]
+    if accepted:
+        request = bench.zuul.submit("small")
+        bench.wait_request(request, "fulfilled")
+        begin = ["request", "accept", request]
+    else:
+        begin = ["lease", "small"]
+    assert nodepoolcmd.main(["-c", config, *begin, *command]) == status
+    thread.join()
+    line = "nodepool: process 7 (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+    found = [each for each in capfd.readouterr().err.splitlines() if "killed" in each]
+    assert found == ([line] if status else [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -23,6 +23,7 @@ from nodepool.web.actions import execution
 from nodepool.web.actions.places import Places
 from tests.conftest import wait_for
 from tests.integration.lease.conftest import Api
+from tests.support.deadline import limit
 
 
 class LocalProgram:
@@ -399,3 +400,51 @@ def test_programs_are_recorded_without_their_command(
         and json.loads(line)["target"] == f"lease {lease.id}"
         and "secret" not in line
     )
+
+
+@pytest.mark.spec("issue 49, 2: only kills on the node, during the command, are named after it")
+def test_only_kills_of_the_command_are_named(api: Api, programs: Programs) -> None:
+    with api.pool().lease("fake-label", "fake-label") as lease:
+        mine, other = sorted(node.id for node in lease.nodes)
+
+        def kill(node: str, pid: int, **fields: float) -> None:
+            api.launcher.feed.note(
+                "node-killed", node=node, pid=pid, program="cc1plus", memory_limit=1 << 31, **fields
+            )
+
+        def lines(status: int) -> list[str]:
+            done = lease.run(f"echo mine >&2; exit {status}")
+            assert done.status == status and done.stderr.startswith(b"mine\n")
+            return done.stderr.decode().splitlines()[1:]
+
+        # A command that did not fail long ago has survived it.
+        kill(mine, 1, time=time.time() - 3600)
+        kill(other, 2)
+        assert lines(137) == []
+        for pid in range(10, 35):
+            kill(mine, pid)
+        assert lines(0) == []
+        found = lines(2)
+        text = "process {} (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+        assert found == [f"nodepool: {text.format(pid)}" for pid in range(15, 35)]
+        assert lines(137) == [] and len(lease.kills) == 20
+        kill(mine, 40)
+        with pytest.raises(subprocess.CalledProcessError) as raised:
+            lease.run("exit 3", check=True)
+        assert text.format(40) in raised.value.stderr.decode()
+
+
+def test_launcher_that_does_not_answer_delays_no_result(
+    api: Api, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with api.pool().lease("fake-label") as lease, monkeypatch.context() as patch:
+        error = NodepoolError("unreachable", "no answer")
+        patch.setattr(lease._pool, "call", lambda *_args, **_options: raise_(error))
+        assert lease.run("exit 137").status == 137
+        began = time.monotonic()
+        assert lease.run("exit 1").status == 1
+        assert time.monotonic() - began < limit(1.0), "it does not wait for a quick command"
+
+
+def raise_(error: Exception) -> None:
+    raise error

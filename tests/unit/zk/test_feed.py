@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter
+from nodepool.texts import killed
+from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter, kills_of
 from nodepool.zk.mirror.feed import (
     KEPT,
     KILLED,
@@ -335,7 +336,41 @@ def test_kill_is_written_at_once(feed: Feed) -> None:
     writer.flush(kazoo, False)
     [_step, kill] = HistoryReader().read_all(kazoo)
     assert describe(kill) == (
-        "node 1: process 7 (cc1plus) was killed: the node's memory limit of 2048 MiB was reached"
+        "node 1: process 7 (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+    )
+
+
+def test_reader_of_kills_reads_and_keeps_nothing_else(feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer, reader = HistoryWriter(feed), HistoryReader(KILLED)
+    feed.note(KILLED, node="1", pid=6)
+    writer.flush(kazoo, False, at_once=True)
+    reader.skip(kazoo)
+    feed.note("node-step", node="1", step="x" * 1000)
+    writer.flush(kazoo, False, at_once=True)
+    feed.note("console-log", node="1", tail=f'the job said "{KILLED}"')
+    feed.note("action", node="1", target=KILLED)
+    feed.note(KILLED, node="1", pid=7)
+    feed.note(KILLED, node="2", pid=8)
+    for wrong in (float("nan"), -1.0, 1e300):
+        feed.note(KILLED, node="1", pid=9, time=wrong)
+    writer.flush(kazoo, False, at_once=True)
+    feed.note(KILLED, node="1", pid=10)
+    recent = feed.since(0)[0][2:]
+    assert [kill["pid"] for kill in kills_of(reader, kazoo, {"1"})] == [7]
+    assert [kill["pid"] for kill in kills_of(reader, kazoo, {"1"}, recent)] == [7, 10]
+    assert sum(len(data) for _written, data in reader._segments.values()) < 500
+    kills = kills_of(HistoryReader(KILLED), kazoo, {"1", "2"})
+    assert [kill["pid"] for kill in kills] == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [(2 << 30, "2 GiB"), (1536 << 20, "1536 MiB"), (128 << 20, "128 MiB"), (None, "? MiB")],
+)
+def test_limit_of_a_kill_has_a_unit(limit: int | None, text: str) -> None:
+    assert killed({"pid": 7, "program": "a\nb\x1b[2J", "memory_limit": limit}) == (
+        f"process 7 (a b\\x1b[2J) was killed: the node's memory limit of {text} was reached"
     )
 
 

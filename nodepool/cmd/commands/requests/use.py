@@ -22,7 +22,7 @@ from nodepool.cmd.commands.context import (
     note,
     user,
 )
-from nodepool.cmd.commands.foreground import Foreground
+from nodepool.cmd.commands.foreground import Foreground, Kills
 from nodepool.cmd.commands.nodes import find_node, limited
 from nodepool.lease import Leases, Terms
 from nodepool.process.program import describe as describe_error
@@ -163,7 +163,10 @@ def accept(context: Context) -> int:
             raise
         try:
             if args.command:
-                return foreground.run(args.command, environment(nodes))
+                kills = Kills(context.kazoo, nodes)
+                result = foreground.run(args.command, environment(nodes))
+                kills.show(0 if foreground.ended else result)
+                return result
             _print_nodes(context, nodes)
             foreground.wait(args.hold)
             return 0
