@@ -1,4 +1,4 @@
-"""Follow the drains of the pool: they decide where runners may wait for jobs."""
+"""Follow what the pool reports: drains, which decide where runners may wait, and kills."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.runner import RETRY
 from nodepool.client import NodepoolError, Pool
 
+#: Type of the event of a process that was killed for memory.
+KILLED = "node-killed"
 log = logging.getLogger("nodepool.adapters.runners")
 
 
 class Follower:
-    """Notifies fleets of drains: one connection to the launcher for all of them.
+    """Notifies fleets of drains, and of processes that were killed for memory.
+
+    One connection to the launcher is for all of them. A launcher only sends the kills of its own
+    providers: runners that have ended ask for those of their leases.
 
     :param fleets: returns the fleets.
     """
@@ -32,9 +37,13 @@ class Follower:
         trouble = ""
         while not self._stopping.is_set():
             try:
-                for _event in self._pool.events("drain-changed", "component-changed"):
+                for event in self._pool.events("drain-changed", "component-changed", KILLED):
                     trouble = ""
-                    self._read()
+                    if event is not None and event.get("type") == KILLED:
+                        for fleet in self._fleets():
+                            fleet.killed(event)
+                    else:
+                        self._read()
                 text = "the launcher has ended the connection"
             except Exception as error:
                 text = f"{'' if isinstance(error, NodepoolError) else type(error).__name__} {error}"

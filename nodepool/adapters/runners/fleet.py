@@ -149,6 +149,13 @@ class Fleet:
             self.resumed()
         self._changed.set()
 
+    def killed(self, kill: Mapping[str, object]) -> None:
+        """Note a process that was killed for memory, perhaps on the node of a runner."""
+        for runner in self.runners():
+            nodes = runner.lease.nodes if runner.lease else ()
+            if any(node.id == kill.get("node") for node in nodes):
+                runner.killed(kill)
+
     def _count(self) -> int | None:
         busy = [runner for runner in self.runners() if runner.state == BUSY]
         with self._lock:
@@ -308,6 +315,7 @@ class Fleet:
                 "job": each.job,
                 "lease": each.lease.id if each.lease else None,
                 "why": each.why,
+                "kills": list(each.kills),
             }
             for each in sorted(self.runners(), key=lambda each: each.name)
         ]

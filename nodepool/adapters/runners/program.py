@@ -403,6 +403,7 @@ def show_status(status: Mapping[str, Any]) -> str:
                 f"  {each['name']}  {each['state']} for {each['seconds']} s  lease {each['lease']} "
                 f" {what}"
             )
+            lines += [f"    ! {one_line(kill)}" for kill in each.get("kills", ())]
     return "\n".join(lines) or "nothing is configured"
 
 

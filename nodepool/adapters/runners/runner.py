@@ -7,11 +7,12 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from nodepool.adapters.runners.forge import Forge, ForgeError, Kind
 from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
+from nodepool.texts import killed
 
 #: Seconds that a lease lasts until its runner has started: what a daemon that is killed meanwhile
 #: may waste.
@@ -28,6 +29,9 @@ SILENT = 600.0
 COMPARE, OFFLINE, UNKNOWN = 60.0, 300.0, 120.0
 #: Bytes of a program's output that are shown when it has failed.
 TAIL = 1500
+#: Seconds to wait for the news that a process was killed for memory, and processes that are named:
+#: as many as a node manager names.
+KILLS, MOST_KILLS = 1.0, 20
 #: Folder on the node, below the home directory of the login user.
 HOME, FOLDER = 'cd "${HOME:-/}"', ".nodepool-runner"
 
@@ -87,6 +91,8 @@ class Runner:
         self._answers = True
         #: Why its node should be returned soon; empty: no operator drains it.
         self.drained = ""
+        #: A line for each process that was killed for memory on its node.
+        self.kills: list[str] = []
         #: The forge has reported the end of its job.
         self.finished = False
         #: When that happened, or it was last asked to leave.
@@ -120,6 +126,13 @@ class Runner:
         self.drained = why
         if why and self.state == IDLE:
             self.dismiss_soon(why)
+
+    def killed(self, kill: Mapping[str, object]) -> None:
+        """Note that a process was killed for memory on the node; this may be repeated."""
+        line = killed(kill)
+        if line not in self.kills and len(self.kills) < MOST_KILLS:
+            self.kills.append(line)
+            self._report(line, logging.WARNING)
 
     def dismiss_soon(self, why: str) -> None:
         """Dismiss the runner; do not wait."""
@@ -173,6 +186,7 @@ class Runner:
             self.fleet.ended(self)
 
     def _failed(self, text: str, pause: float = 0.0) -> None:
+        text = "; ".join((text, *self.kills))
         self._report(text, logging.WARNING)
         self.fleet.failed(text, pause)
 
@@ -370,10 +384,14 @@ class Runner:
         status, _, output = text.partition("\n")
         number = int(status) if word == "ended" and status.lstrip("-").isdecimal() else None
         failure = self.fleet.forge.failure(number)
+        assert self.lease is not None
+        for kill in self.lease.find_kills(0.0 if failure is None or self.kills else KILLS):
+            self.killed(kill)
         if failure is not None:
             text = f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}"
             if self.had_job:
-                self._report(text, logging.WARNING)  # others start and get jobs as this one did
+                # Others start and get jobs as this one did.
+                self._report("; ".join((text, *self.kills)), logging.WARNING)
             else:
                 self._failed(text, failure[1])
             self._forget()

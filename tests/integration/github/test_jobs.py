@@ -5,15 +5,19 @@ from __future__ import annotations
 import pathlib
 import signal
 import subprocess
+import time
 
 import pytest
 
 from nodepool.adapters.runners import fleet, runner
+from nodepool.adapters.runners.runner import BUSY
 from nodepool.client import Pool
 from nodepool.status.explain import Explanation, Unknown, explain
 from nodepool.zk.history import HistoryReader
+from nodepool.zk.mirror.feed import KILLED
 from tests.conftest import wait_for
 from tests.integration.github.conftest import Site
+from tests.support.deadline import limit
 from tests.support.github import Emulator, Program
 from tests.support.launcher import LauncherBench
 
@@ -221,6 +225,41 @@ def test_runner_that_fails_is_reported(
     program.behave()
     site.wait_empty()
     assert daemon.fleets[0].failures >= 1
+
+
+@pytest.mark.spec("issue 49, 2: in the log and the status, as the reason of a runner that died")
+def test_kill_for_memory_is_named_while_the_job_runs_and_when_its_runner_dies(
+    site: Site,
+    service: Emulator,
+    program: Program,
+    bench: LauncherBench,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program.behave(seconds=3600)
+    daemon = site.start()
+    wait_connected(service)
+    service.add_job("set")
+    wait_for(
+        lambda: [each.state for each in daemon.fleets[0].runners()] == [BUSY], 60, "the job runs"
+    )
+    [mine] = daemon.fleets[0].runners()
+    assert mine.lease is not None
+    kill = {"node": mine.lease.nodes[0].id, "program": "cc1plus", "memory_limit": 2 << 30}
+    text = "process {} (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+    began = time.monotonic()
+    bench.pools[0].feed.note(KILLED, pid=7, **kill)
+    wait_for(lambda: mine.kills == [text.format(7)], 30, "the kill in the status")
+    print(f"in the status after {time.monotonic() - began:.3f} s")
+    assert time.monotonic() - began < limit(1.0)
+    end_worker(program)
+    bench.pools[0].feed.note(KILLED, pid=8, **kill)
+    wait_for(
+        lambda: f"{text.format(7)}; {text.format(8)}" in caplog.text, 60, "the reason in the log"
+    )
+    program.behave()
+    for job in service.jobs("assigned", "running"):
+        service.call("POST", f"/jobs/{job['id']}/complete", {"result": "failed"})
+    site.wait_empty()
 
 
 @pytest.mark.spec("GitHub 10: node deleted under a running job")

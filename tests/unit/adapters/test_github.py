@@ -698,6 +698,7 @@ def test_status_as_text() -> None:
         "job": "acme/w: build (run 9)",
         "lease": "200-1",
         "why": "on node 1",
+        "kills": ["process 7 (cc) was killed"],
     }
     fleet = {
         "name": "set",
@@ -714,4 +715,5 @@ def test_status_as_text() -> None:
         "  ! old",
         "  n",
         "  np-1  busy for 3 s  lease 200-1  acme/w: build (run 9); on node 1",
+        "    ! process 7 (cc) was killed",
     ]

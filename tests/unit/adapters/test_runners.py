@@ -114,9 +114,13 @@ class Held:
         self.error: NodepoolError | None = None
         self.notes: dict[str, str] = {}
         self.stopping = threading.Event()
+        self.kills: list[dict[str, Any]] = []
 
     def changes(self) -> list[Any]:
         return []
+
+    def find_kills(self, _longest: float) -> list[dict[str, Any]]:
+        return self.kills
 
     def run(self, script: str, **_options: Any) -> Done:
         self.scripts.append(script)
@@ -295,6 +299,42 @@ def test_stop_does_not_wait_for_a_launcher_that_is_away(
     fleet.stop()
     assert sum(thread.name.startswith("withdraw-") for thread in threading.enumerate()) == 5
     blocked.set()
+
+
+def kill(pid: int, node: str = "1") -> dict[str, Any]:
+    return {"node": node, "pid": pid, "program": "cc1plus", "memory_limit": 2 << 30}
+
+
+@pytest.mark.parametrize("job", ["", "acme/widget: build"])
+def test_runner_that_died_names_what_was_killed_on_its_node(
+    live: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+) -> None:
+    monkeypatch.setattr(Forge, "failure", lambda _self, status: (f"status {status}", 0.0))
+    lease = Held("busy" if job else "idle", "ended 137\nlast words")
+    lease.kills = [kill(4711), kill(4711)]
+    runner, _forge = live(lease, job=job)
+    line = "process 4711 (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+    assert runner.kills == [line]
+    assert f"status 137; its last output: last words; {line}" in caplog.text
+    assert (line in runner.fleet.broken.text) == (not job)
+    assert runner.fleet.status()["trouble"] == "" or line in str(runner.fleet.status()["trouble"])
+
+
+def test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded(fleet: Fleet) -> None:
+    fleet.need(2)
+    wait_for(lambda: len(fleet.runners()) == 2)
+    mine: Any
+    other: Any
+    mine, other = fleet.runners()
+    mine.lease = Held()
+    for number in range(50):
+        fleet.killed(kill(number))
+        fleet.killed(kill(number, "2"))
+    assert len(mine.kills) == 20 and mine.kills[0].startswith("process 0 (cc1plus)")
+    assert other.kills == []
+    status: Any = fleet.status()
+    [found] = [each for each in status["runners"] if each["kills"]]
+    assert (found["name"], found["kills"]) == (mine.name, mine.kills)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,18 @@ GUARDS: dict[str, Mutation] = {
         "if is_untrusted(error):",
         f"{_GITHUB}test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects",
     ),
+    "kills-on-other-nodes-are-of-every-runner": Mutation(
+        _IN_FLEET,
+        '            if any(node.id == kill.get("node") for node in nodes):\n',
+        "            if nodes is not None:\n",
+        f"{_RUNNERS}test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded",
+    ),
+    "any-number-of-kills-is-kept": Mutation(
+        _IN_RUNNER,
+        " and len(self.kills) < MOST_KILLS",
+        "",
+        f"{_RUNNERS}test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded",
+    ),
     "messages-of-any-length-are-read": Mutation(
         "nodepool.adapters.runners.program",
         "if not text.isdecimal() or int(text) > MOST_BODY:",
