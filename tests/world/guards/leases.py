@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.world.mutation import Mutation
 
 #: Modules.
+_IN_CLIENT = "nodepool.client"
 _IN_CERTIFICATES = "nodepool.lease.certificates"
 _IN_LEASES = "nodepool.lease.leases"
 _IN_ACTIONS = "nodepool.web.actions.actions"
@@ -307,6 +308,30 @@ GUARDS: dict[str, Mutation] = {
         "if not PUBLIC_KEY.fullmatch(public_key.strip()):",
         "if False:",
         f"{_CERTIFICATES}test_key_with_options_or_further_lines_is_refused[no-pty {{key}}]",
+    ),
+    "kills-on-other-nodes-are-named": Mutation(
+        _IN_CLIENT,
+        'kill["node"] == node',
+        "True",
+        f"{_EXEC}test_only_kills_of_the_command_are_named",
+    ),
+    "kills-before-the-command-are-named": Mutation(
+        _IN_CLIENT,
+        'kill["age"] < time.monotonic() - began + CLOCKS',
+        "True",
+        f"{_EXEC}test_only_kills_of_the_command_are_named",
+    ),
+    "kills-are-named-twice": Mutation(
+        _IN_CLIENT,
+        '(kill["pid"], kill["time"]) not in known',
+        "True",
+        f"{_EXEC}test_only_kills_of_the_command_are_named",
+    ),
+    "leases-show-any-number-of-kills": Mutation(
+        _IN_CALLS,
+        "                -MOST_KILLS:\n",
+        "                :\n",
+        f"{_EXEC}test_only_kills_of_the_command_are_named",
     ),
     "requests-of-others-are-leases": Mutation(
         _IN_LEASES,
