@@ -32,6 +32,8 @@ STATES = sorted(Node.VALID_STATES)
 #: Minimum seconds between two reports, and maximum seconds between two complete ones.
 INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
 INTERNAL_INTERVAL = 10.0
+#: Minimum seconds between two reports if one is wanted at once.
+SHORTEST = 0.2
 #: Seconds after the start until the history is read for charts.
 RECALL_AFTER = 5.0
 #: A longer queue is warned about, at most once in this many seconds.
@@ -132,7 +134,8 @@ class StatsWorker(threading.Thread):
                 self._event.clear()
             left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:
-                self._at_once.wait(left)
+                if self._at_once.wait(left):
+                    self.state.stopped.wait(SHORTEST)
                 self._at_once.clear()
         if self.state.zk is not None and self.state.zk.connected:
             try:

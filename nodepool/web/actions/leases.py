@@ -344,9 +344,12 @@ class LeaseCalls:
                 "bad-request",
                 f"state must be one of {', '.join(known)}",
             )
-        return self._answer(
-            call.names["id"], _seconds(call.query.get("wait", "0")), call.identity, known[state]
-        )
+        wait = _seconds(call.query.get("wait", "0"))
+        lease = None if wait else self.leases.get(call.names["id"])
+        if lease is not None and lease.state not in known[state]:
+            # What waits for a lease does not wait for the history.
+            return Reply(self.view(lease, call.identity, kills=self._kills([lease])))
+        return self._answer(call.names["id"], wait, call.identity, known[state])
 
     def _answer(
         self,
@@ -457,11 +460,10 @@ class LeaseCalls:
         identity: Identity,
         token: str | None = None,
         order: dict[str, int] | None = None,
-        kills: Sequence[Event] | None = None,
+        kills: Sequence[Event] = (),
     ) -> LeaseView:
         terms, full = lease.terms, _may_use(identity, lease)
         nodes = {node.id for node in lease.nodes}
-        found = self._kills([lease]) if kills is None else kills
         return LeaseView(
             lease.id,
             lease.state.value,
@@ -478,7 +480,7 @@ class LeaseCalls:
             None if lease.nodes else self._why(lease, order),
             terms.limit,
             self._drained(lease),
-            [_kill_view(each, self._now()) for each in found if each["node"] in nodes][
+            [_kill_view(each, self._now()) for each in kills if each["node"] in nodes][
                 -MOST_KILLS:
             ],
             token,
@@ -494,12 +496,13 @@ class LeaseCalls:
         if not nodes or not zk.connected:
             return []
         since = min(lease.terms.created for lease in held) - CLOCKS
-        recent = () if zk.feed is None else zk.feed.since(0)[0]
+        events = () if zk.feed is None else zk.feed.since(0)[0]
+        recent = [event for event in events if event["type"] == KILLED]
         try:
             return kills_of(self._history, zk.kazoo_client, nodes, recent, since)
         except (KazooException, TimeoutError) as error:
             log.info("Kills for memory are not known: %r", error)
-            return []
+            return recent
 
     def _drained(self, lease: Lease) -> str | None:
         zk = self._zk()
