@@ -48,6 +48,7 @@ COMMANDS = {
     "recover": ("recover",),
     "dev": ("dev",),
     "simulate": ("simulate",),
+    "advise": ("advise",),
     "agents": ("mcp",),
 }
 #: Options before the subcommand that have a value.
@@ -56,7 +57,9 @@ EPILOG = (
     "See `nodepool SUBCOMMAND --help` for details; the manual is in doc/operation/ of the "
     "source, also as rendered pages."
 )
-WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema", "dev", "simulate", "mcp"})
+WITHOUT_CONFIGURATION = frozenset(
+    {"config-validate", "config-schema", "dev", "simulate", "advise", "mcp"}
+)
 
 
 def modules_for(given: Sequence[str]) -> tuple[str, ...]:

@@ -43,6 +43,23 @@ def register(subparsers: Subparsers) -> None:
         simulate,
         "replay demand against a configuration in virtual time: waiting times and utilization",
     )
+    add_demand(parser, required=True)
+    parser.add_argument(
+        "--what-if",
+        metavar="FILE",
+        type=absolute_path,
+        help="another configuration to compare with",
+    )
+    parser.add_argument(
+        "--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file"
+    )
+
+
+def add_demand(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Add the options of configuration, demand and assumptions (:func:`prepare`).
+
+    :param required: whether the demand has no default; else it is the history.
+    """
     parser.add_argument(
         "--config",
         dest="config",
@@ -51,7 +68,7 @@ def register(subparsers: Subparsers) -> None:
         default=argparse.SUPPRESS,
         help="configuration to simulate (default: that of option -c)",
     )
-    demand = parser.add_mutually_exclusive_group(required=True)
+    demand = parser.add_mutually_exclusive_group(required=required)
     demand.add_argument(
         "--trace",
         metavar="CSV",
@@ -60,13 +77,8 @@ def register(subparsers: Subparsers) -> None:
     demand.add_argument(
         "--history",
         action="store_true",
-        help="demand and launch times of the last day, from the history in ZooKeeper",
-    )
-    parser.add_argument(
-        "--what-if",
-        metavar="FILE",
-        type=absolute_path,
-        help="another configuration to compare with",
+        help="demand and launch times of the last day, from the history in ZooKeeper"
+        + ("" if required else " (default)"),
     )
     parser.add_argument(
         "--assume", metavar="FILE", help="launch times, sizes of nodes, and quotas (YAML)"
@@ -79,26 +91,31 @@ def register(subparsers: Subparsers) -> None:
     )
     add_json(parser.add_argument, "print all measures as JSON")
     parser.add_argument(
-        "--chart", metavar="SVG", help="write a chart of machines and waiting requests to this file"
-    )
-    parser.add_argument(
         "--save-trace",
         metavar="CSV",
         help="write the demand, such as that of --history, to this file",
     )
 
 
-def simulate(context: Context) -> int:
-    optional.require("nodepool simulate", "nodepool-lab")
+def require(command: str) -> None:
+    """Check that what simulations need is installed.
+
+    :raises CommandError: it is not.
+    """
+    optional.require(command, "nodepool-lab")
     if importlib.util.find_spec("greenlet") is None:
         raise CommandError(
             "the Python module greenlet is missing; install the extra simulate: pip install "
             "'.[simulate]'"
         )
+
+
+def simulate(context: Context) -> int:
+    require("nodepool simulate")
     from nodepool.lab.whatif.report import chart, tables
 
     args = context.args
-    trace, assumptions = _prepare(context)
+    trace, assumptions = prepare(context)
     files = {NOW: args.config} | ({WHAT_IF: args.what_if} if args.what_if else {})
     for file in files.values():
         load_config(file, None)  # errors are reported before the runs
@@ -118,7 +135,7 @@ def simulate(context: Context) -> int:
     return 0
 
 
-def _prepare(context: Context) -> tuple[Trace, Assumptions]:
+def prepare(context: Context) -> tuple[Trace, Assumptions]:
     """Read the demand and the assumptions, and check the paths of the output.
 
     :raises CommandError: a file cannot be read or written.
@@ -157,6 +174,19 @@ def _trace(context: Context) -> Trace:
 # -- runs
 
 
+def start() -> subprocess.Popen[str]:
+    """Start a process that reads a job (:func:`nodepool.lab.whatif.replay.make_job`)."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "nodepool.lab.whatif"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # The order of sets of strings must not differ between runs.
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
+
+
 def _run(
     files: dict[str, str], trace: Trace, assumptions: Assumptions, seed: int
 ) -> dict[str, dict[str, Any]]:
@@ -171,16 +201,7 @@ def _run(
         shown = _Progress(list(files))
         stack.enter_context(shown.status)
         for name, file in files.items():
-            # The order of sets of strings must not differ between runs.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "nodepool.lab.whatif"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONHASHSEED": "0"},
-            )
-            processes[name] = stack.enter_context(process)
+            processes[name] = process = stack.enter_context(start())
             assert process.stdin is not None and process.stderr is not None
             thread = threading.Thread(
                 target=shown.follow, args=(name, process.stderr), name=f"simulate-{name}"
@@ -189,9 +210,7 @@ def _run(
             stack.callback(thread.join)
             stack.callback(process.kill)
             with process.stdin:
-                json.dump(
-                    make_job(_content(file), trace.requests, assumptions, seed), process.stdin
-                )
+                json.dump(make_job(content(file), trace.requests, assumptions, seed), process.stdin)
         outputs = {}
         for name, process in processes.items():
             assert process.stdout is not None
@@ -201,7 +220,7 @@ def _run(
         return {name: json.loads(text) for name, text in outputs.items()}
 
 
-def _content(file: str) -> dict[str, Any]:
+def content(file: str) -> dict[str, Any]:
     """Return the content of a configuration file, with absolute paths of drivers."""
     data: Any = Source(file).data
     return {**data, "drivers-path": driver_directories(data.get("drivers-path"), file)}

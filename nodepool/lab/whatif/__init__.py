@@ -1,4 +1,4 @@
-"""Replay demand against a configuration in virtual time: ``nodepool simulate``.
+"""Replay demand against a configuration in virtual time, and search for a better one.
 
 The launcher runs unchanged, with its own drivers for ``static`` and ``metastatic`` nodes and with a
 model of the machines of all other drivers. Needs the extra ``simulate`` (greenlet).
@@ -11,5 +11,7 @@ model of the machines of all other drivers. Needs the extra ``simulate`` (greenl
 :mod:`.client`        a client that behaves like Zuul
 :mod:`.measures`      measures of a run, and their summary
 :mod:`.report`        tables and the chart
+:mod:`.advise`        search for a better configuration
+:mod:`.edit`          changes in the text of the configuration
 ====================  =====================================================================
 """

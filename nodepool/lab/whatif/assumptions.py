@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,9 +92,14 @@ class Assumptions:
         for label, times in launch_times.items():
             self.launch_times.setdefault(label, times)
 
+    def _times(self, label: str, driver: str) -> list[float]:
+        return self.launch_times.get(label) or self.launch_time or [QUICK.get(driver, LAUNCH_TIME)]
+
     def launch_seconds(self, label: str, driver: str, choice: random.Random) -> float:
-        times = self.launch_times.get(label) or self.launch_time or [QUICK.get(driver, LAUNCH_TIME)]
-        return _pick(times, choice)
+        return _pick(self._times(label, driver), choice)
+
+    def mean_launch(self, label: str, driver: str) -> float:
+        return statistics.fmean(self._times(label, driver))
 
     def delete_seconds(self, choice: random.Random) -> float:
         return _pick(self.delete_times, choice)

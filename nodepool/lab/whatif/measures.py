@@ -114,12 +114,19 @@ class Measures:
             for label in sorted(set(wait.demand.labels)):
                 by_label[label].append(wait)
         hours: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        pairs: dict[tuple[str, str], float] = defaultdict(float)
         for (provider, label, state), seconds in self._seconds.items():
+            pairs[provider, label] += seconds / 3600
             what = "in_use" if state in _IN_USE else "idle" if state == READY else "changing"
             for group in (f"provider {provider}", f"label {label}", "all"):
                 hours[group][what] += seconds / 3600
         return {
             "hours_simulated": (self._now() - self._start) / 3600,
+            "waited_hours": sum(
+                self._now() - wait.since if wait.seconds is None else wait.seconds for wait in waits
+            )
+            / 3600,
+            "hours": [[*pair, value] for pair, value in sorted(pairs.items())],
             "all": _waiting(waits),
             "labels": {name: _waiting(found) for name, found in sorted(by_label.items())},
             "tenants": {name: _waiting(found) for name, found in sorted(by_tenant.items())},

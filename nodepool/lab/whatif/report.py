@@ -45,10 +45,7 @@ def _waiting(runs: Mapping[str, dict[str, Any]], section: str, title: str) -> Re
             if found is None:
                 continue
             row["requests"] = found["requests"]
-            row |= {
-                f"{run} {key}": "-" if found[key] is None else _seconds(found[key])
-                for key in _TIMES
-            }
+            row |= {f"{run} {key}": time_of(found[key]) for key in _TIMES}
             row |= {f"{run} {key}": found[key] for key in ("failed", "unserved")}
         rows.append(row)
     return Results(rows, columns)
@@ -58,7 +55,9 @@ def _titled(run: str, text: str, runs: Mapping[str, Any]) -> str:
     return f"{text} ({run})" if len(runs) > 1 else text
 
 
-def _seconds(seconds: float) -> str:
+def time_of(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 

@@ -13,6 +13,7 @@ from nodepool.zk.mirror.feed import TYPES
 #: Commands that change neither records nor machines, or that only use the API, which records its
 #: callers.
 READ_ONLY = {
+    "advise",
     "alien-image-list",
     "config-schema",
     "config-validate",

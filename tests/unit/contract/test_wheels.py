@@ -24,6 +24,9 @@ REQUIRED = {
 #: Module -> modules of wheels that may be missing. It imports them in functions, after
 #: `optional.require`, or runs with them only. May only become shorter.
 LATE = {
+    "nodepool.cmd.commands.advise": {
+        f"nodepool.lab.whatif.{name}" for name in ("advise", "edit", "replay", "report")
+    },
     "nodepool.cmd.commands.agents": {"nodepool.adapters.mcp", "nodepool.client"},
     "nodepool.cmd.commands.dev": {"nodepool.lab.dev.files", "nodepool.lab.dev.installation"},
     "nodepool.cmd.commands.simulate": {
