@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.config.model import Config
+from nodepool.config.model import Config, ConfigPool
 from nodepool.status.results import Results
 from nodepool.zk.mirror.feed import USER, Event
 from nodepool.zk.records import FULFILLED, IN_USE, READY
@@ -156,6 +156,12 @@ def uses(events: Iterable[Event]) -> list[Use]:
     return list(ledger.uses.values())
 
 
+def _labels(pool: ConfigPool | None) -> dict[str, Any]:
+    """Return the labels of a pool with their options; those of ``static`` pools have none."""
+    labels = pool.labels if pool is not None else None
+    return labels if isinstance(labels, dict) else {}
+
+
 def price_of(config: Config, use: Use) -> float | None:
     """Return the price of an hour: of its label, else its flavor, else its provider; or None."""
     label, provider = config.labels.get(use.label), config.providers.get(use.provider)
@@ -164,7 +170,7 @@ def price_of(config: Config, use: Use) -> float | None:
     if provider is None:
         return None
     pool = provider.pools.get(use.pool)
-    made = pool.labels.get(use.label) if pool is not None else None
+    made = _labels(pool).get(use.label)
     flavors = [getattr(made, name, None) for name in _FLAVORS]
     prices = [provider.cost.flavors[name] for name in flavors if name in provider.cost.flavors]
     return prices[0] if prices else provider.cost.hour
@@ -239,7 +245,7 @@ def sizes(config: Config) -> dict[str, float]:
         name: float(label.ram) * MIB
         for provider in config.providers.values()
         for pool in provider.pools.values()
-        for name, label in dict(pool.labels).items()
+        for name, label in _labels(pool).items()
         if isinstance(getattr(label, "ram", None), int) and label.ram > 0
     }
 

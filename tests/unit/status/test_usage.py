@@ -139,7 +139,16 @@ def configuration(tmp_path: pathlib.Path) -> Config:
         "zookeeper-servers": [{"host": "127.0.0.1"}],
         "zookeeper-insecure": True,
         "labels": [{"name": "small"}, {"name": "medium"}, {"name": "large", "cost": {"hour": 3}}],
-        "providers": [provider("metal", cost={"hour": 1.5}), provider("free")],
+        "providers": [
+            provider("metal", cost={"hour": 1.5}),
+            provider("free"),
+            {
+                "name": "racks",
+                "driver": "static",
+                "cost": {"hour": 0.5},
+                "pools": [{"name": "main", "nodes": [{"name": "h1", "labels": "small"}]}],
+            },
+        ],
     }
     path.write_text(yaml.safe_dump(content))
     return loadConfig(str(path))
@@ -150,6 +159,7 @@ def test_price_is_of_the_label_or_else_of_the_provider(configuration: Config) ->
         ("small", "metal", 1.5),
         ("large", "metal", 3.0),
         ("small", "free", None),
+        ("small", "racks", 0.5),
         ("gone", "gone", None),
     ):
         assert price_of(configuration, Use("1", label=label, provider=where, pool="main")) == price
