@@ -498,6 +498,9 @@ class Config(ConfigValue):
         "maximum seconds that a node is held",
         convert=lambda value: age if (age := whole(value)) > 0 else math.inf,
     )
+    usage_log: str | None = option(
+        str, None, "*new*: SQLite file for what ended nodes have used, see :doc:`operation/usage`"
+    )
     labels: dict[str, Label] = option(
         [Label], cast(Any, {}), "types of nodes that can be requested", stored=False
     )

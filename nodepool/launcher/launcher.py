@@ -45,6 +45,7 @@ from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.trends import Trends
+from nodepool.launcher.usage_log import UsageLog
 from nodepool.launcher.verification import Verification
 from nodepool.process.parts import Group, Part
 from nodepool.process.watchdog import Watchdog
@@ -163,8 +164,14 @@ class NodePool(threading.Thread):
         self.reporter = Reporter(
             self.state, self.trends, self.explain, self.getReadiness, self._config_files
         )
+        self.usage_log = UsageLog(self.state)
         self.statistics = StatsWorker(
-            self.state, self.assignment, self.publish_problems, self.reporter, self.history
+            self.state,
+            self.assignment,
+            self.publish_problems,
+            self.reporter,
+            self.history,
+            self.usage_log,
         )
         self.verification = Verification(self.state)
         self.events = LauncherEvents(
@@ -201,6 +208,7 @@ class NodePool(threading.Thread):
         self._parts = Group(
             STOP_TIMEOUT,
             Part("connection", join=self._disconnect, least=5.0),
+            Part("usage log", stop=self.usage_log.stop, join=self.usage_log.join),
             Part("pools", stop=self._stop_pools, join=self._join_pools, least=1.0),
             Part("providers", stop=self._stop_providers),
             *(Part(each.name, each.start, each.stop, each.join) for each in workers),
@@ -330,7 +338,13 @@ class NodePool(threading.Thread):
             if (problem.provider, problem.label) not in named
             or problem.help not in (REMEDIES["launch"], REMEDIES["scan"])
         ]
-        for part in (self.node_reconciler, self.probes, self.rotation, self.verification):
+        for part in (
+            self.node_reconciler,
+            self.probes,
+            self.rotation,
+            self.verification,
+            self.usage_log,
+        ):
             found += part.problems()
         return found + records
 

@@ -21,6 +21,7 @@ from nodepool.exceptions import FOREIGN
 from nodepool.launcher.report import Reporter
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.state import LauncherState
+from nodepool.launcher.usage_log import UsageLog
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Code
 from nodepool.zk import paths
@@ -52,6 +53,7 @@ class StatsWorker(threading.Thread):
         publish_problems: Callable[[], None],
         reporter: Reporter,
         history: HistoryWriter,
+        usage_log: UsageLog,
     ) -> None:
         super().__init__(name="StatsWorker", daemon=True)
         self.state = state
@@ -80,6 +82,7 @@ class StatsWorker(threading.Thread):
         self._rare_parts: dict[str, Callable[[], Any]] = {
             "reporting internals": self._internals,
             "sampling for charts": reporter.sample,
+            "exporting usage": lambda: usage_log.check(self.elected),
         }
         #: The last logged error of each failing part.
         self._errors: dict[str, str] = {}

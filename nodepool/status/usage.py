@@ -6,15 +6,17 @@ From the events of the history: one :class:`Use` for each node.
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.config.model import Config, ConfigPool
 from nodepool.status.results import Results
 from nodepool.zk.mirror.feed import USER, Event
-from nodepool.zk.records import FULFILLED, IN_USE, READY
+from nodepool.zk.records import FULFILLED, IN_USE, LARGEST, READY
 
 #: What uses are grouped by.
 GROUPS = ("label", "provider", "tenant", "project", "pipeline", "job", "owner")
@@ -47,6 +49,14 @@ ADVICE = {
     "headroom": "Headroom",
     "kills": "Kills",
 }
+#: What is added up of the uses in a group (times in seconds; ``priced``: nodes with a price; the
+#: limit is the largest), and what is collected of them.
+NUMBERS = (
+    *("nodes", "launching", "idle", "used", "priced", "cost", "idle_cost", "kills"),
+    "memory_limit",
+)
+LISTS = ("waits", "peaks", "cores")
+NONE: tuple[tuple[float, ...], ...] = ((),) * len(LISTS)
 MIB = 1 << 20
 #: Part of the highest peak that a label must have in addition; the factor by which a label must be
 #: larger than one whose jobs were killed.
@@ -100,7 +110,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.uses: dict[str, Use] = {}
-        self._users: dict[str, dict[str, str]] = {}
+        #: Request -> its user.
+        self.users: dict[str, dict[str, str]] = {}
 
     def add(self, event: Event) -> None:
         node = event.get("node")
@@ -108,16 +119,16 @@ class Ledger:
             use = self.uses.setdefault(node, Use(node))
             self._add(use, event)
             if isinstance(request := event.get("request"), str):
-                use.user = {**self._users.get(request, {}), **use.user}
+                use.user = {**self.users.get(request, {}), **use.user}
         elif event["type"] == "request-submitted":
-            self._users[str(event.get("request"))] = _user(event)
+            self.users[str(event.get("request"))] = _user(event)
         elif event["type"] == "request-changed" and event.get("state") == FULFILLED:
             for each in event.get("nodes") or ():
                 use = self.uses.setdefault(each, Use(each))
-                use.waited = event.get("seconds")
-                use.user = {**self._users.get(str(event.get("request")), {}), **use.user}
+                use.waited = _number(event.get("seconds"))
+                use.user = {**self.users.get(str(event.get("request")), {}), **use.user}
         elif event["type"] == "request-removed":
-            self._users.pop(str(event.get("request")), None)
+            self.users.pop(str(event.get("request")), None)
 
     def _add(self, use: Use, event: Event) -> None:
         kind, state, time = event["type"], event.get("state"), float(event["time"])
@@ -130,9 +141,7 @@ class Ledger:
             use.removed = time
         elif kind == "node-usage":
             use.measured = {
-                key: value
-                for key in MEASURED
-                if isinstance(value := event.get(key), (int, float)) and value >= 0
+                key: value for key in MEASURED if (value := _number(event.get(key))) is not None
             }
         elif kind == "node-changed":
             if state == READY:
@@ -142,6 +151,10 @@ class Ledger:
                 use.user = {**use.user, **_user(event)}
             elif event.get("before") == IN_USE:
                 use.freed = time
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < LARGEST else None
 
 
 def _user(event: Event) -> dict[str, str]:
@@ -176,6 +189,62 @@ def price_of(config: Config, use: Use) -> float | None:
     return prices[0] if prices else provider.cost.hour
 
 
+@dataclass(slots=True)
+class Sums:
+    """What a row needs to know of the uses of a group, in the order of these keys."""
+
+    numbers: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NUMBERS, 0.0))
+    lists: dict[str, array[float]] = field(
+        default_factory=lambda: {key: array("d") for key in LISTS}
+    )
+
+    def add(self, use: Use, now: float, price: float | None) -> None:
+        launching, idle, used = use.seconds(now)
+        hours, measured = (
+            use.span(_first(use.created, use.ready), use.removed, now) / 3600,
+            use.measured,
+        )
+        cores = measured["cpu_usec"] / 1e6 / used if used > 0 and "cpu_usec" in measured else None
+        costs = (1, price * hours, price / 3600 * idle) if price is not None else (0, 0, 0)
+        kills, limit = measured.get("oom_kills", 0), measured.get("memory_limit", 0)
+        lists = (
+            [] if value is None else [value]
+            for value in (use.waited, measured.get("memory_peak"), cores)
+        )
+        self.count((1, launching, idle, used, *costs, kills, limit), lists)
+
+    def count(self, numbers: Iterable[float], lists: Iterable[Iterable[float]] = NONE) -> None:
+        """Add values; by default only the numbers."""
+        for key, number in zip(NUMBERS, numbers, strict=True):
+            known = self.numbers[key]
+            self.numbers[key] = max(known, number) if key == "memory_limit" else known + number
+        for key, values in zip(LISTS, lists, strict=True):
+            self.lists[key].extend(values)
+
+    def row(self, found: Mapping[str, Sequence[list[float]]]) -> dict[str, Any]:
+        """Return the values of its row.
+
+        :param found: of each of :data:`LISTS`, sorted.
+        """
+        number, priced = self.numbers, self.numbers["priced"] > 0
+        return {
+            "nodes": int(number["nodes"]),
+            "used_hours": round(number["used"] / 3600, 2),
+            "idle_hours": round(number["idle"] / 3600, 2),
+            "launch_hours": round(number["launching"] / 3600, 2),
+            "wait_p50": percentile(found["waits"], 0.5),
+            "wait_p95": percentile(found["waits"], 0.95),
+            "memory_p50": percentile(found["peaks"], 0.5, None),
+            "memory_p95": percentile(found["peaks"], 0.95, None),
+            "memory_limit": int(number["memory_limit"]) or None,
+            "cores_p50": percentile(found["cores"], 0.5, 2),
+            "cores_p95": percentile(found["cores"], 0.95, 2),
+            "kills": int(number["kills"]) if any(found["peaks"]) else None,
+            "cost": round(number["cost"], 2) if priced else None,
+            "idle_cost": round(number["idle_cost"], 2) if priced else None,
+        }
+
+
 def table(
     found: Iterable[Use], by: str, now: float, price: Callable[[Use], float | None]
 ) -> Results:
@@ -186,57 +255,47 @@ def table(
 
     :param by: one of :data:`GROUPS`.
     """
-    groups: dict[str, list[Use]] = defaultdict(list)
+    groups: dict[str, Sums] = defaultdict(Sums)
     for use in found:
-        groups[use.group(by)].append(use)
-    rows = [{by: name or None, **_row(each, now, price)} for name, each in groups.items()]
+        groups[use.group(by)].add(use, now, price(use))
+    return table_of(groups, by)
+
+
+def table_of(groups: Mapping[str, Sums], by: str) -> Results:
+    """Return the rows as :func:`table`, of the sums of each group."""
+    lists: dict[str, list[list[float]]] = {key: [] for key in LISTS}
+    rows, everything = [], Sums()
+    for name, sums in groups.items():
+        for key, values in sums.lists.items():
+            lists[key].append(sorted(values))
+        rows.append({by: name or None, **sums.row({key: lists[key][-1:] for key in LISTS})})
+        everything.count(sums.numbers.values())
     rows.sort(key=lambda row: (-row["used_hours"], row[by] or ""))
     if len(rows) > 1:
-        everything = [use for each in groups.values() for use in each]
-        rows.append({by: "(all)", **_row(everything, now, price)})
+        rows.append({by: "(all)", **everything.row(lists)})
     return Results(rows, {by: by.capitalize(), **COLUMNS})
 
 
-def _row(found: list[Use], now: float, price: Callable[[Use], float | None]) -> dict[str, Any]:
-    times = [use.seconds(now) for use in found]
-    launching, idle, used = (sum(each) / 3600 for each in zip(*times, strict=True))
-    cost: list[float] = []
-    idle_cost: list[float] = []
-    cores: list[float] = []
-    for use, (_launch, unused, busy) in zip(found, times, strict=True):
-        if (hour := price(use)) is not None:
-            cost.append(hour / 3600 * use.span(_first(use.created, use.ready), use.removed, now))
-            idle_cost.append(hour / 3600 * unused)
-        if busy > 0 and "cpu_usec" in use.measured:
-            cores.append(use.measured["cpu_usec"] / 1e6 / busy)
-    waits = [use.waited for use in found if use.waited is not None]
-    peaks, limits = _values(found, "memory_peak"), _values(found, "memory_limit")
-    return {
-        "nodes": len(found),
-        "used_hours": round(used, 2),
-        "idle_hours": round(idle, 2),
-        "launch_hours": round(launching, 2),
-        "wait_p50": percentile(waits, 0.5),
-        "wait_p95": percentile(waits, 0.95),
-        "memory_p50": percentile(peaks, 0.5),
-        "memory_p95": percentile(peaks, 0.95),
-        "memory_limit": max(limits, default=None),
-        "cores_p50": percentile(cores, 0.5, 2),
-        "cores_p95": percentile(cores, 0.95, 2),
-        "kills": int(sum(_values(found, "oom_kills"))) if peaks else None,
-        "cost": round(sum(cost), 2) if cost else None,
-        "idle_cost": round(sum(idle_cost), 2) if cost else None,
-    }
+def percentile(found: Iterable[list[float]], part: float, digits: int | None = 3) -> float | None:
+    """Return the smallest value that is not less than this part of all; None: there are none.
 
-
-def _values(found: Iterable[Use], key: str) -> list[float]:
-    return [use.measured[key] for use in found if key in use.measured]
-
-
-def percentile(values: list[float], part: float, digits: int = 3) -> float | None:
-    """Return the smallest value that is not less than this part of all; None: there are none."""
-    ordered = sorted(values)
-    return round(ordered[max(0, math.ceil(part * len(ordered)) - 1)], digits) if ordered else None
+    :param found: sorted lists, whose values need not be sorted together.
+    :param digits: of the result; None: it is a whole number.
+    """
+    lists = [each for each in found if each]
+    if not lists:
+        return None
+    wanted = max(1, math.ceil(part * sum(map(len, lists))))
+    low, high = min(each[0] for each in lists), max(each[-1] for each in lists)
+    while low < high:  # both are values; the wanted one is between them
+        middle = (low + high) / 2
+        middle = low if middle >= high else middle
+        ends = [bisect_right(each, middle) for each in lists]
+        if sum(ends) >= wanted:
+            high = max(each[end - 1] for each, end in zip(lists, ends, strict=True) if end)
+        else:
+            low = min(each[end] for each, end in zip(lists, ends, strict=True) if end < len(each))
+    return round(high, digits)
 
 
 def sizes(config: Config) -> dict[str, float]:
@@ -258,14 +317,14 @@ def advice(found: Iterable[Use], limits: Mapping[str, float]) -> Results:
 
     :param limits: label -> bytes of memory, see :func:`sizes`.
     """
-    jobs: dict[tuple[str, str], list[Use]] = defaultdict(list)
+    jobs: dict[tuple[str, str], Sums] = defaultdict(Sums)
     for use in found:
         if "memory_peak" in use.measured and use.freed is not None:
-            jobs[use.group("job") or use.group("owner"), use.label].append(use)
+            jobs[use.group("job") or use.group("owner"), use.label].add(use, use.freed, None)
     rows = []
-    for (job, label), each in sorted(jobs.items()):
-        peak, kills = max(_values(each, "memory_peak")), int(sum(_values(each, "oom_kills")))
-        own = limits.get(label) or max(_values(each, "memory_limit"), default=0.0)
+    for (job, label), sums in sorted(jobs.items(), key=lambda each: each[0]):
+        peak, kills = int(max(sums.lists["peaks"])), int(sums.numbers["kills"])
+        own = limits.get(label) or sums.numbers["memory_limit"]
         needed = own * LARGER if kills else min(peak * (1 + HEADROOM), own or math.inf)
         fits = [(size, name != label, name) for name, size in limits.items() if size >= needed]
         best = min(fits, default=None)
@@ -275,7 +334,7 @@ def advice(found: Iterable[Use], limits: Mapping[str, float]) -> Results:
                 "job": job or None,
                 "label": label,
                 "advised": advised,
-                "runs": len(each),
+                "runs": int(sums.numbers["nodes"]),
                 "memory_peak": peak,
                 "memory_limit": own or None,
                 "headroom": None if best is None or kills else round(1 - peak / best[0], 2),

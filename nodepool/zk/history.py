@@ -25,6 +25,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import KILLED, Event, Feed
 from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children
+from nodepool.zk.records import LARGEST as LATEST
 
 ROOT = "/nodepool/history"
 #: Events are written together after this many seconds, or when this many wait.
@@ -234,6 +235,37 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
         log.debug("Cannot merge %d writes of the history: %r", len(taken), refused[0])
 
 
+class HistoryFollower:
+    """Reads each event once, or a few again: of writes that are merged while they are read."""
+
+    def __init__(self) -> None:
+        #: All writes up to this number were read.
+        self._last = -1
+
+    def read(self, kazoo: KazooClient) -> Iterator[list[Event]]:
+        """Yield the events of each new write, by time.
+
+        :raises KazooException: no connection, or no answer in time.
+        """
+        ends = {
+            name: int(last)
+            for name in children(kazoo, ROOT)
+            if (last := name.rpartition("-")[2]).isdecimal()
+        }
+        if max(ends.values(), default=self._last) < self._last:
+            self._last = -1  # ZooKeeper was emptied
+        for name in [name for name, end in ends.items() if end > self._last]:
+            try:
+                data = kazoo.get_async(f"{ROOT}/{name}").get(timeout=TIMEOUT)[0]
+            except NoNodeError:
+                return  # merged, or too old: the next call reads what exists then
+            except NoAuthError:
+                data = b""
+            if data:
+                yield sorted(_events(name, data, b""), key=lambda event: event["time"])
+            self._last = max(self._last, ends[name])
+
+
 class HistoryReader:
     """Reads events of one object; data read are cached, as they never change.
 
@@ -345,6 +377,7 @@ def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:
             isinstance(event, dict)
             and isinstance(event.get("type"), str)
             and isinstance(event.get("time"), (int, float))
+            and 0 <= event["time"] < LATEST
         ):
             for field in [field for field, value in event.items() if not _usable(field, value)]:
                 del event[field]

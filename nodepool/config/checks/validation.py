@@ -217,6 +217,13 @@ class Validation:
         for where, path in wanted:
             if isinstance(path, str) and path and not os.path.exists(os.path.expanduser(path)):
                 self.note(f"{path} does not exist on this machine", where, error=False)
+        if isinstance(log := self.data.get("usage-log"), str):
+            folder = os.path.dirname(log)
+            if not os.path.isabs(log):
+                self.note(f"{log} is not an absolute path", ("usage-log",))
+            elif not os.access(log if os.path.exists(log) else folder, os.W_OK):
+                text = f"{log} cannot be written on this machine by user {os.geteuid()}"
+                self.note(text, ("usage-log",), error=False)
 
     def _diskimages(self) -> None:
         self._duplicates("diskimages", "diskimage", error=True)

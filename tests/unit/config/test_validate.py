@@ -427,3 +427,17 @@ def test_valid_file_ends_with_a_line_that_counts_labels_and_providers(validate, 
     )
     validate("wrong: 1")
     assert not any("is good" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("usage.sqlite", ("usage-log", "usage.sqlite is not an absolute path")),
+        ("/no/such/usage.sqlite", ("usage-log", "cannot be written on this machine by user")),
+    ],
+)
+def test_file_for_usage_is_absolute_and_can_be_written(validate, tmp_path, path, words):
+    status, messages = validate(f"{GOOD}usage-log: {path}\n")
+    assert has(messages, *words)
+    assert status == (0 if path.startswith("/") else 1)
+    assert not has(validate(f"{GOOD}usage-log: {tmp_path}/usage.sqlite\n")[1], "usage-log")

@@ -21,6 +21,7 @@ def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
         lambda: None,
         Mock(),
         cast(Any, None),
+        Mock(),
     )
 
     def warnings(queues: dict[str, int], now: float) -> list[str]:
@@ -57,6 +58,7 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
         lambda: None,
         Mock(),
         nothing,
+        Mock(),
     )
     for _ in range(2):
         values: dict[str, float] = {}
@@ -82,6 +84,7 @@ def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture
         lambda: None,
         Mock(),
         cast(Any, None),
+        Mock(),
     )
     for error in ("one", "one", "two"):
         worker._safely({"reporting": lambda error=error: [][len(error)]})  # type: ignore[misc]
@@ -99,6 +102,7 @@ def test_refused_write_keeps_back_no_other_part(caplog: pytest.LogCaptureFixture
         lambda: None,
         Mock(),
         cast(Any, None),
+        Mock(),
     )
 
     def fail(error: Exception) -> None:
@@ -125,7 +129,12 @@ def test_election_won_in_a_lost_session_ends() -> None:
 
     zk = SimpleNamespace(kazoo_client=SimpleNamespace(Election=Election))
     worker = StatsWorker(
-        cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, Mock(), nothing
+        cast(Any, SimpleNamespace(statsd=None, zk=zk)),
+        nothing,
+        lambda: None,
+        Mock(),
+        nothing,
+        Mock(),
     )
     worker._stand_for_election()
     thread = worker._election_thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import random
 from typing import Any
@@ -196,8 +197,17 @@ def test_smallest_label_that_suffices(configuration: Config) -> None:
     assert rows["half"]["headroom"] == 0.5 and rows["killed in small"]["headroom"] is None
 
 
-def test_percentiles() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([3.0], 0.95) == 3.0
-    assert percentile([float(n) for n in range(1, 101)], 0.95) == 95.0
-    assert percentile([2.0, 1.0], 0.5) == 1.0
+def test_percentiles_of_one_list_and_of_several() -> None:
+    assert percentile([], 0.5) is None and percentile([[], []], 0.5) is None
+    assert percentile([[3.0]], 0.95) == 3.0
+    assert percentile([[float(n) for n in range(1, 101)]], 0.95) == 95.0
+    assert percentile([[2.0], [1.0]], 0.5) == 1.0
+    rng = random.Random(1)
+    for _ in range(200):
+        values = [
+            rng.choice((rng.random(), 5e-324, 1.0, 1e300)) for _ in range(rng.randrange(1, 30))
+        ]
+        lists = [sorted(values[start::4]) for start in range(4)]
+        for part in (0.0, 0.5, 0.95, 1.0):
+            expected = sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
+            assert percentile(lists, part, 400) == expected
