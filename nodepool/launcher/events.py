@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kazoo.protocol.states import KazooState
 
+from nodepool import metrics
 from nodepool.driver.backing.records import backing_data, decode_driver_data
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.nodes.probes import NodeProbes
@@ -18,11 +19,15 @@ from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.verification import Verification
 from nodepool.reasons import Code
+from nodepool.status.usage import measured_of
 from nodepool.zk.drains import Drain
 from nodepool.zk.mirror.feed import KILLED, Event, Feed
 from nodepool.zk.mirror.requests import MIN_READY, VERIFIER
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
+
+#: Classes of the highest use of memory.
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class LauncherEvents:
@@ -77,6 +82,27 @@ class LauncherEvents:
     def _event_noted(self, event: Event) -> None:
         if event["type"] == KILLED:
             self._statistics.wake(at_once=True)
+        elif event["type"] == "node-usage":
+            self._count_usage(event)
+
+    def _count_usage(self, event: Event) -> None:
+        """Count what an ended node has used, once: after an error it may be reported again.
+
+        Each launcher with its provider does, so that queries take the largest of their values.
+        """
+        name, zk, statsd = event.get("node"), self._state.zk, self._state.statsd
+        same = [each for each in self._feed.since(0)[0] if each.get("node") == name]
+        if [each["type"] for each in same].count("node-usage") > 1:
+            return
+        node = zk.node_tree.get(name) if zk is not None else None
+        removed = [label for each in same for label in each.get("labels", ())]
+        label = next(iter(removed if node is None else node.type), "unknown")
+        where, measured = (label, event.get("provider")), measured_of(event)
+        statsd.incr(metrics.NODE_CPU(*where), measured.get("cpu_usec", 0.0) / 1e6)
+        statsd.incr(metrics.NODE_KILLS(*where), measured.get("oom_kills", 0))
+        if (peak := measured.get("memory_peak")) and (limit := measured.get("memory_limit")):
+            share = next((each for each in SHARES if peak <= each * limit), SHARES[-1])
+            statsd.incr(metrics.NODE_MEMORY(*where, f"{share:g}"))
 
     # -- everything
 

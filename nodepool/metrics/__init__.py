@@ -104,6 +104,21 @@ PROBES = Definition(
     "nodepool_provider_probes",
     "Probes of idle nodes by result, and nodes that were replaced",
 )
+NODE_CPU = Definition(
+    "nodepool.label.{label}.provider.{provider}.cpu_seconds",
+    "nodepool_node_cpu_seconds",
+    "CPU time that ended nodes have used, as their node managers report",
+)
+NODE_MEMORY = Definition(
+    "nodepool.label.{label}.provider.{provider}.memory_peak.{share}",
+    "nodepool_node_memory_peak",
+    "Ended nodes by the highest use of memory, as a share of the limit: at most 0.25, 0.5, ...",
+)
+NODE_KILLS = Definition(
+    "nodepool.label.{label}.provider.{provider}.memory_kills",
+    "nodepool_node_memory_kills",
+    "Processes of ended nodes that were killed because the memory limit was reached",
+)
 API_CALLS = Definition(
     "nodepool.provider.{provider}.api.{operation}",
     "nodepool_provider_api",

@@ -97,6 +97,12 @@ class Use:
             self.span(self.began, self.freed, self.removed, now),
         )
 
+    @property
+    def last(self) -> float:
+        """Return when something is known to have happened to it."""
+        times = (self.created, self.ready, self.began, self.freed, self.removed)
+        return max((each for each in times if each is not None), default=0.0)
+
     def group(self, by: str) -> str:
         return str(getattr(self, by, None) or self.user.get(by, ""))
 
@@ -140,9 +146,7 @@ class Ledger:
         elif kind == "node-removed":
             use.removed = time
         elif kind == "node-usage":
-            use.measured = {
-                key: value for key in MEASURED if (value := _number(event.get(key))) is not None
-            }
+            use.measured = measured_of(event)
         elif kind == "node-changed":
             if state == READY:
                 use.ready = time
@@ -151,6 +155,12 @@ class Ledger:
                 use.user = {**use.user, **_user(event)}
             elif event.get("before") == IN_USE:
                 use.freed = time
+
+
+def measured_of(event: Event) -> dict[str, float]:
+    """Return the values of a node manager that are usable."""
+    found = {key: _number(event.get(key)) for key in MEASURED}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _number(value: object) -> float | None:

@@ -101,6 +101,10 @@ def test_promtool_accepts_the_alert_rules(tmp_path: pathlib.Path) -> None:
             'nodepool_provider_api_errors_total{provider="p",operation="o",kind="configuration"}',
             "0+1x120",
         ),
+        "NodepoolMemoryKills": (
+            'nodepool_node_memory_kills_total{label="l",provider="p"}',
+            "0+1x120",
+        ),
         "NodepoolBehindZooKeeper": ('nodepool_zookeeper_queue{host="a",queue="q"}', "5000x120"),
     }
     tests = [

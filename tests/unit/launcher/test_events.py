@@ -11,9 +11,11 @@ import pytest
 from kazoo.protocol.states import KazooState
 
 from nodepool.launcher.events import LauncherEvents
+from nodepool.metrics import Metrics
 from nodepool.reasons import Code
 from nodepool.zk import records
 from nodepool.zk.drains import Drain
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.requests import MIN_READY
 
 
@@ -47,6 +49,7 @@ class Parts:
         self.note_tree = tree(of=lambda _kind: self.drains)
         trees = [self.node_tree, self.request_tree, self.image_tree, self.component_tree]
         self.zk = tree(
+            report_tree=tree(),
             node_tree=self.node_tree,
             request_tree=self.request_tree,
             image_tree=self.image_tree,
@@ -378,3 +381,26 @@ def test_statistics_are_made_anew_after_each_change(parts: Parts) -> None:
     parts.launcher.reset_mock()
     tell(parts.request_tree.listeners, "200-1", None, request())
     assert parts.launcher.statistics.wake.called
+
+
+@pytest.mark.spec("issue 49, 7: metrics of usage by label and provider")
+def test_usage_of_ended_nodes_is_counted_once_by_label_and_provider(parts: Parts) -> None:
+    feed, statsd = Feed(), Metrics()
+    feed.begin()
+    state: Any = Mock(zk=parts.zk, statsd=statsd, config=None)
+    state.getPoolWorkers.return_value = []
+    LauncherEvents(state, *[Mock()] * 6, feed, Mock()).attach(parts.zk)
+    values = {"cpu_usec": 2_500_000, "memory_peak": 80, "memory_limit": 100, "oom_kills": 3}
+    parts.nodes["1"] = node(label="small")
+    feed.note("node-usage", node="1", provider="metal", **values)
+    feed.note("node-usage", node="1", provider="metal", **values)  # not confirmed: comes again
+    tell(parts.node_tree.listeners, "2", node(label="large"), None)
+    feed.note("node-usage", node="2", provider="metal", memory_peak=110, memory_limit=100)
+    feed.note("node-usage", node="3", provider="metal", cpu_usec="x", memory_peak=None)
+    found = {name: value for name, value in statsd.snapshot().counters.items() if value}
+    assert found == {
+        "nodepool.label.small.provider.metal.cpu_seconds": 2.5,
+        "nodepool.label.small.provider.metal.memory_kills": 3,
+        "nodepool.label.small.provider.metal.memory_peak.0.9": 1,
+        "nodepool.label.large.provider.metal.memory_peak.1": 1,
+    }
