@@ -23,6 +23,7 @@ from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
 from nodepool.status.once import Once
 from nodepool.status.results import harmless, plain
+from nodepool.status.usage import GROUPS
 from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
@@ -37,6 +38,7 @@ from nodepool.web.tables import (
     ordered,
     values_of,
 )
+from nodepool.web.usage import UsagePage
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
@@ -46,6 +48,8 @@ EVENTS = "/api/v1/events"
 JSON = "application/json"
 LIMIT, MOST, MOST_LABELS, MOST_IDS = 500, 20000, 40, 50
 """Default and maximum rows of an answer; labels, and ids of one cause, of the overview."""
+DAY = 86400
+"""Seconds that the history reaches back."""
 MOST_SERIES = 8
 """Series of a chart: the largest ones."""
 LAST_HOUR = 12
@@ -82,6 +86,7 @@ class Api:
         self._monotonic = monotonic
         self._spent = 0.0
         self._history = HistoryReader()
+        self._usage = UsagePage()
         #: The rows and the choices of each table.
         self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(
             ROWS_AGE, monotonic=monotonic
@@ -197,6 +202,8 @@ class Api:
             return _json(self._overview())
         if parts == ["trends"]:
             return _json(self._trends())
+        if parts == ["usage"]:
+            return self._usage_table(request.parameters)
         if parts == ["config"]:
             return _json(self._config())
         if len(parts) == 3 and parts[0] == "explain":
@@ -292,6 +299,15 @@ class Api:
                 for name in names
             }
         return {**found, "sampled": [row["nodes"] is not None for row in rows]}
+
+    def _usage_table(self, given: Mapping[str, str]) -> Response:
+        by, since = given.get("by") or GROUPS[0], _number(given, "since", DAY, DAY)
+        if by not in GROUPS or not given.keys() <= {"by", "since"}:
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST,
+                f"usage has the parameters since (seconds) and by ({', '.join(GROUPS)})",
+            )
+        return _json(self._usage.answer(self._nodepool.getZK(), self._nodepool.config, by, since))
 
     def _config(self) -> dict[str, Any]:
         """Return the loaded configurations of all launchers without secrets, this one first."""

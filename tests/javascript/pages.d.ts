@@ -39,6 +39,8 @@ type Trends = {
   time: number[]; ready: Values; failed: Values; launch: Values; wait: Values; wait_p95: Values; nodes: { [state: string]: Values }; waiting: { [cause: string]: Values };
   sampled: boolean[];
 };
+type UsageRow = { [key: string]: string | number | null };
+type Usage = { by: string; groups: string[]; rows: UsageRow[] };
 type Series = { name: string; values: Values; color: string; dash?: number[] };
 type Chart = { title: string; stacked?: boolean; bars?: boolean; format: (value: number | null | undefined) => string; nothing: string; series: Series[] };
 /** What the pages use of uPlot. */

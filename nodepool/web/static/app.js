@@ -12,13 +12,14 @@ import { findPage, menu, searchBox, titleOf } from "./navigation.js";
 import { overview } from "./overview.js";
 import { tablePage } from "./tables.js";
 import { thingPage } from "./thing.js";
+import { usagePage } from "./usage.js";
 
 const KINDS = ["request", "label", "node", "image", "provider", "fleet"];
 // What in the cluster, when it changes, changes a page.
 /** @type {{ [page: string]: string[] }} */
 const CONCERNS = {
   nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], leases: ["node", "request"], images: ["image"], builds: ["image"],
-  uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], find: [], config: ["component", "report"],
+  uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], find: [], config: ["component", "report"], usage: ["node"],
 };
 
 const main = byId("main");
@@ -74,6 +75,7 @@ async function show() {
     else if (page === "find") load = await findPage(view);
     else if (page === "events") load = await eventsPage(view);
     else if (page === "leases") load = await leasesPage(view);
+    else if (page === "usage") load = await usagePage(view);
     else if (page === "config") load = await configPage(view);
     else if (title) load = await tablePage(view, page, title);
     else throw unknown();

@@ -6,7 +6,7 @@ import { byId, el, fill, link, links } from "./dom.js";
 /** @type {[string, [string, string][]][]} */
 export const GROUPS = [
   ["Now", [["", "Overview"], ["problems", "Problems"], ["events", "Events"]]],
-  ["Work", [["requests", "Requests"], ["leases", "Leases"], ["nodes", "Nodes"], ["labels", "Labels"]]],
+  ["Work", [["requests", "Requests"], ["leases", "Leases"], ["nodes", "Nodes"], ["labels", "Labels"], ["usage", "Usage"]]],
   ["Images", [["images", "Images"], ["builds", "Builds"], ["uploads", "Uploads"]]],
   ["Infrastructure", [["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["tenants", "Tenants"],
     ["daemons", "Daemons"], ["config", "Configuration"]]],

@@ -18,7 +18,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from nodepool.status import cluster
-from nodepool.web import streams, v1
+from nodepool.web import streams, usage, v1
 from nodepool.web.server import WebApp
 from nodepool.zk import reports
 from tests.conftest import wait_for
@@ -412,3 +412,22 @@ def test_tenants_show_limits_and_use(bench: LauncherBench) -> None:
     )
     (row,) = cluster.tenants(pool.zk).rows
     assert row["tenant"] == "t1" and "instances 1/3" in row["limits"] and "/10" in row["limits"]
+
+
+@pytest.fixture
+def usage_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "AGE", 0.0)
+
+
+@pytest.mark.spec("issue 49, 3: usage over the API, in the same groups")
+def test_usage_of_the_last_day_in_groups(usage_is_not_cached: None, site: Site) -> None:
+    _request, nodes = site.bench.fulfilled("fake-label")
+    wait_for(lambda: get(site, "/api/v1/usage")["rows"])
+    found = get(site, "/api/v1/usage?by=provider&since=3600")
+    assert found["by"] == "provider" and "job" in found["groups"]
+    [row] = found["rows"]
+    assert (row["provider"], row["nodes"]) == (nodes[0].provider, 1)
+    assert [each["key"] for each in found["columns"]] == list(row)
+    for query in ("by=color", "since=1h", "limit=1"):
+        status, _headers, body = ask(site, f"/api/v1/usage?{query}")
+        assert status == 400 and b"since" in body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nodepool.zk import history
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
 from tests.support.browser import browser
@@ -24,6 +25,7 @@ PATHS = (
     "problems",
     "events",
     "config",
+    "usage",
 )
 
 
@@ -291,3 +293,26 @@ def test_page_shows_records_with_invalid_times(site: Site) -> None:
         seen.sees("fake-label")
         seen.open("/ui/")
         seen.sees("Requests waiting")
+
+
+@pytest.mark.spec("issue 49, 3: a page with charts of usage, in the same groups")
+def test_usage_is_shown_in_the_chosen_group(site: Site) -> None:
+    _request, [node] = site.bench.fulfilled("fake-label")
+    kazoo = site.bench.zk.kazoo_client
+    measured = {"memory_peak": 1 << 30, "memory_limit": 2 << 30, "oom_kills": 7}
+    history.append(kazoo, "node-usage", {"node": node.id, "provider": node.provider, **measured})
+
+    def written() -> bool:
+        events = history.HistoryReader().read_all(kazoo)
+        return any(event.get("state") == "ready" for event in events)
+
+    wait_for(written)
+    with browser(site.address) as seen:
+        seen.open("/ui/usage?hours=4")
+        assert seen.page.get_by_role("rowheader").all_inner_texts() == ["fake-label"]
+        seen.sees("1 GiB, 1 GiB of 2 GiB")
+        seen.page.get_by_role("link", name="provider", exact=True).click()
+        seen.sees("fake-provider")
+        assert "by=provider&hours=4" in seen.page.url
+        assert seen.page.get_by_role("cell", name="7", exact=True).count() == 1
+        assert seen.accessible() == []
