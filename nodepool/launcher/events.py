@@ -6,6 +6,8 @@ blocks.
 
 from __future__ import annotations
 
+from collections import deque
+
 from kazoo.protocol.states import KazooState
 
 from nodepool import metrics
@@ -28,6 +30,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Classes of the highest use of memory.
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0)
+#: Ended nodes that are remembered until their use is known.
+RECENT = 200
 
 
 class LauncherEvents:
@@ -60,6 +64,9 @@ class LauncherEvents:
         self._session_was_lost = False
         #: Version of the component tree when declines were last checked again.
         self._offers_version = -1
+        #: Nodes whose use was counted, and the last nodes that were removed.
+        self._counted: deque[str] = deque(maxlen=RECENT)
+        self._removed: deque[Node] = deque(maxlen=RECENT)
         #: The drains in force.
         self._drains: list[Drain] = []
 
@@ -90,13 +97,13 @@ class LauncherEvents:
 
         Each launcher with its provider does, so that queries take the largest of their values.
         """
-        name, zk, statsd = event.get("node"), self._state.zk, self._state.statsd
-        same = [each for each in self._feed.since(0)[0] if each.get("node") == name]
-        if [each["type"] for each in same].count("node-usage") > 1:
+        name, zk, statsd = str(event.get("node")), self._state.zk, self._state.statsd
+        if name in self._counted:
             return
+        self._counted.append(name)
         node = zk.node_tree.get(name) if zk is not None else None
-        removed = [label for each in same for label in each.get("labels", ())]
-        label = next(iter(removed if node is None else node.type), "unknown")
+        node = node or next((each for each in self._removed if each.id == name), None)
+        label = next(iter(() if node is None else node.type), "unknown")
         where, measured = (label, event.get("provider")), measured_of(event)
         statsd.incr(metrics.NODE_CPU(*where), measured.get("cpu_usec", 0.0) / 1e6)
         statsd.incr(metrics.NODE_KILLS(*where), measured.get("oom_kills", 0))
@@ -141,6 +148,7 @@ class LauncherEvents:
         if new is None:
             self._probes.node_changed(node_id, False)
             if old is not None:
+                self._removed.appendleft(old)
                 if (place := decode_driver_data(old.driver_data)) is not None:
                     self._probes.node_changed(place[0], True)
                 self._capacity(old)

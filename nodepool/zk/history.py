@@ -25,7 +25,6 @@ from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import KILLED, Event, Feed
 from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children
-from nodepool.zk.records import LARGEST as LATEST
 
 ROOT = "/nodepool/history"
 #: Events are written together after this many seconds, or when this many wait.

@@ -394,7 +394,7 @@ def test_usage_of_ended_nodes_is_counted_once_by_label_and_provider(parts: Parts
     parts.nodes["1"] = node(label="small")
     feed.note("node-usage", node="1", provider="metal", **values)
     feed.note("node-usage", node="1", provider="metal", **values)  # not confirmed: comes again
-    tell(parts.node_tree.listeners, "2", node(label="large"), None)
+    tell(parts.node_tree.listeners, "2", node(label="large", id="2"), None)
     feed.note("node-usage", node="2", provider="metal", memory_peak=110, memory_limit=100)
     feed.note("node-usage", node="3", provider="metal", cpu_usec="x", memory_peak=None)
     found = {name: value for name, value in statsd.snapshot().counters.items() if value}
