@@ -58,7 +58,7 @@ EPILOG = (
     "source, also as rendered pages."
 )
 WITHOUT_CONFIGURATION = frozenset(
-    {"config-validate", "config-schema", "dev", "simulate", "advise", "mcp"}
+    {"usage", "config-validate", "config-schema", "dev", "simulate", "advise", "mcp"}
 )
 
 
