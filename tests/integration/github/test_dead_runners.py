@@ -57,6 +57,8 @@ def site(tmp_path: pathlib.Path, pool: Pool, service: Emulator, program: Program
         made.stop()
         for lease in pool.leases():
             lease.give_back()
+        # Runners that hang, or whose nodes do not answer, end with nobody else.
+        subprocess.run(["pkill", "-KILL", "-f", f"{tmp_path}/"], check=False, timeout=30)
 
 
 @dataclass
