@@ -122,7 +122,6 @@ _ANSWERS = {
     "ListSlivers": v.Schema([_SLIVER]),
     "PutRecord": _SLIVER,
     "WaitSliver": _SLIVER,
-    "WaitEvents": v.Schema([_EVENT]),
 }
 
 
@@ -131,20 +130,27 @@ def metadata_of(sliver: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in (sliver.get("metadata") or {}).items()}
 
 
-def check(method: str, arguments: Sequence[Any], answer: Any) -> Any:
-    """Check the answer to a call, and return what is known of it.
+def event_of(value: object) -> dict[str, Any] | None:
+    """Return what is known of an event; None: it is not valid, or of an unknown kind."""
+    try:
+        return dict(_EVENT(value))
+    except v.Invalid:
+        return None
+
+
+def check(method: str, arguments: Sequence[Any], answer: Any) -> None:
+    """Check the answer to a call.
 
     :raises RpcError: a part that we use has an invalid type or value.
     """
     if method not in _ANSWERS:
-        return answer
+        return
     try:
-        checked = _ANSWERS[method](answer)
+        _ANSWERS[method](answer)
         if _ANSWERS[method] is _SLIVER:
             name = arguments[0]["name"] if method == "PutRecord" else arguments[0]
             if answer["name"] != name:
                 raise _bad(repr(name), answer["name"])
-        return checked
     except v.Invalid as error:
         errors = error.errors if isinstance(error, v.MultipleInvalid) else [error]
         texts = sorted(f"{'.'.join(map(str, (method, *each.path)))} {each.msg}" for each in errors)

@@ -120,7 +120,8 @@ class ManagedHost:
         """
         with self._limiter(self._log.debug, f"{self.name}: {method}"):
             answer = self.client.call(method, *arguments, timeout=timeout)
-        return answers.check(method, arguments, answer)
+        answers.check(method, arguments, answer)
+        return answer
 
     def ask(
         self,
@@ -259,9 +260,9 @@ class ManagedHost:
                 self._asked = time.monotonic()
                 self._answers = True
                 self.problem = ""
+            if self.events is not None:
+                self.events.start()
             if came:
-                if self.events is not None:
-                    self.events.start()
                 self._log.info(
                     "Host %s can be used: %s cores, %s MiB",
                     self.name,
@@ -378,7 +379,12 @@ class Hosts:
     def _follow(self, host: ManagedHost) -> None:
         if self._feed is not None:
             host.events = EventReader(
-                host.name, host.call, host.failed, self.provider.name, self._feed, self._log
+                host.name,
+                # Not within the rate of launches: it has pauses of its own.
+                lambda *arguments, timeout: host.client.call(*arguments, timeout=timeout),
+                self.provider.name,
+                self._feed,
+                self._log,
             )
 
     def start(self, timeout: float, feed: Feed | None = None) -> None:
