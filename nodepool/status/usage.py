@@ -83,6 +83,8 @@ class Use:
     #: Field of an event -> value, of who has used it.
     user: dict[str, str] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    #: The provider that has measured it.
+    source: str = ""
 
     def span(self, begin: float | None, *ends: float | None) -> float:
         """Return the seconds from a time to the first of these that is known."""
@@ -138,15 +140,21 @@ class Ledger:
 
     def _add(self, use: Use, event: Event) -> None:
         kind, state, time = event["type"], event.get("state"), float(event["time"])
-        use.provider = use.provider or str(event.get("provider") or "")
+        provider = str(event.get("provider") or "")
+        if kind == "node-usage":
+            # A node manager reports what it likes, but not of nodes of other providers.
+            if use.provider in ("", provider):
+                use.measured, use.source = measured_of(event), provider
+            return
+        use.provider = use.provider or provider
+        if use.source and use.provider and use.source != use.provider:
+            use.measured, use.source = {}, ""
         use.pool = use.pool or str(event.get("pool") or "")
         use.label = use.label or ",".join(event.get("labels") or ())
         if kind == "node-created":
             use.created = time
         elif kind == "node-removed":
             use.removed = time
-        elif kind == "node-usage":
-            use.measured = measured_of(event)
         elif kind == "node-changed":
             if state == READY:
                 use.ready = time

@@ -149,8 +149,8 @@ class UsageFile:
     def complete(self, use: Use) -> bool:
         """Add what was measured of a node, and return whether the file has it."""
         name = one_line(use.node)
-        query = "SELECT removed FROM uses WHERE node = ?"
-        for (removed,) in self.connection.execute(query, (name,)).fetchall():
+        query = "SELECT removed FROM uses WHERE node = ? AND provider IN ('', ?)"
+        for (removed,) in self.connection.execute(query, (name, use.source)).fetchall():
             with self.connection as transaction:
                 assigned = ", ".join(f"{key} = coalesce(?, {key})" for key in MEASURED)
                 values = (*map(use.measured.get, MEASURED), name)

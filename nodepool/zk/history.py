@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -55,11 +55,14 @@ class HistoryWriter:
         self._monotonic = monotonic
         self._waiting: list[Event] = []
         self._oldest = 0.0
+        #: The number of the last event, also of those that are not written.
+        self._last = 0
         self._tidy_at = 0.0
         self._feed = feed
         feed.subscribe(self._note_event)
 
     def _note_event(self, event: Event) -> None:
+        self._last = event["number"]
         if event["type"] in ("image-changed", "component-changed", "drain-changed"):
             return  # builds and drains have separate records, and launchers and builders have logs
         with self._lock:
@@ -80,19 +83,21 @@ class HistoryWriter:
         now = self._monotonic()
         with self._lock:
             if not self._waiting:
+                self._feed.stored = self._last
                 return
             if not at_once and len(self._waiting) < FLUSH_AT and now - self._oldest < FLUSH_AFTER:
                 return
             events, self._waiting = self._waiting, []
-        written = events if elected else [event for event in events if event.get("noted")]
+        written, done = [each for each in events if elected or each.get("noted")], 0
         try:
-            for data in _packed(written):
+            for data, number in _packed(written):
                 kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(
                     timeout=TIMEOUT
                 )
+                done = number
         except BaseException:
-            with self._lock:  # some may have been written: readers drop duplicates
-                self._waiting[:0] = events
+            with self._lock:  # the next may have been written: readers drop duplicates
+                self._waiting[:0] = written[done:]
                 self._oldest = now
             raise
         self._feed.stored = events[-1]["number"]
@@ -101,11 +106,14 @@ class HistoryWriter:
             tidy(kazoo)
 
 
-def _packed(events: Iterable[Event]) -> Iterator[bytes]:
-    """Yield the data of each write; an event that does not fit into one write is dropped."""
+def _packed(events: Sequence[Event]) -> Iterator[tuple[bytes, int]]:
+    """Yield the data of each write, and how many events it and earlier ones have.
+
+    An event that does not fit into one write is dropped.
+    """
     lines: list[bytes] = []
     size = 0
-    for event in events:
+    for number, event in enumerate(events):
         line = json.dumps(stored(event)).encode()
         if len(line) > LARGEST_WRITE:
             log.warning(
@@ -116,12 +124,12 @@ def _packed(events: Iterable[Event]) -> Iterator[bytes]:
             )
             continue
         if lines and size + len(line) > LARGEST_WRITE:
-            yield zlib.compress(b"\n".join(lines))
+            yield zlib.compress(b"\n".join(lines)), number
             lines, size = [], 0
         lines.append(line)
         size += len(line) + 1
     if lines:
-        yield zlib.compress(b"\n".join(lines))
+        yield zlib.compress(b"\n".join(lines)), len(events)
 
 
 def append(kazoo: KazooClient, kind: str, fields: dict[str, Any]) -> None:
@@ -129,7 +137,7 @@ def append(kazoo: KazooClient, kind: str, fields: dict[str, Any]) -> None:
 
     :raises KazooException: no connection, or no answer in time.
     """
-    for data in _packed([{"time": round(time.time(), 3), "type": kind, **fields}]):
+    for data, _number in _packed([{"time": round(time.time(), 3), "type": kind, **fields}]):
         kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
 
 
@@ -341,16 +349,22 @@ def _only(name: str, data: bytes, wanted: bytes) -> bytes:
     return zlib.compress(b"\n".join(lines)) if lines else b""
 
 
+def place_of(event: Event) -> tuple[object, object]:
+    """Return the id of an event's node and its provider, which has reported the event."""
+    return event.get("node"), event.get("provider")
+
+
 def kills_of(
     reader: HistoryReader,
     kazoo: KazooClient,
-    nodes: Collection[str],
+    nodes: Collection[tuple[object, object]],
     recent: Iterable[Event] = (),
     since: float = 0.0,
 ) -> list[Event]:
     """Return the kills for memory on these nodes, by time.
 
     :param reader: of the type ``KILLED``.
+    :param nodes: ids, each with its provider: node managers report what they like.
     :param recent: events of this process, of which some are not written yet.
     :param since: UNIX seconds; earlier writes are omitted.
     :raises KazooException: no connection, or no answer in time.
@@ -358,7 +372,7 @@ def kills_of(
     return unique(
         event
         for event in itertools.chain(reader.read_all(kazoo, since), recent)
-        if event["type"] == KILLED and event.get("node") in nodes and 0 <= event["time"] < LATEST
+        if event["type"] == KILLED and place_of(event) in nodes and 0 <= event["time"] < LATEST
     )
 
 

@@ -120,7 +120,7 @@ class Kills:
     """Processes that are killed for memory on nodes from now on."""
 
     def __init__(self, kazoo: KazooClient, nodes: Iterable[Node]) -> None:
-        self._kazoo, self._nodes = kazoo, {node.id or "" for node in nodes}
+        self._kazoo, self._nodes = kazoo, {(node.id or "", node.provider) for node in nodes}
         self._reader, self._began = HistoryReader(KILLED), time.monotonic()
         with contextlib.suppress(KazooException, TimeoutError):
             self._reader.skip(kazoo)

@@ -53,7 +53,8 @@ def show(context: Context) -> None:
     args, now = context.args, time.time()
     since = now - args.since if args.since is not None else 0.0
     path = args.log or context.config.usage_log
-    if path and (args.log or os.path.exists(path)):
+    # An empty one was created this moment.
+    if path and (args.log or (os.path.exists(path) and os.path.getsize(path))):
         try:
             with UsageFile(path) as file:
                 _show_file(context, file, path, since, now)

@@ -46,7 +46,7 @@ from nodepool.web.actions.waiting import Waiting
 from nodepool.web.http import RETRY
 from nodepool.web.shares import Share
 from nodepool.zk.drains import Drain, of_node, shown
-from nodepool.zk.history import HistoryReader, kills_of
+from nodepool.zk.history import HistoryReader, kills_of, place_of
 from nodepool.zk.mirror.feed import KILLED, Event
 from nodepool.zk.records import Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -463,7 +463,7 @@ class LeaseCalls:
         kills: Sequence[Event] = (),
     ) -> LeaseView:
         terms, full = lease.terms, _may_use(identity, lease)
-        nodes = {node.id for node in lease.nodes}
+        nodes = {(node.id, node.provider) for node in lease.nodes}
         return LeaseView(
             lease.id,
             lease.state.value,
@@ -480,7 +480,7 @@ class LeaseCalls:
             None if lease.nodes else self._why(lease, order),
             terms.limit,
             self._drained(lease),
-            [_kill_view(each, self._now()) for each in kills if each["node"] in nodes][
+            [_kill_view(each, self._now()) for each in kills if place_of(each) in nodes][
                 -MOST_KILLS:
             ],
             token,
@@ -492,7 +492,7 @@ class LeaseCalls:
         Those that another launcher has noted are in the history only.
         """
         zk, held = self._zk(), [lease for lease in leases if lease.nodes]
-        nodes = {node.id or "" for lease in held for node in lease.nodes}
+        nodes = {(node.id or "", node.provider) for lease in held for node in lease.nodes}
         if not nodes or not zk.connected:
             return []
         since = min(lease.terms.created for lease in held) - CLOCKS
@@ -502,7 +502,7 @@ class LeaseCalls:
             return kills_of(self._history, zk.kazoo_client, nodes, recent, since)
         except (KazooException, TimeoutError) as error:
             log.info("Kills for memory are not known: %r", error)
-            return recent
+            return [event for event in recent if place_of(event) in nodes]
 
     def _drained(self, lease: Lease) -> str | None:
         zk = self._zk()

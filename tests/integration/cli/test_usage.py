@@ -31,7 +31,13 @@ def test_hours_and_cost_of_nodes_that_were_used(shell: Shell, bench: LauncherBen
     history.append(
         kazoo,
         "node-usage",
-        {"node": nodes[0].id, "memory_peak": 1 << 30, "memory_limit": 2 << 30, "oom_kills": 2},
+        {
+            "node": nodes[0].id,
+            "provider": "fake-provider",
+            "memory_peak": 1 << 30,
+            "memory_limit": 2 << 30,
+            "oom_kills": 2,
+        },
     )
     wait_for(lambda: [row["nodes"] for row in shell.json("usage", "--json")] == [2])
     [row] = shell.json("usage", "--by", "provider", "--json")
@@ -65,7 +71,11 @@ def test_ended_nodes_are_exported_to_a_file(
     assert row["cost"] > 0
     bench.stop(pool)
     kazoo = bench.zk.kazoo_client
-    history.append(kazoo, "node-usage", {"node": nodes[0].id, "memory_peak": 1 << 30})
+    history.append(
+        kazoo,
+        "node-usage",
+        {"node": nodes[0].id, "provider": "fake-provider", "memory_peak": 1 << 30},
+    )
     bench.start(given)
     wait_for(lambda: shell.json("usage", "--json")[0]["memory_p95"] == 1 << 30)
     assert shell.json("usage", "--json")[0]["nodes"] == 1

@@ -244,7 +244,9 @@ def test_kill_for_memory_is_named_while_the_job_runs_and_when_its_runner_dies(
     )
     [mine] = daemon.fleets[0].runners()
     assert mine.lease is not None
-    kill = {"node": mine.lease.nodes[0].id, "program": "cc1plus", "memory_limit": 2 << 30}
+    node = bench.node(mine.lease.nodes[0].id)
+    kill = {"node": node.id, "provider": node.provider}
+    kill |= {"program": "cc1plus", "memory_limit": 2 << 30}
     text = "process {} (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
     began = time.monotonic()
     bench.pools[0].feed.note(KILLED, pid=7, **kill)

@@ -215,11 +215,12 @@ def test_command_that_failed_names_kills_on_its_nodes_meanwhile(
     accepted: bool, status: int,
 ) -> None:  # fmt: skip
     launcher, begun = bench.pools[0], tmp_path / "begun"
-    nodes = [node.id for node in bench.zk.nodeIterator()]
+    places = [(node.id, node.provider) for node in bench.zk.nodeIterator()]
 
     def note_kills(pid: int) -> None:
-        for node in nodes:
-            launcher.feed.note(KILLED, node=node, pid=pid, program="cc1plus", memory_limit=1 << 31)
+        values = {"pid": pid, "program": "cc1plus", "memory_limit": 1 << 31}
+        for node, provider in places:
+            launcher.feed.note(KILLED, node=node, provider=provider, **values)
 
     note_kills(6)
     wait_for(lambda: launcher.feed.stored == launcher.feed.number, 30, "the earlier kill")

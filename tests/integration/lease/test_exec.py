@@ -408,8 +408,11 @@ def test_only_kills_of_the_command_are_named(api: Api, programs: Programs) -> No
         mine, other = sorted(node.id for node in lease.nodes)
 
         def kill(node: str, pid: int, **fields: float) -> None:
+            found = api.launcher.zk.node_tree.get(node)
+            assert found is not None
+            fields |= {"pid": pid, "memory_limit": 1 << 31}
             api.launcher.feed.note(
-                "node-killed", node=node, pid=pid, program="cc1plus", memory_limit=1 << 31, **fields
+                "node-killed", node=node, provider=found.provider, program="cc1plus", **fields
             )
 
         def lines(status: int) -> list[str]:

@@ -211,3 +211,11 @@ def test_percentiles_of_one_list_and_of_several() -> None:
         for part in (0.0, 0.5, 0.95, 1.0):
             expected = sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
             assert percentile(lists, part, 400) == expected
+
+
+def test_node_managers_measure_only_nodes_of_their_provider() -> None:
+    events = life("1")
+    evil = {**events[-1], "provider": "evil", "cpu_usec": 1, "oom_kills": 99}
+    for mixed in ([*events, evil], [evil, *events], [evil, *events[:-1]]):
+        [row] = table(uses(mixed), "label", 1e6, unpriced).rows
+        assert row["kills"] in (0, None) and row["cores_p50"] in (1.0, None)

@@ -7,6 +7,7 @@ import pathlib
 import random
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -74,13 +75,15 @@ def test_tables_from_events_and_from_the_file_are_equal(file: UsageFile, seed: i
 
 def test_rows_that_come_again_or_late_change_the_sums_that_contain_them(file: UsageFile) -> None:
     found = uses(100, 1)
-    late = Use("0000000003", measured={"memory_peak": 2.0**41, "oom_kills": 7.0})
+    provider = next(use.provider for use in found if use.node == "0000000003")
+    late = Use("0000000003", measured={"memory_peak": 2.0**41, "oom_kills": 7.0}, source=provider)
     file.write(found, price)
     while file.sum_up():
         pass
     before = file.table("label").rows
     file.write(found, lambda use: 99.0 if price(use) else None)
     assert file.table("label").rows == before, "the first price counts"
+    assert not file.complete(replace(late, source="another provider"))
     assert file.complete(late) and not file.complete(Use("9", measured={"cpu_usec": 1.0}))
     found[3].measured |= late.measured
     assert file.table("label").rows == table(found, "label", 0.0, price).rows != before

@@ -11,6 +11,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from nodepool.texts import killed
+from nodepool.zk import history
 from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter, kills_of
 from nodepool.zk.mirror.feed import (
     KEPT,
@@ -357,10 +358,10 @@ def test_reader_of_kills_reads_and_keeps_nothing_else(feed: Feed) -> None:
     writer.flush(kazoo, False, at_once=True)
     feed.note(KILLED, node="1", pid=10)
     recent = feed.since(0)[0][2:]
-    assert [kill["pid"] for kill in kills_of(reader, kazoo, {"1"})] == [7]
-    assert [kill["pid"] for kill in kills_of(reader, kazoo, {"1"}, recent)] == [7, 10]
+    assert [kill["pid"] for kill in kills_of(reader, kazoo, {("1", None)})] == [7]
+    assert [kill["pid"] for kill in kills_of(reader, kazoo, {("1", None)}, recent)] == [7, 10]
     assert sum(len(data) for _written, data in reader._segments.values()) < 500
-    kills = kills_of(HistoryReader(KILLED), kazoo, {"1", "2"})
+    kills = kills_of(HistoryReader(KILLED), kazoo, {("1", None), ("2", None)})
     assert [kill["pid"] for kill in kills] == [6, 7, 8]
 
 
@@ -380,3 +381,38 @@ def test_usage_in_words() -> None:
         "node 7: used 1.5 s of CPU in 10.5 s, at most ? of ? MiB memory and ? MiB disk, sent ? and "
         "received ? MiB (incomplete)"
     )
+
+
+def test_what_was_written_is_not_written_again(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "LARGEST_WRITE", 200)
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    create = kazoo.create_async
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if len(kazoo.written) == 2:
+            raise ConnectionLoss
+        return create(*arguments, **options)
+
+    for number in range(9):
+        feed.note("node-step", node=str(number))
+    kazoo.create_async = fail
+    for _ in range(3):
+        with pytest.raises(ConnectionLoss):
+            writer.flush(kazoo, False, at_once=True)
+    assert len(kazoo.written) == 2
+    kazoo.create_async = create
+    writer.flush(kazoo, False, at_once=True)
+    found = HistoryReader().read_all(kazoo)
+    assert [event["node"] for event in found] == [str(number) for number in range(9)]
+
+
+def test_events_that_are_not_written_count_as_stored(feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    feed.note("node-step", node="1")
+    feed.note("drain-changed", drains=[])
+    writer.flush(kazoo, False, at_once=True)
+    assert feed.stored == 1
+    writer.flush(kazoo, False)
+    assert feed.stored == 2
