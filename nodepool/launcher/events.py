@@ -102,7 +102,7 @@ class LauncherEvents:
             return
         self._counted.append(name)
         node = zk.node_tree.get(name) if zk is not None else None
-        node = node or next((each for each in self._removed if each.id == name), None)
+        node = node or next((each for each in tuple(self._removed) if each.id == name), None)
         label = next(iter(() if node is None else node.type), "unknown")
         where, measured = (label, event.get("provider")), measured_of(event)
         statsd.incr(metrics.NODE_CPU(*where), measured.get("cpu_usec", 0.0) / 1e6)

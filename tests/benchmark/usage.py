@@ -75,7 +75,7 @@ def launcher(count: int) -> float:
     answer = SimpleNamespace(get=lambda timeout: None)
     kazoo: Any = SimpleNamespace(create_async=lambda *_, **__: answer)
     history = HistoryWriter(feed)
-    reader = EventReader("h", lambda *_: [], lambda _: None, "metal", feed, logging.getLogger())
+    reader = EventReader("h", lambda *_, **__: [], "metal", feed, logging.getLogger())
     begun = time.thread_time()
     for number in range(count):
         reader._note(

@@ -350,7 +350,13 @@ def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
-    signal.signal(signal.SIGHUP, lambda _number, _frame: adapt(service, create))
+    # In a thread: the forges are told.
+    signal.signal(
+        signal.SIGHUP,
+        lambda _number, _frame: threading.Thread(
+            target=adapt, args=(service, create), name="reload", daemon=True
+        ).start(),
+    )
     pools.open()
     listener.start()
     service.start()

@@ -51,6 +51,8 @@ class MemoryKills:
     def __init__(self, killed: Callable[[Kill], object], path: str = "/dev/kmsg") -> None:
         self._killed, self._path = killed, path
         self._loop = EventLoop("Thread-nm-kills")
+        #: All lines were read that are older than this process.
+        self._is_new = False
         self._log = -1
 
     def start(self) -> None:
@@ -79,12 +81,15 @@ class MemoryKills:
             try:
                 record = os.read(self._log, _RECORD)
             except BlockingIOError:
+                self._is_new = True
                 return
             except BrokenPipeError:  # the oldest lines were overwritten
                 continue
             if found := _KILL.match(record):
                 sequence, since_boot, pid, uid = (int(found[each]) for each in (1, 2, 3, 5))
-                age = time.clock_gettime(time.CLOCK_MONOTONIC) - since_boot / 1e6
+                # The clock of the kernel's log is not corrected: it may be seconds behind.
+                now = time.clock_gettime(time.CLOCK_MONOTONIC)
+                age = 0.0 if self._is_new else now - since_boot / 1e6
                 program = found[4].decode("utf-8", "replace")
                 try:
                     self._killed(Kill(sequence, time.time() - max(0.0, age), uid, pid, program))

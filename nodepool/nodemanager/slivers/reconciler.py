@@ -48,7 +48,7 @@ CONFIGURE_RETRY = RETRY, 3600.0
 #: The host's values that end with the removal of a sliver.
 _OF_ONE_CREATION = (
     *("handle", "applied", "image", "halted", "frozen", "index"),
-    *("made", "booted", "memory", "metadata", "restarted", "killed", "counted"),
+    *("made", "booted", "memory", "metadata", "restarted", "killed", "used", "counted"),
 )
 
 log = logging.getLogger("nodepool.nodemanager.slivers")
@@ -345,13 +345,15 @@ class SliverReconciler:
         index, handle = int(local["index"]), local.get("handle")
         with self._deleting:
             place, counted = (name, handle or {}), bool(local.get("counted"))
-            used = {}
-            if not (counted or self._backend.counts_to_the_end):
+            used = local.get("used") or {}
+            if not (counted or used or self._backend.counts_to_the_end):
                 used = self._events.used(*place)
+                self._database.update_local(key, used=used)
             self._backend.end(name, index, handle)
             if not counted:
+                used = used or self._events.used(*place)
                 with self._database.transaction():
-                    self._events.ended(name, local, used or self._events.used(*place))
+                    self._events.ended(name, local, used)
                     self._database.update_local(key, counted=True)
             self._backend.remove(name)
         self._host.freed(name)
