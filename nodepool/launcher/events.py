@@ -103,8 +103,10 @@ class LauncherEvents:
         self._counted.append(name)
         node = zk.node_tree.get(name) if zk is not None else None
         node = node or next((each for each in tuple(self._removed) if each.id == name), None)
-        label = next(iter(() if node is None else node.type), "unknown")
-        where, measured = (label, event.get("provider")), measured_of(event)
+        provider = event.get("provider")
+        known = node is not None and node.provider == provider
+        label = node.type[0] if known and node is not None and node.type else "unknown"
+        where, measured = (label, provider), measured_of(event)
         statsd.incr(metrics.NODE_CPU(*where), measured.get("cpu_usec", 0.0) / 1e6)
         statsd.incr(metrics.NODE_KILLS(*where), measured.get("oom_kills", 0))
         if (peak := measured.get("memory_peak")) and (limit := measured.get("memory_limit")):

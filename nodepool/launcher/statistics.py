@@ -33,7 +33,7 @@ STATES = sorted(Node.VALID_STATES)
 #: Minimum seconds between two reports, and maximum seconds between two complete ones.
 INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
 INTERNAL_INTERVAL = 10.0
-#: Minimum seconds between two reports if one is wanted at once.
+#: Minimum seconds between two reports if one is urgent.
 SHORTEST = 0.2
 #: Seconds after the start until the history is read for charts.
 RECALL_AFTER = 5.0

@@ -40,6 +40,8 @@ from nodepool.zk.records import (
     RecordError,
 )
 
+#: Types of events that node managers report.
+REPORTED_BY_HOSTS = (KILLED, "node-usage")
 KINDS = ("request", "label", "node", "image", "provider", "fleet")
 MOST_NODES = 10
 """Nodes of a request whose events are part of its timeline, and whose use it shows."""
@@ -169,9 +171,7 @@ def explain(
             ]
             found.timeline = steps_of(itertools.chain(found.history, *of_nodes))
             found.history += [
-                event
-                for event in itertools.chain(*of_nodes)
-                if event["type"] in (KILLED, "node-usage")
+                event for event in itertools.chain(*of_nodes) if event["type"] in REPORTED_BY_HOSTS
             ]
             found.history.sort(key=lambda event: event["time"])
         if found.history and not found.answer:
@@ -231,12 +231,19 @@ _PAST = ("labels", "requestor", "nodes", "provider", "pool", "request", *USER.va
 def _history(
     zk: Facade, history: HistoryReader, recent: Sequence[Event], kind: str, name: str
 ) -> list[Event]:
-    return unique(
+    found = unique(
         [
             *history.read(zk.kazoo_client, kind, name),
             *(event for event in recent if event.get(kind) == name),
         ]
     )
+    # Node managers report what they like; other events are of launchers.
+    known = {event.get("provider") for event in found if event["type"] not in REPORTED_BY_HOSTS}
+    return [
+        event
+        for event in found
+        if event["type"] not in REPORTED_BY_HOSTS or event.get("provider") in known or not known
+    ]
 
 
 def _folded(zk: Facade, events: list[Event]) -> list[Event]:

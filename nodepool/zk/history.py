@@ -55,14 +55,11 @@ class HistoryWriter:
         self._monotonic = monotonic
         self._waiting: list[Event] = []
         self._oldest = 0.0
-        #: The number of the last event, also of those that are not written.
-        self._last = 0
         self._tidy_at = 0.0
         self._feed = feed
         feed.subscribe(self._note_event)
 
     def _note_event(self, event: Event) -> None:
-        self._last = event["number"]
         if event["type"] in ("image-changed", "component-changed", "drain-changed"):
             return  # builds and drains have separate records, and launchers and builders have logs
         with self._lock:
@@ -73,6 +70,13 @@ class HistoryWriter:
             self._waiting.append(event)
             if len(self._waiting) > MOST_WAITING:
                 del self._waiting[: MOST_WAITING // 2]
+            # Events of several threads come in any order.
+            self._feed.stored = min(self._feed.stored, event["number"] - 1)
+
+    def _note_stored(self) -> None:
+        """Note up to which number events are stored, or need not be; under the lock."""
+        waiting = (event["number"] for event in self._waiting)
+        self._feed.stored = min(waiting, default=self._feed.number + 1) - 1
 
     def flush(self, kazoo: KazooClient, elected: bool, at_once: bool = False) -> None:
         """Write due events, and tidy up.
@@ -83,7 +87,7 @@ class HistoryWriter:
         now = self._monotonic()
         with self._lock:
             if not self._waiting:
-                self._feed.stored = self._last
+                self._note_stored()
                 return
             if not at_once and len(self._waiting) < FLUSH_AT and now - self._oldest < FLUSH_AFTER:
                 return
@@ -100,7 +104,8 @@ class HistoryWriter:
                 self._waiting[:0] = written[done:]
                 self._oldest = now
             raise
-        self._feed.stored = events[-1]["number"]
+        with self._lock:
+            self._note_stored()
         if elected and now >= self._tidy_at:
             self._tidy_at = now + TIDY_INTERVAL
             tidy(kazoo)

@@ -18,8 +18,8 @@ log = logging.getLogger("nodepool.adapters.runners")
 class Follower:
     """Notifies fleets of drains, and of processes that were killed for memory.
 
-    One connection to the launcher is for all of them. A launcher only sends the kills of its own
-    providers: runners that have ended ask for those of their leases.
+    One connection to the launcher is for all of them. A launcher only sends the kills of providers
+    in its configuration: runners that have ended ask for those of their leases.
 
     :param fleets: returns the fleets.
     """

@@ -153,7 +153,8 @@ class Fleet:
         """Note a process that was killed for memory, perhaps on the node of a runner."""
         for runner in self.runners():
             nodes = runner.lease.nodes if runner.lease else ()
-            if any(node.id == kill.get("node") for node in nodes):
+            place = kill.get("node"), kill.get("provider")
+            if place in [(node.id, node.provider) for node in nodes]:
                 runner.killed(kill)
 
     def _count(self) -> int | None:

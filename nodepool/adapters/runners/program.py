@@ -350,7 +350,7 @@ def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
-    # In a thread: the forges are told.
+    # In a thread: it may call the forges.
     signal.signal(
         signal.SIGHUP,
         lambda _number, _frame: threading.Thread(

@@ -380,7 +380,7 @@ class Hosts:
         if self._feed is not None:
             host.events = EventReader(
                 host.name,
-                # Not within the rate of launches: it has pauses of its own.
+                # Not within the rate of launches: the reader pauses between its calls.
                 lambda *arguments, timeout: host.client.call(*arguments, timeout=timeout),
                 self.provider.name,
                 self._feed,

@@ -39,6 +39,8 @@ class Kill(NamedTuple):
     uid: int
     pid: int
     program: str
+    #: It was read when it was written.
+    is_new: bool
 
 
 class MemoryKills:
@@ -67,7 +69,8 @@ class MemoryKills:
             )
             return
         self._loop.start()
-        self._loop.post(lambda: self._loop.watch(Watched(self._log, self._read), IN))
+        self._watched = Watched(self._log, self._read)
+        self._loop.post(lambda: self._loop.watch(self._watched, IN))
 
     def stop(self) -> None:
         if self._loop.stop(5):
@@ -85,6 +88,10 @@ class MemoryKills:
                 return
             except BrokenPipeError:  # the oldest lines were overwritten
                 continue
+            except OSError as error:
+                log.error("Kills for memory are not named any more: %s: %s", self._path, error)
+                self._loop.watch(self._watched, None)
+                return
             if found := _KILL.match(record):
                 sequence, since_boot, pid, uid = (int(found[each]) for each in (1, 2, 3, 5))
                 # The clock of the kernel's log is not corrected: it may be seconds behind.
@@ -92,6 +99,7 @@ class MemoryKills:
                 age = 0.0 if self._is_new else now - since_boot / 1e6
                 program = found[4].decode("utf-8", "replace")
                 try:
-                    self._killed(Kill(sequence, time.time() - max(0.0, age), uid, pid, program))
+                    when = time.time() - max(0.0, age)
+                    self._killed(Kill(sequence, when, uid, pid, program, self._is_new))
                 except Exception:  # it concerns that kill only
                     log.exception("Kill of process %d (%s):", pid, program)

@@ -1,8 +1,8 @@
 """Events of slivers for launchers: what they have used until their end, and kills.
 
 Events are numbered and stored, the newest :data:`KEPT`. A launcher waits for those after the last
-one that it has got. What it has stored itself it confirms, so that after a crash of its own it gets
-all others again.
+one that it has received, and confirms those that it has stored. After a crash of the launcher, it
+receives all others again.
 """
 
 from __future__ import annotations
@@ -81,10 +81,13 @@ class Events:
             for name in names
         }
 
-    def ended(self, name: str, local: Mapping[str, Any], used: Mapping[str, int]) -> None:
+    def ended(
+        self, name: str, local: Mapping[str, Any], used: Mapping[str, int], exact: bool
+    ) -> None:
         """Store what a sliver has used, whose last process has ended.
 
         :param local: the host's own values of it.
+        :param exact: it was read after that.
         """
         if local.get("handle") is None:
             return  # it never ran
@@ -101,7 +104,8 @@ class Events:
                 "time": round(now, 3),
                 "memory_limit": int(local.get("memory", 0)) * MIB,
                 # Counters end with the boot, and those of the network with each start.
-                "complete": "cpu_usec" in used
+                "complete": exact
+                and "cpu_usec" in used
                 and local.get("booted") == boot_id()
                 and not local.get("restarted"),
                 **values,
@@ -115,7 +119,8 @@ class Events:
         # After a restart the kernel's log is read again, with kills in earlier slivers.
         known = boot == boot_id() and kill.sequence <= last
         made = local.get("made")
-        if known or named >= NAMED or made is None or kill.when < made - CLOCK_STEP:
+        earlier = made is None or (not kill.is_new and kill.when < made - CLOCK_STEP)
+        if known or named >= NAMED or earlier:
             return
         program = clean(kill.program)
         with self._database.transaction():

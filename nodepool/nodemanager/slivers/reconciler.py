@@ -353,7 +353,7 @@ class SliverReconciler:
             if not counted:
                 used = used or self._events.used(*place)
                 with self._database.transaction():
-                    self._events.ended(name, local, used)
+                    self._events.ended(name, local, used, self._backend.counts_to_the_end)
                     self._database.update_local(key, counted=True)
             self._backend.remove(name)
         self._host.freed(name)

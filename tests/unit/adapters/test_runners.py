@@ -330,7 +330,9 @@ def test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded(fleet: Fleet) 
     for number in range(50):
         fleet.killed(kill(number))
         fleet.killed(kill(number, "2"))
+        fleet.killed({**kill(100 + number), "provider": "another"})
     assert len(mine.kills) == 20 and mine.kills[0].startswith("process 0 (cc1plus)")
+    assert mine.kills[1].startswith("process 1 (cc1plus)"), "not of the other provider"
     assert other.kills == []
     status: Any = fleet.status()
     [found] = [each for each in status["runners"] if each["kills"]]

@@ -391,16 +391,19 @@ def test_usage_of_ended_nodes_is_counted_once_by_label_and_provider(parts: Parts
     state.getPoolWorkers.return_value = []
     LauncherEvents(state, *[Mock()] * 6, feed, Mock()).attach(parts.zk)
     values = {"cpu_usec": 2_500_000, "memory_peak": 80, "memory_limit": 100, "oom_kills": 3}
-    parts.nodes["1"] = node(label="small")
+    parts.nodes["1"] = node(label="small", provider="metal")
+    parts.nodes["4"] = node(label="foreign", provider="cloud")
     feed.note("node-usage", node="1", provider="metal", **values)
     feed.note("node-usage", node="1", provider="metal", **values)  # not confirmed: comes again
-    tell(parts.node_tree.listeners, "2", node(label="large", id="2"), None)
+    tell(parts.node_tree.listeners, "2", node(label="large", id="2", provider="metal"), None)
     feed.note("node-usage", node="2", provider="metal", memory_peak=110, memory_limit=100)
     feed.note("node-usage", node="3", provider="metal", cpu_usec="x", memory_peak=None)
+    feed.note("node-usage", node="4", provider="metal", cpu_usec=1_000_000)  # of another provider
     found = {name: value for name, value in statsd.snapshot().counters.items() if value}
     assert found == {
         "nodepool.label.small.provider.metal.cpu_seconds": 2.5,
         "nodepool.label.small.provider.metal.memory_kills": 3,
         "nodepool.label.small.provider.metal.memory_peak.0.9": 1,
         "nodepool.label.large.provider.metal.memory_peak.1": 1,
+        "nodepool.label.unknown.provider.metal.cpu_seconds": 1.0,
     }

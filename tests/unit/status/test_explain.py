@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodepool.status import explain as explain_module
 from nodepool.status.cluster import calls_of
 from nodepool.status.explain import Explanation, expected_wait, places, rates
 from nodepool.status.known import seconds_text
@@ -163,3 +165,15 @@ def test_use_of_a_limit_has_units(resource: str, used: float, limit: float, text
 )
 def test_measured_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
+
+
+def test_node_managers_report_nothing_of_nodes_of_others() -> None:
+    created = {"type": "node-created", "time": 1.0, "node": "1", "provider": "aws"}
+    kill = {"type": "node-killed", "time": 2.0, "node": "1", "provider": "aws", "pid": 1}
+    evil = [
+        {"type": kind, "time": 3.0, "node": "1", "provider": "evil"}
+        for kind in ("node-killed", "node-usage")
+    ]
+    history: Any = Mock(read=lambda *_: [created, evil[0]])
+    found = explain_module._history(Mock(), history, [kill, evil[1]], "node", "1")
+    assert found == [created, kill]

@@ -413,6 +413,22 @@ def test_events_that_are_not_written_count_as_stored(feed: Feed) -> None:
     feed.note("node-step", node="1")
     feed.note("drain-changed", drains=[])
     writer.flush(kazoo, False, at_once=True)
-    assert feed.stored == 1
+    assert feed.stored == 2
+    feed.note("drain-changed", drains=[])
     writer.flush(kazoo, False)
+    assert feed.stored == 3
+
+
+def test_event_of_another_thread_that_comes_late_does_not_count_as_stored(feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    feed.unsubscribe(writer._note_event)
+    for _ in range(2):
+        feed.note("node-usage", node="1")
+    first, second = feed.since(0)[0]
+    writer._note_event(second)
+    writer.flush(kazoo, False, at_once=True)
+    writer._note_event(first)  # its thread had only got the number
+    assert feed.stored == 0
+    writer.flush(kazoo, False, at_once=True)
     assert feed.stored == 2
