@@ -182,7 +182,7 @@ GUARDS: dict[str, Mutation] = {
     ),
     "kills-on-other-nodes-are-of-every-runner": Mutation(
         _IN_FLEET,
-        '            if any(node.id == kill.get("node") for node in nodes):\n',
+        "            if place in [(node.id, node.provider) for node in nodes]:\n",
         "            if nodes is not None:\n",
         f"{_RUNNERS}test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded",
     ),
