@@ -69,14 +69,25 @@ def path(sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path) -> str:
 
 
 @pytest.fixture
-def vanish(sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[threading.Thread]:
-    """Stop all connections of sshd as soon as the program there has written its process id; kill
-    both in the end.
+def vanish(
+    sshd: SSHServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[threading.Thread]:
+    """Stop all connections of sshd as soon as the program there has written its process id, and
+    both streams are known to have begun; kill both in the end.
     """
-    place, stopped = tmp_path / "pid", []
+    place, stopped, feed = tmp_path / "pid", [], ssh._Stream.feed
+    begun: set[int] = set()
+
+    def seen(stream: ssh._Stream, data: bytes) -> bool:
+        ended = feed(stream, data)
+        (begun.add if stream.numbers and not ended else begun.discard)(id(stream))
+        return ended
+
+    monkeypatch.setattr(ssh._Stream, "feed", seen)
 
     def stop() -> None:
         wait_for(lambda: place.exists() and place.read_text().strip(), 30, "the program")
+        wait_for(lambda: len(begun) == 2, what="the begin of both streams")
         assert sshd.process is not None
         listing = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(sshd.process.pid)], capture_output=True, check=True

@@ -18,6 +18,7 @@ from nodepool.driver.fake.api import FakeApi
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
 from nodepool.launcher.verification import MOST_FAILURES, Verification
 from nodepool.lease.ssh import machine
+from nodepool.ssh import Kept
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import READY, USED, ImageUpload
 from nodepool.zk.rollback import UPLOAD, Rollbacks, upload_path
@@ -363,11 +364,23 @@ def test_refused_creations_of_the_cloud_do_not_blame_the_image(
 @pytest.mark.spec("BLD-25.4")
 @pytest.mark.parametrize("times", [1, 2])
 def test_machine_that_dies_during_the_command_is_followed_by_another(
-    scene: Scene, times: int
+    scene: Scene, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the second one blames the image."""
-    new, ran = scene.hold_back(), scene.tmp / "ran"
-    dies = f"echo >> '{ran}'; [ $(wc -l < '{ran}') -gt {times} ] || kill -9 $(ps -o ppid= -p $PPID)"
+    """Only the second one blames the image; what a server has not sent when it dies is lost."""
+    new, ran, seen = scene.hold_back(), scene.tmp / "ran", scene.tmp / "seen"
+
+    class Seen(Kept):
+        def write(self, data: bytes) -> None:
+            super().write(data)
+            if b"begun" in self.content():
+                seen.touch()
+
+    monkeypatch.setattr("nodepool.ssh.Kept", Seen)
+    dies = (
+        f"echo >> '{ran}'; [ $(wc -l < '{ran}') -le {times} ] || exit 0; rm -f '{seen}'; "
+        f"echo begun >&2; until [ -e '{seen}' ]; do sleep 0.01; done; "
+        "kill -9 $(ps -o ppid= -p $PPID)"
+    )
     scene.bench.start(scene.config(command=dies))
     if times == 1:
         wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
