@@ -133,6 +133,20 @@ class LookAlike:
             200, json.dumps(answer).encode(), [("Content-Type", "application/x-amz-json-1.1")]
         )
 
+    # -- moto deletes what others use (findings/moto-deletes-snapshot-of-registered-image.sh)
+
+    def do_DeleteSnapshot(self, request: Request) -> Reply | None:
+        shown = request.params["SnapshotId"].encode()
+        wanted = self._snapshots.get(shown, shown).decode()
+        disks = (
+            disk
+            for image in self.ec2.describe_images(Owners=["self"])["Images"]
+            for disk in image["BlockDeviceMappings"]
+        )
+        if any(disk.get("Ebs", {}).get("SnapshotId") == wanted for disk in disks):
+            return self._error("InvalidSnapshot.InUse")
+        return None
+
     # -- moto does not care what runs on a host
 
     def _on_hosts(self) -> dict[str, list[str]]:
