@@ -74,7 +74,7 @@ def _newer_go(old: str) -> str:
         done = subprocess.run(
             [old, "mod", "download", "-json", module],
             cwd=empty,
-            env=_environment(),
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=900,
@@ -93,7 +93,7 @@ def _newer_go(old: str) -> str:
     return str(root / "bin" / "go")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {"HOME": "/root", **os.environ, "CGO_ENABLED": "0", "GOFLAGS": ""}
 
 
@@ -169,7 +169,7 @@ def _build(name: str, package: str, modules: str) -> None:
     done = subprocess.run(
         words,
         cwd=HERE,
-        env=_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=BUILD_TIMEOUT,
