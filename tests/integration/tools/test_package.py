@@ -164,8 +164,9 @@ def test_configuration_in_the_manifests_is_valid(tmp_path: pathlib.Path) -> None
         for path in (ETC / "manifests").glob("*.yaml")
         for each in yaml.safe_load_all(path.read_text())
     ]
-    data = next(each["data"] for each in documents if each["kind"] == "ConfigMap")
-    (tmp_path / "nodepool.yaml").write_text(data["nodepool.yaml"])
+    for each in documents:
+        for name, text in each.get("stringData", {}).items():
+            (tmp_path / name).write_text(text)
     run(
         sys.executable,
         "-m",
