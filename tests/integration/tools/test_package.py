@@ -537,16 +537,29 @@ echo == start; systemctl start nodepool-launcher; systemctl is-active nodepool-l
 echo == user; stat -c %U /proc/$(systemctl show -P MainPID nodepool-launcher)
 for i in $(seq 120); do nodepool list | grep -q ready && break; sleep 1; done
 echo == list; nodepool list
+echo == others; systemctl start nodepool-builder nodepool-github
+echo == update
+pids() { for unit in launcher builder github; do systemctl show -P MainPID nodepool-$unit; done; }
+pids > /root/before; dpkg -i /root/nodepool.deb > /dev/null; pids > /root/after
+systemctl is-active nodepool-launcher nodepool-builder nodepool-github nodepool-gitea
+grep -xFf /root/before /root/after
 echo == rotate; logrotate -f /etc/logrotate.d/nodepool; nodepool list > /dev/null
 systemctl restart nodepool-launcher; ls /var/log/nodepool
 echo == page; man -w nodepool
-echo == log; journalctl -u nodepool-launcher --no-pager | grep -iE "denied|not permitted|traceback"
+echo == log; journalctl -u 'nodepool-*' --no-pager | grep -iE "denied|not permitted|traceback"
 cat /var/log/nodepool/nodepool.log* | grep -E "ERROR|WARNING|denied|not permitted|Traceback"
 echo == stop; systemctl stop nodepool-launcher; systemctl show -P Result nodepool-launcher
 dpkg --purge nodepool; ls -d /usr/lib/nodepool /etc/logrotate.d/nodepool /usr/bin/nodepool
+echo == left; systemctl list-units --no-legend 'nodepool-*'
 echo == end
 systemctl poweroff
 """
+#: Of a forge that does not answer: the daemon waits for it.
+GITHUB = {
+    "nodepool": {"url": "http://127.0.0.1:9", "token-file": "/etc/nodepool/tls/token"},
+    "github": {"url": "https://127.0.0.1:9/acme", "token-file": "/etc/nodepool/tls/token"},
+    "scale-sets": [{"name": "noble"}],
+}
 UNIT = """[Unit]
 After=multi-user.target
 [Service]
@@ -591,12 +604,20 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
         "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
         "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},
         "webapp": {"port": reserve()},
+        "images-dir": "/var/lib/nodepool/images",
         "labels": [{"name": "metal", "min-ready": 1}],
         "providers": [
             {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}
         ],
     }
     (root / "etc" / "nodepool" / "nodepool.yaml").write_text(yaml.safe_dump(config))
+    (root / "etc" / "nodepool" / "github.yaml").write_text(
+        yaml.safe_dump({**GITHUB, "listen": f"127.0.0.1:{reserve()}"})
+    )
+    token = root / "etc" / "nodepool" / "tls" / "token"
+    token.write_text("secret\n")
+    token.chmod(0o600)
+    run("chroot", root, "chown", "nodepool:", "/etc/nodepool/tls/token")
     (root / "root" / "check").write_text(CHECK)
     (root / "root" / "check").chmod(0o755)
     (root / "etc" / "systemd" / "system" / "check.service").write_text(UNIT)
@@ -621,12 +642,15 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
     assert shown["start"] == "active\n", text
     assert shown["user"].strip() == "nodepool", text
     assert "| metal |" in shown["list"] and "ready" in shown["list"], text
+    # An update restarts what runs, and starts nothing: no process is the same.
+    assert shown["update"] == "active\nactive\nactive\ninactive\n", text
     assert "nodepool.log.1" in shown["rotate"] and re.search(
         r"nodepool\.log$", shown["rotate"], re.MULTILINE
     ), text
     assert shown["page"].strip() == "/usr/share/man/man1/nodepool.1.gz", text
     assert shown["log"] == "", text
     assert shown["stop"].startswith("success\n") and "end" in shown, text
+    assert shown["left"] == "", text
     for path in ("/usr/lib/nodepool", "/etc/logrotate.d/nodepool", "/usr/bin/nodepool"):
         assert f"'{path}': No such file" in shown["stop"], text
 
