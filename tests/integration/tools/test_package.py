@@ -538,6 +538,8 @@ echo == user; stat -c %U /proc/$(systemctl show -P MainPID nodepool-launcher)
 for i in $(seq 120); do nodepool list | grep -q ready && break; sleep 1; done
 echo == list; nodepool list
 echo == others; systemctl start nodepool-builder nodepool-github
+systemctl start nodepool-nodemanager; systemctl stop nodepool-nodemanager
+stat -c %U /run/nodepool /var/log/nodepool /var/lib/nodepool /var/lib/nodepool/nodemanager
 echo == update
 pids() { for unit in launcher builder github; do systemctl show -P MainPID nodepool-$unit; done; }
 pids > /root/before; dpkg -i /root/nodepool.deb > /dev/null; pids > /root/after
@@ -642,6 +644,8 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
     assert shown["start"] == "active\n", text
     assert shown["user"].strip() == "nodepool", text
     assert "| metal |" in shown["list"] and "ready" in shown["list"], text
+    # The directories that a node manager shares keep their owner; its own have root's.
+    assert shown["others"].split()[-4:] == ["nodepool", "nodepool", "nodepool", "root"], text
     # An update restarts what runs, and starts nothing: no process is the same.
     assert shown["update"] == "active\nactive\nactive\ninactive\n", text
     assert "nodepool.log.1" in shown["rotate"] and re.search(
