@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.lab.simulation import kernel as kernels
 from nodepool.lab.simulation.kernel import Process, SimulationError, Task, current
 
 
@@ -30,7 +31,8 @@ class Lock:
         return self._owner is not None and not self._owner.process.alive
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        kernel = current()
+        kernel = kernels.running
+        assert kernel is not None
         if kernel.preemption:
             kernel.point()
         if self._locked and not self.abandoned:
@@ -55,13 +57,14 @@ class Lock:
             owner.foreign += 1
         return True
 
-    def release(self) -> None:
+    def release(self, *_exception: object) -> None:
         if not self._locked:
             raise RuntimeError("release unlocked lock")
         owner, self._owner, self._locked = self._owner, None, False
         if owner is not None and self._home is not owner.process:
             owner.foreign -= 1
-        kernel = current()
+        kernel = kernels.running
+        assert kernel is not None
         while self._waiting:
             task = self._waiting.popleft()
             if task.process.alive:
@@ -77,60 +80,49 @@ class Lock:
         self.__init__()  # type: ignore[misc]
 
     __enter__ = acquire
-
-    def __exit__(self, *_exception: object) -> None:
-        self.release()
+    __exit__ = release
 
 
-class RLock:
+class RLock(Lock):
     """As ``threading.RLock``."""
 
-    __slots__ = ("__weakref__", "_block", "_count", "_owner")
-
-    def __init__(self) -> None:
-        self._block = Lock()
-        self._owner: Task | None = None
-        self._count = 0
+    __slots__ = ("_count",)
+    _count: int
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        task = current().task
-        if self._owner is task and self._count:
+        kernel = kernels.running
+        if self._locked and kernel is not None and self._owner is kernel.task:
             self._count += 1
             return True
-        if not self._block.acquire(blocking, timeout):
+        if not Lock.acquire(self, blocking, timeout):
             return False
-        self._owner, self._count = task, 1
+        self._count = 1
         return True
 
-    def release(self) -> None:
-        if self._owner is not current().task or not self._count:
+    def release(self, *_exception: object) -> None:
+        kernel = kernels.running
+        if not self._locked or kernel is None or self._owner is not kernel.task:
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if not self._count:
-            self._owner = None
-            self._block.release()
-
-    def _at_fork_reinit(self) -> None:
-        self.__init__()  # type: ignore[misc]
+            Lock.release(self)
 
     # -- for threading.Condition
 
     def _is_owned(self) -> bool:
-        return bool(self._count) and self._owner is current().task
+        return self._locked and self._owner is current().task
 
     def _release_save(self) -> int:
-        count, self._count, self._owner = self._count, 0, None
-        self._block.release()
+        count = self._count
+        Lock.release(self)
         return count
 
     def _acquire_restore(self, count: int) -> None:
-        self._block.acquire()
-        self._owner, self._count = current().task, count
+        Lock.acquire(self)
+        self._count = count
 
     __enter__ = acquire
-
-    def __exit__(self, *_exception: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 #: Of the thread that runs the simulation.

@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _INT, _LONG = struct.Struct("!i"), struct.Struct("!q")
+#: Length, xid, zxid and code of an answer, before its body.
+_REPLY = struct.Struct("!iiqi")
 #: Entries of a list in a request; more are refused before memory is allocated for them.
 MOST_ENTRIES = 200_000
 
@@ -57,7 +59,13 @@ class Reader:
         return self._at < len(self._data)
 
     def integer(self) -> int:
-        return int(_INT.unpack(self._take(4))[0])
+        value: int
+        try:
+            (value,) = _INT.unpack_from(self._data, self._at)
+        except struct.error:
+            raise Refused(Code.MARSHALLING) from None
+        self._at += _INT.size
+        return value
 
     def long(self) -> int:
         return int(_LONG.unpack(self._take(8))[0])
@@ -124,4 +132,4 @@ def framed(payload: bytes) -> bytes:
 
 
 def reply(xid: int, zxid: int, code: int = 0, body: bytes = b"") -> bytes:
-    return framed(int_(xid) + long(zxid) + int_(code) + body)
+    return _REPLY.pack(_REPLY.size - _INT.size + len(body), xid, zxid, code) + body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from nodepool.lab.zkserver.tree import ADMIN, CHANGED, CHILD, CREATED, DELETED, 
 Operation = Callable[[Server, ServedConnection, Reader], bytes]
 
 _CREATE, _DELETE, _SET, _SET_ACL, _CHECK, _CREATE2, _ERROR = 1, 2, 5, 7, 13, 15, -1
+_HEADER = struct.Struct("!i?i")
 #: Flags of a creation that this server knows: ephemeral and sequential.
 _FLAGS = 3
 #: What a write contains.
@@ -107,7 +109,7 @@ def _multi(server: Server, client: ServedConnection, reader: Reader) -> bytes:
 
 
 def _header(kind: int, code: int = 0, done: bool = False) -> bytes:
-    return codec.int_(kind) + (b"\1" if done else b"\0") + codec.int_(code)
+    return _HEADER.pack(kind, done, code)
 
 
 # -- reads

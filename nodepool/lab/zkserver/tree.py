@@ -20,8 +20,8 @@ Identities = Collection[tuple[str, str]]
 #: Type, path and access control list of the znode, in the order in which watches are triggered.
 Event = tuple[int, str, tuple[Acl, ...]]
 
-#: Characters that no path may contain.
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+#: Characters and parts that no path may contain.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]|/\\.{0,2}(?:/|\\Z)")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _OPEN = (Acl((31, "world", "anyone")),)
 
@@ -69,8 +69,7 @@ def check_path(path: str) -> None:
     """
     if path == "/":
         return
-    parts = path.split("/")
-    if parts[0] or any(part in ("", ".", "..") for part in parts[1:]) or _FORBIDDEN.search(path):
+    if not path.startswith("/") or _FORBIDDEN.search(path):
         raise Refused(Code.BAD_ARGUMENTS)
 
 
@@ -127,8 +126,12 @@ class Tree:
 
     @staticmethod
     def may(acl: Sequence[Acl], permission: int, identities: Identities) -> bool:
-        known = {("world", "anyone"), *identities}
-        return any(perms & permission and (scheme, name) in known for perms, scheme, name in acl)
+        for perms, scheme, name in acl:
+            if perms & permission and (
+                (scheme, name) == ("world", "anyone") or (scheme, name) in identities
+            ):
+                return True
+        return False
 
     def allow(self, node: Znode, permission: int, identities: Identities) -> None:
         if not self.may(node.acl, permission, identities):
