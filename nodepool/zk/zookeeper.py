@@ -83,13 +83,6 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
                 self.report_tree = ReportTree(client)
                 self.note_tree = NoteTree(client)
             self.progress_tree = ProgressTree(client)
-            if client.client is not None:
-                self.start()
-            else:
-                client.on_connect_listeners.append(self.start)
-
-    @property
-    def trees(self) -> list[Tree[Any]]:
         found: tuple[Tree[Any] | None, ...] = (
             self.component_tree,
             self.image_tree,
@@ -99,7 +92,13 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
             self.report_tree,
             self.note_tree,
         )
-        return [tree for tree in found if tree is not None]
+        #: All that this facade has.
+        self.trees = [tree for tree in found if tree is not None]
+        if enable_cache:
+            if client.client is not None:
+                self.start()
+            else:
+                client.on_connect_listeners.append(self.start)
 
     def start(self) -> None:
         """Start to mirror; called automatically once connected."""

@@ -154,6 +154,8 @@ class MinReady(threading.Thread):
         """
         zk = self.state.zk
         tree = zk.node_tree
+        if not tree.min_ready:
+            return 0
         providers = {
             pool.provider_name for pool in zk.getRegisteredPools()
         }  # nobody frees nodes of others
