@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -149,7 +150,7 @@ def score(name: str, changes: advise.Changes) -> dict[str, float]:
         output, errors = process.communicate(json.dumps(make_job(content, found, assumptions, 1)))
     assert process.returncode == 0, errors
     summary = json.loads(output)
-    return dataclasses.asdict(advise.figures(summary, {}, None, WEIGHT)) | {
+    return dataclasses.asdict(advise.figures(summary, {}, WEIGHT)) | {
         "in_use": summary["machines"]["all"]["in_use"]
     }
 
@@ -180,7 +181,11 @@ def measure_time(requests: int) -> None:
         command += [str(folder / "nodepool.yaml"), "--trace", str(folder / "day.csv")]
         began = time.monotonic()
         subprocess.run(command, check=True)
-        print(f"{requests} requests: {time.monotonic() - began:.1f} s")
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(
+            f"{requests} requests: {time.monotonic() - began:.1f} s, "
+            f"{used.ru_utime + used.ru_stime:.1f} s of processor time"
+        )
 
 
 def main() -> None:

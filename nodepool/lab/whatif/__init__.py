@@ -9,6 +9,7 @@ model of the machines of all other drivers. Needs the extra ``simulate`` (greenl
 :mod:`.replay`        one run, in a separate process
 :mod:`.machines`      providers without a cloud
 :mod:`.client`        a client that behaves like Zuul
+:mod:`.link`          connections to ZooKeeper without sockets
 :mod:`.measures`      measures of a run, and their summary
 :mod:`.report`        tables and the chart
 :mod:`.advise`        search for a better configuration

@@ -29,7 +29,7 @@ LEAST = 0.01
 #: Hours that a request counts as waiting if it fails.
 FAILED = 6.0
 #: Requests that two cores simulate in a second, and those that the start of a simulation costs.
-RATE, START = 210.0, 100
+RATE, START = 360.0, 400
 #: Part of the largest probable gain that a change must have to be simulated with the others.
 _SHARE = 0.05
 #: Part of the waiting for machines that may remain after a change of ``max-servers``.

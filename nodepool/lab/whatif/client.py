@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kazoo.protocol.serialization import Connect, Create, Delete, SetData, Transaction
+from kazoo.protocol.serialization import Create, Delete, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from nodepool.lab.simulation.kernel import EPOCH, Kernel
 from nodepool.lab.whatif.demand import Demand
+from nodepool.lab.whatif.link import connect
 from nodepool.lab.zkserver.codec import Reader
 from nodepool.lab.zkserver.requests import StandaloneServer
 from nodepool.zk import paths
@@ -25,37 +26,18 @@ REQUESTOR = "simulate"
 FORMAT = "qcow2"
 #: Seconds from the end of a request to the first use of its nodes.
 ACCEPTS_AFTER = 0.01
-#: Timeout of the session in ms, and seconds between two signs of life.
-_TIMEOUT, _PING_EVERY = 120_000, 40.0
 _PERSISTENT, _SEQUENCE, _EPHEMERAL_SEQUENCE = 0, 2, 3
 _HEADER = 16
-
-
-class _Ping:
-    type = 11
-
-    @staticmethod
-    def serialize() -> bytes:
-        return b""
 
 
 class Session:
     """A session whose requests are answered within the call."""
 
-    def __init__(self, kernel: Kernel, server: StandaloneServer) -> None:
-        self._kernel = kernel
+    def __init__(self, server: StandaloneServer) -> None:
         self.server = server
         self._received = bytearray()
-        self._connection = server.connect(
-            self._received.extend, lambda: None, {("ip", "127.0.0.1")}, REQUESTOR
-        )
+        self._connection = connect(server, self._received.extend)
         self._xid = 0
-        self._send(Connect(0, 0, _TIMEOUT, 0, bytes(16), False).serialize())
-        self._keep()
-
-    def _keep(self) -> None:
-        self.call(_Ping)
-        self._kernel.call_at(self._kernel.now + _PING_EVERY, self._keep)
 
     def _send(self, payload: bytes) -> bytes:
         self.server.receive(self._connection, len(payload).to_bytes(4, "big") + payload)
@@ -93,7 +75,7 @@ class ReplayClient:
         self, kernel: Kernel, server: StandaloneServer, submitted: Callable[[str, Demand], None]
     ) -> None:
         self._kernel = kernel
-        self._session = Session(kernel, server)
+        self._session = Session(server)
         self._tree = server.tree.nodes
         self._submitted = submitted
         self._demand: dict[str, Demand] = {}

@@ -15,9 +15,9 @@ import yaml
 
 from nodepool.config.model import Config
 from nodepool.lab.simulation import install
-from nodepool.lab.simulation.kernel import Kernel
+from nodepool.lab.simulation.kernel import EPOCH, Kernel
 from nodepool.lab.simulation.network import Network
-from nodepool.lab.simulation.zookeeper import ADDRESS, ZooKeeper
+from nodepool.lab.simulation.zookeeper import ADDRESS
 from nodepool.lab.whatif.assumptions import Assumptions
 from nodepool.lab.whatif.demand import Demand
 from nodepool.lab.whatif.measures import SAMPLES, Measures
@@ -26,10 +26,11 @@ from nodepool.lab.whatif.measures import SAMPLES, Measures
 WARM_UP = 1800.0
 #: Virtual seconds that requests may wait after the last one was submitted.
 PATIENCE = 6 * 3600.0
+#: Virtual seconds between two checks of waiting requests without any event. What they wait for in a
+#: simulation causes one.
+CHECKS_EVERY = 10.0
 #: Virtual seconds between two reports and statistics of the launcher.
 REPORTS_EVERY = 600.0
-#: Seconds that a message between the launcher and ZooKeeper takes.
-LATENCY = 0.001
 #: Distinct messages of the launcher that are part of the result.
 MOST_COMPLAINTS = 10
 #: Objects allocated between two collections of cyclic garbage.
@@ -113,7 +114,11 @@ class _Run:
         from nodepool.driver import lifecycle
         from nodepool.lab.whatif import machines
         from nodepool.lab.whatif.client import ReplayClient
+        from nodepool.lab.whatif.link import LinkedClient
+        from nodepool.lab.zkserver.requests import StandaloneServer
         from nodepool.launcher import report, statistics
+        from nodepool.launcher.pools import worker
+        from nodepool.zk.connection import client
 
         self._config_file = _file_in_memory(job["config"])
         self._notes: list[str] = []
@@ -121,19 +126,25 @@ class _Run:
         self._assumptions = assumptions = Assumptions(**job["assumptions"])
         choice = random.Random(job["seed"])
         self._kernel = Kernel(job["seed"], preemption=0.0, delay=0.0)
-        network = Network(self._kernel, shortest=LATENCY, mean=0.0)
-        install.begin(self._kernel, network)
+        install.begin(self._kernel, Network(self._kernel))
         machines.need_no_clouds()
         # Nobody reads them during a run.
         report.INTERVAL = statistics.INTERVAL = REPORTS_EVERY
+        worker.TICK = CHECKS_EVERY
         lifecycle.get_provider = lambda provider_config: machines.get_provider(
             provider_config, assumptions, choice
         )
         self._measures = Measures(
             lambda: self._kernel.now, lambda name, nodes: self._client.ended(name, nodes)
         )
-        zookeeper = ZooKeeper(self._kernel, network, self._measures.observe)
-        self._client = ReplayClient(self._kernel, zookeeper.server, self._measures.submitted)
+        LinkedClient.server = server = StandaloneServer(
+            self._measures.observe,
+            lambda: self._kernel.now,
+            lambda: EPOCH + self._kernel.now,
+            self._kernel.random.randbytes,
+        )
+        vars(client)["SessionClient"] = LinkedClient
+        self._client = ReplayClient(self._kernel, server, self._measures.submitted)
 
     def run(self, progress: Callable[[str], None]) -> dict[str, Any]:
         complaints = _Complaints(self._config_file)
@@ -153,6 +164,7 @@ class _Run:
 
         kernel, measures = self._kernel, self._measures
         pool = NodePool(None, self._config_file)
+        pool.feed.begin = lambda: None  # type: ignore[method-assign]  # nobody reads events
         config = pool.loadConfig()
         self._notes = self._check(config)
         self._client.upload_images(_images(config))

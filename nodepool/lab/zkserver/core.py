@@ -196,7 +196,7 @@ class Server:
             self.drop(connection)
             return
         timeout = max(SHORTEST, min(LONGEST, timeout))
-        session = self.sessions.get(session_id) if session_id else self._open_session(timeout)
+        session = self.sessions.get(session_id) if session_id else self.open_session(timeout)
         if session is None or (session_id and not hmac.compare_digest(session.password, password)):
             session = Session(0, bytes(_PASSWORD_SIZE), 0, 0.0)
         else:
@@ -214,7 +214,11 @@ class Server:
         if not session.id:
             self.drop(connection)
 
-    def _open_session(self, timeout: int) -> Session:
+    def open_session(self, timeout: int) -> Session:
+        """Return a new session.
+
+        :param timeout: in ms.
+        """
         self._last_session += 1
         session = Session(self._last_session, self._random(_PASSWORD_SIZE), timeout, self.clock())
         self.sessions[session.id] = session
