@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,8 @@ MIB = 1 << 20
 #: Part of the highest peak that a label must have in addition; the factor by which a label must be
 #: larger than one whose jobs were killed.
 HEADROOM, LARGER = 0.15, 1.25
+#: Measured runs of a label that its size can be judged by, at least; half of its runs, too.
+FEWEST_RUNS = 20
 #: Options of labels that name the size of a machine.
 _FLAVORS = ("flavor_name", "instance_type")
 
@@ -185,6 +187,20 @@ def uses(events: Iterable[Event]) -> list[Use]:
     for event in events:
         ledger.add(event)
     return list(ledger.uses.values())
+
+
+@dataclass(frozen=True)
+class Sufficient:
+    """The memory that would have sufficed for all jobs of a label, in bytes.
+
+    :param size: that of the smallest label with it.
+    :param peak: the highest of any run.
+    :param runs: how many were measured.
+    """
+
+    size: float
+    peak: float
+    runs: int
 
 
 def _labels(pool: ConfigPool | None) -> dict[str, Any]:
@@ -360,3 +376,23 @@ def advice(found: Iterable[Use], limits: Mapping[str, float]) -> Results:
             }
         )
     return Results(rows, ADVICE)
+
+
+def sufficient(found: Iterable[Use], limits: Mapping[str, float]) -> dict[str, Sufficient]:
+    """Return the labels whose jobs would all have sufficed with the memory of a smaller one.
+
+    :param limits: label -> bytes of memory, see :func:`sizes`.
+    """
+    found = list(found)
+    ended = Counter(use.label for use in found if use.freed is not None)
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in advice(found, limits).rows:
+        rows[row["label"]].append(row)
+    result = {}
+    for label, jobs in rows.items():
+        runs = sum(row["runs"] for row in jobs)
+        size = max(limits.get(row["advised"], math.inf) for row in jobs)
+        enough = runs >= FEWEST_RUNS and 2 * runs >= ended[label]
+        if enough and size < limits.get(label, 0.0) and not any(row["kills"] for row in jobs):
+            result[label] = Sufficient(size, max(row["memory_peak"] for row in jobs), runs)
+    return result

@@ -18,7 +18,7 @@ from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add
 from nodepool.config.location import readable_path
 from nodepool.process.program import duration, load_config
 from nodepool.status import usage
-from nodepool.status.results import Results
+from nodepool.status.results import Results, format_bytes
 from nodepool.texts import print_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ JOBS = 2
 
 
 def register(subparsers: Subparsers) -> None:
-    text = "suggest at most three changes of min-ready and max-servers, with their simulated effect"
+    text = "suggest at most three changes of min-ready, max-servers and ram, with their effect"
     parser = add_command(subparsers, "advise", advise, text)
     simulate.add_demand(parser, required=False)
     parser.add_argument(
@@ -80,8 +80,10 @@ def advise(context: Context) -> None:
             found = pool.map(lambda job: _run(job, deadline), jobs)
             return [None if each is None else rules.figures(each, prices, weight) for each in found]
 
+    sizes = usage.sufficient(trace.uses, usage.sizes(config))
+    less = {label: int(each.size / usage.MIB) for label, each in sizes.items()}
     search = rules.Search(judge, rules.simulations(len(trace.requests), args.timeout))
-    chosen = search.run(rules.options(data, trace.requests, assumptions, weight))
+    chosen = search.run(rules.options(data, trace.requests, assumptions, weight, less))
     if rules.NOTHING not in search.known:
         raise CommandError(
             f"no simulation of {len(trace.requests)} requests ended within {args.timeout:g} s; use "
@@ -93,6 +95,13 @@ def advise(context: Context) -> None:
     search.measure(steps)
     rows = [_row(chosen[:number], search.known.get(each)) for number, each in enumerate(steps)]
     _show(args, data, text, chosen, rows)
+    for option, _value in chosen:
+        if option.label in sizes:
+            each = sizes[option.label]
+            note(
+                f"label {option.label}: the highest memory peak of {each.runs} measured runs is "
+                f"{format_bytes(each.peak)}"
+            )
     note(f"{compared} configurations were compared with {len(trace.requests)} requests")
     if early:
         note(f"the search was not complete after --timeout {args.timeout:g} s")

@@ -26,6 +26,7 @@ from nodepool.cmd.commands.context import (
 from nodepool.config.loading import driver_directories
 from nodepool.config.source import Source
 from nodepool.process.program import absolute_path, load_config
+from nodepool.status.usage import uses
 from nodepool.zk.history import HistoryReader
 
 if TYPE_CHECKING:
@@ -162,7 +163,9 @@ def _trace(context: Context) -> Trace:
 
     if context.args.trace:
         return read_csv(context.args.trace)
-    trace = from_history(HistoryReader().read_all(context.zk.kazoo_client))
+    events = HistoryReader().read_all(context.zk.kazoo_client)
+    trace = from_history(events)
+    trace.uses = uses(events)
     if trace.estimated:
         note(
             f"{trace.estimated} of {len(trace.requests)} requests have no known duration; using "

@@ -1,9 +1,9 @@
-"""Search for better values of ``min-ready`` and ``max-servers``.
+"""Search for better values of ``min-ready``, ``max-servers`` and the ``ram`` of labels.
 
 Only simulations judge changes. Formulas about the demand choose what is simulated: with a constant
 launch time, the requests of the last launch time are the machines that ``min-ready`` has to
 replace; the machines that are needed concurrently, if nobody waits, limit what ``max-servers`` can
-save.
+save, and their memory what a smaller ``ram`` can save. Only measured runs make it smaller.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from nodepool.lab.whatif.assumptions import Assumptions
@@ -43,6 +44,7 @@ class Option:
     :param candidates: values to try, ascending, with the present one.
     :param guess: the candidate that is probably the best.
     :param gain: score that it probably saves.
+    :param label: whose memory it is, if it is that.
     """
 
     path: tuple[str | int, ...]
@@ -51,6 +53,7 @@ class Option:
     candidates: tuple[int, ...]
     guess: int
     gain: float
+    label: str = ""
 
 
 Changes = frozenset[tuple[Option, int]]
@@ -133,11 +136,16 @@ def figures(
 
 
 def options(
-    config: Mapping[str, Any], demand: Sequence[Demand], assumptions: Assumptions, weight: float
+    config: Mapping[str, Any],
+    demand: Sequence[Demand],
+    assumptions: Assumptions,
+    weight: float,
+    sufficient: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Option]:
     """Return the options whose change may save something, the most promising first.
 
     :param config: content of the configuration file.
+    :param sufficient: label -> MiB of memory that are enough for its jobs, if fewer than now.
     """
     pools = list(_pools(config))
     launch = {
@@ -155,11 +163,15 @@ def options(
             )
     for path, name, pool, _driver, names in pools:
         if isinstance(value := pool.get("max-servers"), int) and value > 0:
-            levels = _levels(demand, {each: launch[each] for each in names}, assumptions)
+            levels = _levels(demand, launch, assumptions, dict.fromkeys(names, 1))
             spare = sum(
                 max(found[each].value, found[each].guess) for each in names if each in found
             )
             found[name] = _max_servers(path, name, value, (levels, spare), weight)
+        quota = assumptions.quotas.get(config["providers"][path[1]]["name"], {})
+        limit = min(pool.get("max-ram", math.inf), quota.get("ram", math.inf))
+        for option in _ram(path, pool, limit, (demand, launch, assumptions), sufficient):
+            found[option.name] = replace(option, gain=weight * option.gain)
     useful = [option for option in found.values() if len(option.candidates) > 1]
     return sorted(useful, key=lambda option: -option.gain)
 
@@ -206,13 +218,20 @@ def _min_ready(
 
 
 def _levels(
-    demand: Iterable[Demand], launch: Mapping[str, float], assumptions: Assumptions
+    demand: Iterable[Demand],
+    launch: Mapping[str, float],
+    assumptions: Assumptions,
+    sizes: Mapping[str, int],
 ) -> Counter[int]:
-    """Return number of machines needed concurrently, if nobody waits -> seconds."""
+    """Return the sum of sizes of machines needed concurrently, if nobody waits -> seconds.
+
+    :param sizes: by label, of those that count.
+    """
     steps: Counter[float] = Counter()
     for request in demand:
-        for label in launch.keys() & {*request.labels}:
-            number, use = request.labels.count(label), launch[label] + request.duration
+        for label in sizes.keys() & {*request.labels}:
+            number = request.labels.count(label) * sizes[label]
+            use = launch[label] + request.duration
             steps[request.time] += number
             steps[request.time + use + max(assumptions.delete_times)] -= number
     found: Counter[int] = Counter()
@@ -223,6 +242,11 @@ def _levels(
     return found
 
 
+def _missing(levels: Mapping[int, int], limit: float) -> float:
+    """Return the sizes above the limit times hours: what requests wait for at least."""
+    return sum(max(0, level - limit) * seconds for level, seconds in levels.items()) / 3600
+
+
 def _max_servers(
     path: tuple[str | int, ...],
     name: str,
@@ -231,19 +255,36 @@ def _max_servers(
     weight: float,
 ) -> Option:
     levels, spare = use
-
-    def waiting(limit: int) -> float:
-        """Return the hours that requests wait at least."""
-        return sum(max(0, level - limit) * seconds for level, seconds in levels.items()) / 3600
-
     most = max(value, max(levels, default=0) + spare)
-    rest = _REMAINING * waiting(value)
-    enough = next(limit for limit in range(value, most + 1) if waiting(limit) <= rest)
+    rest = _REMAINING * _missing(levels, value)
+    enough = next(limit for limit in range(value, most + 1) if _missing(levels, limit) <= rest)
     guess = value if enough == value else min(enough + spare, most)
     candidates = sorted({value, (value + guess) // 2, enough, guess, most})
-    return Option(
-        path, name, value, tuple(candidates), guess, weight * (waiting(value) - waiting(guess))
-    )
+    gain = weight * (_missing(levels, value) - _missing(levels, guess))
+    return Option(path, name, value, tuple(candidates), guess, gain)
+
+
+def _ram(
+    path: tuple[str | int, ...],
+    pool: Mapping[str, Any],
+    limit: float,
+    use: tuple[Sequence[Demand], Mapping[str, float], Assumptions],
+    sufficient: Mapping[str, int],
+) -> Iterator[Option]:
+    """Yield the labels that need less memory, if the limit makes requests wait.
+
+    The gain is in hours of waiting.
+
+    :param limit: MiB of the pool.
+    """
+    sizes = {each["name"]: each.get("ram") or 0 for each in pool.get("labels") or ()}
+    now = _missing(_levels(*use, sizes), limit)
+    for place, (label, value) in enumerate(sizes.items()):
+        less = sufficient.get(label, value)
+        if less < value and (then := _missing(_levels(*use, sizes | {label: less}), limit)) < now:
+            at = (*path[:-1], "labels", place, "ram")
+            name = f"ram of label {label} in pool {pool['name']}"
+            yield Option(at, name, value, (less, value), less, (now - then) / value, label)
 
 
 # -- search

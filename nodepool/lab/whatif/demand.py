@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nodepool.status.usage import Use
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, FULFILLED, IN_USE, INIT, READY
 
@@ -50,11 +51,13 @@ class Trace:
     :param launch_times: measured launch times in seconds by label; empty for a trace from a file.
     :param estimated: requests whose duration is unknown and was replaced by the median of their
         label.
+    :param uses: of the nodes; empty for a trace from a file.
     """
 
     requests: list[Demand]
     launch_times: dict[str, list[float]] = field(default_factory=dict)
     estimated: int = 0
+    uses: list[Use] = field(default_factory=list)
 
 
 def read_csv(path: str) -> Trace:

@@ -13,6 +13,7 @@ import yaml
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands.context import CommandError
 from nodepool.lab.whatif.demand import Demand, write_csv
+from nodepool.zk import history
 from tests.benchmark.advise import config
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, provider
@@ -86,6 +87,54 @@ def test_history_is_the_default_demand(bench: LauncherBench) -> None:
     bench.stop(pool)
     with pytest.raises(CommandError, match="it has 1 requests"):
         nodepoolcmd.main(["advise", "--config", str(bench.config(given))])
+
+
+@pytest.mark.timeout(300)
+def test_memory_that_no_job_has_used_is_advised_with_its_evidence(
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = [
+        {"name": name, "cloud-image": "host", "ram": ram}
+        for name, ram in (("small", 1024), ("large", 4096))
+    ]
+    metal = {
+        "name": "metal",
+        "driver": "nodemanager",
+        "hosts": [{"name": "h", "url": "unix:/run/x"}],
+        "cloud-images": [{"name": "host"}],
+        "pools": [{"name": "main", "max-ram": 8192, "labels": labels}],
+    }
+    path = bench.config(config_of_launcher(metal))
+    events = [event for number in range(100) for event in use(str(number), 80.0 * number, "large")]
+    for data in history._packed(sorted(events, key=lambda event: event["time"])):
+        bench.zk.kazoo_client.create(f"{history.ROOT}/", data, sequence=True, makepath=True)
+    assert nodepoolcmd.main(["advise", "--config", str(path), "--json", "--timeout", "280"]) == 0
+    captured = capsys.readouterr()
+    (change,) = [each for each in json.loads(captured.out)["changes"] if "ram" in each["option"]]
+    assert change["option"] == "providers[metal].pools[main].labels[large].ram"
+    assert (change["now"], change["advised"], change["in_diff"]) == (4096, 1024, True)
+    assert "label large: the highest memory peak of 100 measured runs is 512.0 MiB" in captured.err
+
+
+def use(name: str, begin: float, label: str) -> list[dict[str, Any]]:
+    """The events of a request whose node is used for five minutes."""
+    node = {"node": name, "provider": "metal", "pool": "main", "labels": [label]}
+    request = {"request": f"200-{name}"}
+    return [
+        {"time": begin, "type": "request-submitted", "labels": [label], **request},
+        {"time": begin, "type": "node-created", "state": "building", **node},
+        {"time": begin + 3, "type": "node-changed", "state": "ready", "before": "building", **node},
+        {
+            "time": begin + 3,
+            "type": "request-changed",
+            "state": "fulfilled",
+            "nodes": [name],
+            **request,
+        },
+        {"time": begin + 3, "type": "node-changed", "state": "in-use", "before": "ready", **node},
+        {"time": begin + 303, "type": "node-changed", "state": "used", "before": "in-use", **node},
+        {"time": begin + 310, "type": "node-usage", "node": name, "memory_peak": 512 << 20},
+    ]
 
 
 def test_too_short_timeout_is_reported(tmp_path: Path) -> None:

@@ -12,7 +12,18 @@ import yaml
 
 from nodepool.config.loading import loadConfig
 from nodepool.config.model import Config
-from nodepool.status.usage import Use, advice, percentile, price_of, sizes, table, uses
+from nodepool.status.usage import (
+    FEWEST_RUNS,
+    Sufficient,
+    Use,
+    advice,
+    percentile,
+    price_of,
+    sizes,
+    sufficient,
+    table,
+    uses,
+)
 
 GIB = 1 << 30
 HOUR = 3600.0
@@ -219,3 +230,44 @@ def test_node_managers_measure_only_nodes_of_their_provider() -> None:
     for mixed in ([*events, evil], [evil, *events], [evil, *events[:-1]]):
         [row] = table(uses(mixed), "label", 1e6, unpriced).rows
         assert row["kills"] in (0, None) and row["cores_p50"] in (1.0, None)
+
+
+def runs(number: int, label: str, peak: float, **values: Any) -> list[dict[str, Any]]:
+    return [
+        event
+        for run in range(number)
+        for event in life(f"{label}{peak}{run}", label=label, memory_peak=peak * GIB, **values)
+    ]
+
+
+def test_label_needs_the_memory_of_its_most_demanding_job(configuration: Config) -> None:
+    events = runs(FEWEST_RUNS, "large", 1.0, job="lint") + runs(1, "large", 3.0, job="link")
+    found = sufficient(uses(events), sizes(configuration))
+    assert found == {"large": Sufficient(4 * GIB, 3 * GIB, FEWEST_RUNS + 1)}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(runs(FEWEST_RUNS - 1, "large", 1.0), id="few runs"),
+        pytest.param(runs(FEWEST_RUNS, "small", 0.1), id="the smallest label"),
+        pytest.param(runs(FEWEST_RUNS, "large", 1.0, oom_kills=1), id="kills"),
+        pytest.param(runs(FEWEST_RUNS, "gone", 1.0), id="a label that is not declared"),
+        pytest.param(
+            runs(FEWEST_RUNS, "large", 1.0) + runs(1, "large", 7.5, job="link"), id="a large job"
+        ),
+        pytest.param(
+            runs(FEWEST_RUNS, "large", 1.0)
+            + [
+                event
+                for event in runs(FEWEST_RUNS + 1, "large", 2.0)
+                if event["type"] != "node-usage"
+            ],
+            id="most runs not measured",
+        ),
+    ],
+)
+def test_label_keeps_its_memory_without_evidence_of_all_jobs(
+    configuration: Config, events: list[dict[str, Any]]
+) -> None:
+    assert sufficient(uses(events), sizes(configuration)) == {}

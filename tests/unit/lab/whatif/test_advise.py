@@ -168,6 +168,36 @@ def test_negative_min_ready_and_unlimited_pools_are_not_touched() -> None:
     assert advise.options(given, every(50, 200), Assumptions(), 5.0) == []
 
 
+def slivers(**pool: Any) -> dict[str, Any]:
+    labels = [{"name": "small", "ram": 1024}, {"name": "vm", "ram": 4096}]
+    provider = {"name": "metal", "driver": "nodemanager", "pools": [{"name": "main", **pool}]}
+    provider["pools"][0]["labels"] = labels
+    names = [{"name": each["name"], "min-ready": -1} for each in labels]  # not touched
+    return {"labels": names, "providers": [provider]}
+
+
+@pytest.mark.parametrize("limited_by", ["pool", "account"])
+def test_less_memory_is_a_candidate_if_the_limit_makes_requests_wait(limited_by: str) -> None:
+    # Four requests at once, of which the limit allows two.
+    given = slivers(**{"max-ram": 8192} if limited_by == "pool" else {})
+    assumptions = Assumptions(quotas={"metal": {"ram": 8192}} if limited_by == "account" else {})
+    demand = every(100, 200, use=380)
+    (found,) = advise.options(given, demand, assumptions, 0.0, {"vm": 1024})
+    assert found.name == "ram of label vm in pool main" and found.label == "vm"
+    assert found.path == ("providers", 0, "pools", 0, "labels", 1, "ram")
+    assert (found.value, found.guess, found.candidates) == (4096, 1024, (1024, 4096))
+    (found,) = advise.options(given, demand, assumptions, 5.0, {"vm": 1024})
+    # Two of four wait at each time.
+    assert found.gain == pytest.approx(5 * 2 * demand[-1].time / HOUR, rel=0.1)
+
+
+def test_memory_stays_without_evidence_or_if_nobody_waits_for_it() -> None:
+    demand = every(100, 200, use=380)
+    assert advise.options(slivers(**{"max-ram": 8192}), demand, Assumptions(), 5.0) == []
+    for pool in ({}, {"max-ram": 32768}):
+        assert advise.options(slivers(**pool), demand, Assumptions(), 5.0, {"vm": 1024}) == []
+
+
 # -- demand and figures
 
 
