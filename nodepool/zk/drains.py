@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -53,21 +53,24 @@ class Drain:
 
         :raises RecordError: it is not valid.
         """
-        kind, _, target = name.partition(" ")
-        if kind not in KINDS or not target:
-            raise RecordError(f"{name!r} does not name one of {', '.join(KINDS)}")
-        since, until = seconds_in(values.get("since")), values.get("until")
+        kind, target, since, reason, by = parsed(KINDS, name, values)
+        until = values.get("until")
         until = None if until is None else seconds_in(until)
-        reason, by = (str(values.get(key) or "") for key in ("reason", "by"))
-        return cls(
-            kind,
-            target,
-            since,
-            until,
-            one_line(reason),
-            one_line(by),
-            values.get("keep_idle") is True,
-        )
+        return cls(kind, target, since, until, reason, by, values.get("keep_idle") is True)
+
+
+def parsed(
+    kinds: Sequence[str], name: str, values: Mapping[str, Any]
+) -> tuple[str, str, float, str, str]:
+    """Return kind, target, time, reason and operator of what an operator has ordered.
+
+    :raises RecordError: the record is not valid.
+    """
+    kind, _, target = name.partition(" ")
+    if kind not in kinds or not target:
+        raise RecordError(f"{name!r} does not name one of {', '.join(kinds)}")
+    reason, by = (one_line(str(values.get(key) or "")) for key in ("reason", "by"))
+    return kind, target, seconds_in(values.get("since")), reason, by
 
 
 def seconds_in(value: object) -> float:

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nodepool.texts import one_line
-from nodepool.zk.drains import names_of, seconds_in
-from nodepool.zk.records import BUILDING, INIT, READY, Node, RecordError
+from nodepool.zk.drains import names_of, parsed
+from nodepool.zk.records import BUILDING, INIT, READY, Node
 
 #: What can be rotated.
 KINDS = ("label", "image", "provider")
@@ -53,11 +52,7 @@ class Rotation:
 
         :raises RecordError: it is not valid.
         """
-        kind, _, target = name.partition(" ")
-        if kind not in KINDS or not target:
-            raise RecordError(f"{name!r} does not name one of {', '.join(KINDS)}")
-        reason, by = (one_line(str(values.get(key) or "")) for key in ("reason", "by"))
-        return cls(kind, target, seconds_in(values.get("since")), reason, by)
+        return cls(*parsed(KINDS, name, values))
 
     def replaces(self, node: Node) -> bool:
         """Return whether the node is older and of this label, image or provider."""

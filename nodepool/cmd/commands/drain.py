@@ -6,8 +6,10 @@ import argparse
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from nodepool.base.names import did_you_mean
 from nodepool.cmd.commands.context import (
@@ -24,6 +26,8 @@ from nodepool.status.drains import drain_list, known_names, remaining
 from nodepool.zk.drains import KINDS, Drain, describe
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import Node
+from nodepool.zk.rotations import Rotation
+from nodepool.zk.zookeeper import ZooKeeper
 
 NAMES = {
     "provider": "its name in the configuration",
@@ -35,6 +39,8 @@ NAMES = {
 }
 #: Seconds between two checks of ``--wait`` without a change.
 CHECK_AGAIN = 10.0
+
+N = TypeVar("N", Drain, Rotation)
 
 
 def moment(text: str) -> float:
@@ -62,10 +68,7 @@ def register(subparsers: Subparsers) -> None:
     )
     for kind in KINDS:
         parser = add_command(commands, kind, drain, f"drain a {kind}")
-        parser.add_argument("target", metavar="NAME", help=NAMES[kind])
-        parser.add_argument(
-            "--wait", action="store_true", help="wait until no node is left; Ctrl-C only ends this"
-        )
+        add_target(parser, kind, "no node is left")
         parser.add_argument(
             "--until",
             metavar="TIME",
@@ -81,8 +84,21 @@ def register(subparsers: Subparsers) -> None:
         )
     add_table(commands, "list", drain_list, "list drains with the number of nodes left")
     parser = add_command(subparsers, "undrain", undrain, "use something again")
-    parser.add_argument("of", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
-    parser.add_argument("target", metavar="NAME", help="see `nodepool drain list`")
+    add_name(parser, KINDS, "drain")
+
+
+def add_target(parser: argparse.ArgumentParser, kind: str, until: str) -> None:
+    """Add the name, and ``--wait`` until that."""
+    parser.add_argument("target", metavar="NAME", help=NAMES[kind])
+    parser.add_argument(
+        "--wait", action="store_true", help=f"wait until {until}; Ctrl-C only ends this"
+    )
+
+
+def add_name(parser: argparse.ArgumentParser, kinds: Collection[str], command: str) -> None:
+    """Add kind and name of what the command has ordered."""
+    parser.add_argument("of", metavar="KIND", choices=kinds, help=", ".join(kinds))
+    parser.add_argument("target", metavar="NAME", help=f"see `nodepool {command} list`")
 
 
 def drain(context: Context) -> None:
@@ -99,7 +115,8 @@ def drain(context: Context) -> None:
     left = remaining(context.zk, new)
     print(f"{new.name} is drained{describe(new)}. Nodes left: {counted(left)}")
     if args.wait:
-        wait(context, new)
+        wait(context, new.name, lambda zk: _left(zk, new))
+        print(f"{new.name} has no nodes left")
 
 
 def check_known(context: Context) -> None:
@@ -119,38 +136,52 @@ def counted(nodes: list[Node]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
 
 
-def wait(context: Context, new: Drain) -> None:
-    """Wait until no node is left, or the drain has ended.
+def _left(zk: ZooKeeper, new: Drain) -> list[Node] | None:
+    """Return the nodes that the drain waits for; None: there are none.
 
     :raises CommandError: it has ended before.
     """
+    left = remaining(zk, new)
+    if left and zk.note_tree.get(Drain, new.name) is None:
+        raise CommandError(
+            f"the drain of {new.name} has ended while nodes were left: {counted(left)}"
+        )
+    return left or None
+
+
+def wait(context: Context, name: str, left: Callable[[ZooKeeper], list[Node] | None]) -> None:
+    """Print the number of nodes left after each change until the function returns None."""
     changed, zk = threading.Event(), context.live
     zk.node_tree.listeners.append(lambda *_: changed.set())
     zk.note_tree.listeners.append(changed.set)
     said = ""
-    while (left := remaining(zk, new) if zk.synced else None) != []:
-        if left is None:
-            pass  # the connection is lost
-        elif zk.note_tree.get(Drain, new.name) is None:
-            raise CommandError(
-                f"the drain of {new.name} has ended while nodes were left: {counted(left)}"
-            )
-        elif (text := counted(left)) != said:
-            said = text
-            note(f"waiting for nodes of {new.name}: {text}")
+    while True:
+        if zk.synced:  # else the connection is lost
+            nodes = left(zk)
+            if nodes is None:
+                return
+            if (text := counted(nodes)) != said:
+                said = text
+                note(f"waiting for nodes of {name}: {text}")
         changed.wait(CHECK_AGAIN)
         changed.clear()
-    print(f"{new.name} has no nodes left")
 
 
 def undrain(context: Context) -> None:
-    kind, target = context.args.of, context.args.target
-    drains = [each for each in context.zk.readNotes(Drain) if each.kind == kind]
-    found = next((each for each in drains if each.target == target), None)
-    if found is None or not notes.remove(context.kazoo, found):
-        known = {each.target for each in drains}
+    print(f"{end(context, Drain, '{} is not drained', 'drain')} is used again")
+
+
+def end(context: Context, record: type[N], missing: str, command: str) -> str:
+    """End what the arguments name; return its name.
+
+    :raises CommandError: it does not exist.
+    """
+    args = context.args
+    found = {each.target: each for each in context.zk.readNotes(record) if each.kind == args.of}
+    name = f"{args.of} {args.target}"
+    if args.target not in found or not notes.remove(context.kazoo, found[args.target]):
         raise CommandError(
-            f"{kind} {target} is not drained{did_you_mean(target, known)}; "
-            "see `nodepool drain list`"
+            f"{missing.format(name)}{did_you_mean(args.target, found)}; "
+            f"see `nodepool {command} list`"
         )
-    print(f"{found.name} is used again")
+    return name

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
-from nodepool.base.names import did_you_mean
-from nodepool.cmd.commands.context import (
-    CommandError,
-    Context,
-    Subparsers,
-    add_command,
-    add_table,
-    note,
-    user,
-)
-from nodepool.cmd.commands.drain import CHECK_AGAIN, NAMES, check_known, counted
+from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_table, note, user
+from nodepool.cmd.commands.drain import add_name, add_target, check_known, counted, end, wait
 from nodepool.status.rotations import left, rotation_list
 from nodepool.zk.mirror import notes
+from nodepool.zk.records import Node
 from nodepool.zk.rotations import KINDS, Rotation
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 def register(subparsers: Subparsers) -> None:
@@ -28,17 +20,13 @@ def register(subparsers: Subparsers) -> None:
     )
     for kind in KINDS:
         parser = add_command(commands, kind, rotate, f"replace the idle nodes of a {kind}")
-        parser.add_argument("target", metavar="NAME", help=NAMES[kind])
-        parser.add_argument(
-            "--wait", action="store_true", help="wait until all are replaced; Ctrl-C only ends this"
-        )
+        add_target(parser, kind, "all are replaced")
         parser.add_argument(
             "--reason", metavar="TEXT", default="", help="shown in the history of the nodes"
         )
     add_table(commands, "list", rotation_list, "list rotations with the number of nodes left")
     parser = add_command(commands, "cancel", cancel, "keep the idle nodes that are left")
-    parser.add_argument("of", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
-    parser.add_argument("target", metavar="NAME", help="see `nodepool rotate list`")
+    add_name(parser, KINDS, "rotate")
 
 
 def rotate(context: Context) -> None:
@@ -55,32 +43,16 @@ def rotate(context: Context) -> None:
     nodes = left(context.zk, stored[0]) if stored else []
     print(f"{new.name}: idle nodes are replaced. Nodes left: {counted(nodes)}")
     if args.wait:
-        wait(context, new.name)
+        wait(context, new.name, lambda zk: _left(zk, new.name))
+        print(f"the rotation of {new.name} has ended")
 
 
-def wait(context: Context, name: str) -> None:
-    """Wait until the rotation has ended."""
-    changed, zk = threading.Event(), context.live
-    zk.node_tree.listeners.append(lambda *_: changed.set())
-    zk.note_tree.listeners.append(changed.set)
-    said = ""
-    while not zk.synced or (found := zk.note_tree.get(Rotation, name)) is not None:
-        if zk.synced and found is not None and (text := counted(left(zk, found))) != said:
-            said = text
-            note(f"waiting for nodes of {name}: {text}")
-        changed.wait(CHECK_AGAIN)
-        changed.clear()
-    print(f"the rotation of {name} has ended")
+def _left(zk: ZooKeeper, name: str) -> list[Node] | None:
+    """Return the nodes that a rotation waits for; None: it has ended."""
+    found = zk.note_tree.get(Rotation, name)
+    return None if found is None else left(zk, found)
 
 
 def cancel(context: Context) -> None:
-    kind, target = context.args.of, context.args.target
-    rotations = [each for each in context.zk.readNotes(Rotation) if each.kind == kind]
-    found = next((each for each in rotations if each.target == target), None)
-    if found is None or not notes.remove(context.kazoo, found):
-        known = {each.target for each in rotations}
-        raise CommandError(
-            f"there is no rotation of {kind} {target}{did_you_mean(target, known)}; "
-            "see `nodepool rotate list`"
-        )
-    print(f"the rotation of {found.name} is canceled; its idle nodes are kept")
+    name = end(context, Rotation, "there is no rotation of {}", "rotate")
+    print(f"the rotation of {name} is canceled; its idle nodes are kept")

@@ -109,25 +109,23 @@ def test_end_of_a_drain_is_in_the_audit_log_with_its_kind(
 
 
 def test_drain_goes_on_waiting_while_the_connection_is_lost(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a complete mirror nodes cannot be counted."""
-    found, states = Drain("pool", "a-b", 0.0), [False, True]
+    states = [False, True]
 
     class Zk:
         node_tree = SimpleNamespace(listeners=[])
-        note_tree = SimpleNamespace(listeners=[], get=lambda *_: found)
+        note_tree = SimpleNamespace(listeners=[])
         synced = property(lambda _zk: states[0])
 
-    def remaining(zk: Zk, _drain: Drain) -> list[object]:
+    def left(zk: Any) -> None:
         assert zk.synced
-        return []
 
     def wait(_event: threading.Event, _seconds: float) -> bool:
         return states.pop(0)
 
-    monkeypatch.setattr(drain, "remaining", remaining)
     monkeypatch.setattr(threading.Event, "wait", wait)
     context: Any = SimpleNamespace(live=Zk())
-    drain.wait(context, found)
-    assert capsys.readouterr().out == "pool a-b has no nodes left\n"
+    drain.wait(context, "pool a-b", left)
+    assert states == [True]
