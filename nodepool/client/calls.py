@@ -175,14 +175,7 @@ class Calls:
         """
         deadline = time.monotonic() + body["timeout"]
         outputs = self.outputs(stream)
-        connection = self._connection()
-        try:
-            connection.request(
-                "POST", f"/api/v1{path}", json.dumps(body), self._headers(token or self.token, True)
-            )
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise _error(answer.status, answer.headers, answer.read())
+        with self._streamed("POST", path, json.dumps(body), token or self.token) as answer:
             while time.monotonic() < deadline:
                 head = answer.read(5)
                 if len(head) < 5:
@@ -196,12 +189,6 @@ class Calls:
                 if kind in (1, 2):
                     outputs[kind - 1].write(data)
                     outputs[kind - 1].flush()
-        except (OSError, http.client.HTTPException) as error:
-            raise NodepoolError(
-                "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
-            ) from error
-        finally:
-            connection.close()
         if time.monotonic() >= deadline:
             raise TimeoutError
         raise NodepoolError(
@@ -214,16 +201,29 @@ class Calls:
 
         :raises NodepoolError: the server cannot be reached, or ends the connection.
         """
-        connection = self._connection()
-        try:
-            path = f"/api/v1/events?type={','.join(types)}"
-            connection.request("GET", path, headers=self._headers(self.token, False))
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise _error(answer.status, answer.headers, answer.read())
+        path = f"/events?type={','.join(types)}"
+        with self._streamed("GET", path, None, self.token) as answer:
             for line in answer:
                 if line.startswith((b"retry:", b"data:")):
                     yield json.loads(line[5:]) if line.startswith(b"data:") else None
+
+    @contextlib.contextmanager
+    def _streamed(
+        self, method: str, path: str, body: str | None, token: str | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Yield an answer that arrives in parts.
+
+        :raises NodepoolError: the call is refused, or the connection ends.
+        """
+        connection = self._connection()
+        try:
+            connection.request(
+                method, f"/api/v1{path}", body, self._headers(token, body is not None)
+            )
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise _error(answer.status, answer.headers, answer.read())
+            yield answer
         except (OSError, http.client.HTTPException) as error:
             raise NodepoolError(
                 "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
