@@ -112,10 +112,19 @@ def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
     return sorted(str(key) for key in options if isinstance(key, str | v.Marker)) if options else []
 
 
+#: What to use instead of options that people expect: by the last two parts of the path.
+INSTEAD: dict[tuple[object, ...], str] = {
+    ("verify", "flavor"): ": define a label with this flavor and the image, and name it with "
+    "`label`"
+}
+
+
 def advice(schema: object, error: v.Invalid) -> str:
     """Return what would be right, as an addition to the message; may be empty."""
     if error.error_message != "extra keys not allowed" or not error.path:
         return ""
+    if instead := INSTEAD.get(tuple(error.path[-2:])):
+        return instead
     keys = known_keys(schema, error.path[:-1])
     if not keys:
         return ""

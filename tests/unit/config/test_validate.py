@@ -94,6 +94,10 @@ def test_unset_variable_is_reported_with_its_line(validate):
             (":1:", "label: ", "extra keys not allowed", "did you mean labels?"),
         ),
         (
+            ("  - name: i\n", "  - name: i\n    verify: {ssh-key: /k, flavor: big}\n"),
+            (":5:", "diskimages[i].verify.flavor: ", "define a label with this flavor"),
+        ),
+        (
             ("  - name: i\n", "  - name: i\n  - formats: [raw]\n"),
             (":5", "diskimages[1]", "required key not provided"),
         ),
