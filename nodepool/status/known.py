@@ -18,6 +18,7 @@ from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
 from nodepool.zk.reports import number
+from nodepool.zk.rollback import why_unused
 
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
@@ -294,10 +295,18 @@ def of_image(
     ready = {
         upload.provider_name
         for upload in data.uploads
-        if upload.image_name == name and upload.state == READY
+        if upload.image_name == name and upload.state == READY and not upload.held_back
     }
     if ready and entry["providers"] <= ready:
         return None
+    for provider in sorted(entry["providers"] - ready):
+        if unused := why_unused(data, name, provider):
+            return Cause(
+                f"image {name}: no upload is used in provider {provider}: {unused}",
+                f"`nodepool image-rollforward {name} --provider {provider}` uses it without "
+                "verification",
+                "image",
+            )
     lacking = ", ".join(sorted(entry["providers"] - ready))
     where = f" in provider {lacking}" if lacking else ""
     if name in data.paused:

@@ -3,7 +3,8 @@
 All launchers use the ready upload with the greatest ``state_time``. To roll back therefore means
 to give an earlier upload a later time, and to note in the replaced one why. Both uploads stay
 ``ready``, which no builder deletes or uploads again. An upload that is to be verified begins as one
-that was rolled back.
+that was rolled back. Without an earlier one, only its note holds it back: launchers of 11.0.0 use
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class RollbackRefused(Exception):
 
 @dataclass(frozen=True)
 class Switch:
-    """Launchers use ``used`` instead of ``replaced``, both of one image at one provider."""
+    """Launchers use ``used`` instead of ``replaced``, both of one image at one provider.
+
+    If they are the same, there is no other one.
+    """
 
     replaced: ImageUpload
     used: ImageUpload
@@ -60,6 +64,8 @@ class _Uploads:
             if (upload.image_name, upload.provider_name, upload.state) == (image, provider, READY)
         ]
         self.ready = newest_first(found, len(found))
+        #: The one in use; None: all are held back.
+        self.current = next((each for each in self.ready if not each.held_back), None)
         self._builds = {
             build.id: build
             for build in data.builds
@@ -71,23 +77,25 @@ class _Uploads:
         return self._builds.get(upload.build_id)
 
     def replaced(self, held: bool = True) -> Iterator[ImageUpload]:
-        """Yield the uploads that the current one replaces, the newest first.
+        """Yield the uploads that the current one replaces, and newer ones, the newest first.
 
         :param held: also those that were held back, and never used.
         """
-        for upload in self.ready[1:]:
+        newer, current = True, self.current
+        for upload in self.ready:
             mark = upload.rolled_back
-            in_force = mark and not mark.undone and mark.names(self.ready[0])
-            if mark and in_force and (held or not mark.holds_back):
+            newer = newer and upload is not current
+            in_force = newer or (current is not None and mark is not None and mark.names(current))
+            if mark and not mark.undone and in_force and (held or not mark.holds_back):
                 yield upload
 
     def earlier(self) -> ImageUpload | None:
         """Return the upload to roll back to."""
-        current = self.ready[0]
-        for upload in self.ready[1:]:
+        for upload in self.ready:
             mark = upload.rolled_back
             if (
-                upload.build_id != current.build_id
+                self.current is not None
+                and upload.build_id != self.current.build_id
                 and self.build(upload) is not None
                 and (mark is None or mark.undone)
             ):
@@ -106,9 +114,9 @@ def rolled_back(data: ImageData) -> list[Switch]:
         }
     ):
         uploads = _Uploads(data, image, provider)
-        replaced = next(uploads.replaced(), None) if uploads.ready else None
+        replaced = next(uploads.replaced(), None)
         if replaced is not None:
-            found.append(Switch(replaced, uploads.ready[0]))
+            found.append(Switch(replaced, uploads.current or replaced))
     return found
 
 
@@ -119,6 +127,13 @@ def unverified(data: ImageData) -> list[Switch]:
         for each in rolled_back(data)
         if each.replaced.rolled_back is not None and each.replaced.rolled_back.unverified
     ]
+
+
+def why_unused(data: ImageData, image: str, provider: str) -> str:
+    """Return why launchers use no upload although there are some; empty: that is not so."""
+    uploads = _Uploads(data, image, provider)
+    mark = uploads.ready[0].rolled_back if uploads.ready and uploads.current is None else None
+    return "" if mark is None else f"build {uploads.ready[0].build_id} is {mark.text()}"
 
 
 def upload_of(
@@ -142,7 +157,7 @@ def earlier_upload(data: ImageData, current: ImageUpload) -> ImageUpload | None:
     None: there is none, or this is not the current one, or somebody has returned to it.
     """
     uploads = _Uploads(data, current.image_name or "", current.provider_name or "")
-    if [upload_path(each) for each in uploads.ready[:1]] != [upload_path(current)]:
+    if uploads.current is None or upload_path(uploads.current) != upload_path(current):
         return None
     return None if next(uploads.replaced(held=False), None) else uploads.earlier()
 
@@ -183,9 +198,11 @@ class Rollbacks:
         txn = Txn(self._zk.kazoo_client)
         for name in self._providers(data, image, provider):
             uploads = _Uploads(data, image, name)
-            current, earlier = uploads.ready[0], uploads.earlier()
+            current, earlier = uploads.current, uploads.earlier()
             replaced = next(uploads.replaced(held=False), None)
-            if replaced is not None and replaced.rolled_back is not None:
+            if current is None:
+                result.impossible[name] = "no upload there is used: all are held back"
+            elif replaced is not None and replaced.rolled_back is not None:
                 mark = replaced.rolled_back
                 result.unchanged[name] = (
                     f"{mark.by} has rolled back from build {replaced.build_id} to {mark.build} "
@@ -230,11 +247,11 @@ class Rollbacks:
         txn = Txn(self._zk.kazoo_client)
         for name in self._providers(data, image, provider):
             uploads = _Uploads(data, image, name)
-            current, replaced = uploads.ready[0], next(uploads.replaced(), None)
+            current, replaced = uploads.current, next(uploads.replaced(), None)
             mark = replaced.rolled_back if replaced is not None else None
             if replaced is None or mark is None:
                 result.unchanged[name] = (
-                    f"no roll-back is in force; build {current.build_id} is used"
+                    f"no roll-back is in force; build {uploads.ready[0].build_id} is used"
                 )
             elif uploads.build(replaced) is None:
                 result.impossible[name] = f"build {replaced.build_id} is being deleted"
@@ -242,37 +259,34 @@ class Rollbacks:
                 self._set(
                     txn, uploads, replaced, replaced.state_time or 0, replace(mark, undone=True)
                 )
-                self._set(txn, uploads, current, mark.was, current.rolled_back)
-                result.changed.append(Switch(current, replaced))
+                if current is not None and mark.names(current):
+                    self._set(txn, uploads, current, mark.was, current.rolled_back)
+                result.changed.append(Switch(current or replaced, replaced))
         self._run(txn, image)
         return result
 
-    def hold_back(self, upload: ImageUpload) -> bool:
+    def hold_back(self, upload: ImageUpload) -> None:
         """Store a finished upload that launchers use only once it is verified.
 
-        :return: False, and nothing is stored: they have no other one to use.
         :raises RollbackRefused: others keep changing uploads of the image.
         """
         image, provider = upload.image_name or "", upload.provider_name or ""
         for attempt in range(1, TRIES + 1):
             uploads = _Uploads(self._zk.readImages(cached=False), image, provider)
             if any(upload_path(each) == upload_path(upload) for each in uploads.ready):
-                return True  # an earlier call has stored it, without an answer
-            used = next((each for each in uploads.ready if uploads.build(each)), None)
-            if used is None:
-                return False
-            changed, was = upload.copy(), used.state_time or 0
-            changed.rolled_back = Rollback(
-                VERIFICATION,
-                self._clock(),
-                "not verified yet",
-                used.build_id or "",
-                used.id or "",
-                was,
-                unverified=True,
+                return  # an earlier call has stored it, without an answer
+            usable = (each for each in uploads.ready if uploads.build(each) and not each.held_back)
+            used, txn = next(usable, None), Txn(self._zk.kazoo_client)
+            mark = Rollback(
+                VERIFICATION, self._clock(), "not verified yet", "", "", 0, unverified=True
             )
-            txn = Txn(self._zk.kazoo_client)
-            self._set(txn, uploads, used, max(upload.state_time or 0, was) + STEP, used.rolled_back)
+            if used is not None:
+                was = used.state_time or 0
+                mark = replace(mark, build=used.build_id or "", upload=used.id or "", was=was)
+                time = max(upload.state_time or 0, was) + STEP
+                self._set(txn, uploads, used, time, used.rolled_back)
+            changed = upload.copy()
+            changed.rolled_back = mark
             txn.set(upload_path(upload), changed.serialize())
             try:
                 self._run(txn, image)
@@ -280,7 +294,6 @@ class Rollbacks:
             except RollbackRefused:
                 if attempt == TRIES:
                     raise
-        return True
 
     def verified(self, upload: ImageUpload, failure: str | None) -> bool:
         """Use an upload that was held back, or note why not; return False if it is not any more.
@@ -296,10 +309,10 @@ class Rollbacks:
             return False
         txn, uploads = Txn(self._zk.kazoo_client), _Uploads(data, image, provider)
         noted = None
-        if failure is None:
-            self._set(txn, uploads, switch.used, mark.was, switch.used.rolled_back)
-        else:
+        if failure is not None:
             noted = replace(mark, unverified=False, automatic=True, reason=failure)
+        elif mark.names(switch.used):
+            self._set(txn, uploads, switch.used, mark.was, switch.used.rolled_back)
         self._set(txn, uploads, switch.replaced, switch.replaced.state_time or 0, noted)
         self._run(txn, image)
         return True

@@ -406,10 +406,10 @@ class UploadJob:
             diskimage = self._config.diskimages.get(self.image)
             if record.state == READY and diskimage is not None and diskimage.verify is not None:
                 try:
-                    if Rollbacks(zk, time.time).hold_back(record):
-                        return
+                    Rollbacks(zk, time.time).hold_back(record)
                 except RollbackRefused as error:
                     raise Lost(str(error)) from error
+                return
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
 
         self._locked(write)

@@ -16,6 +16,8 @@ from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.driver.statemachine.stage import Serving
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.mirror.requests import VERIFIER
+from nodepool.zk.rollback import upload_of, why_unused
 
 
 class StateMachineHandler(NodeRequestHandler, Serving):
@@ -44,8 +46,14 @@ class StateMachineHandler(NodeRequestHandler, Serving):
                     return False
             elif disk_image(label) is not None:
                 problems, image = self.manager.label_problems, label.diskimage.name
+                if self.request.requestor == VERIFIER:
+                    found = upload_of(self.zk.readImages(), self.request, image, self.provider.name)
+                    return found is not None
                 if not self.zk.getMostRecentImageUpload(image, self.provider.name, cached=True):
-                    text = f"disk image {image} (option diskimage) has not been uploaded here"
+                    unused = why_unused(self.zk.readImages(), image, self.provider.name)
+                    text = f"disk image {image} (option diskimage) " + (
+                        f"is not used here: {unused}" if unused else "has not been uploaded here"
+                    )
                     problems.note(name, "image", text, functools.partial(self._uploaded, image))
                     return False
                 problems.clear(name, "image")

@@ -235,7 +235,10 @@ class ImageMethods(FacadeBase):
     def getMostRecentImageUpload(
         self, image: str, provider: str, state: str = READY, cached: bool = False
     ) -> ImageUpload | None:
-        """Return the newest upload of the image to the provider over all builds."""
+        """Return the newest upload of the image to the provider over all builds.
+
+        Uploads that are held back (BLD-25) are not returned.
+        """
         tree = self.image_tree
         if cached and state == READY and tree is not None and tree.synced.is_set():
             return tree.newest_ready(image, provider)
@@ -243,7 +246,7 @@ class ImageMethods(FacadeBase):
         found = [
             u
             for u in self.readImages(cached=False).uploads
-            if (u.image_name, u.provider_name, u.state) == wanted
+            if (u.image_name, u.provider_name, u.state) == wanted and not u.held_back
         ]
         return max(found, key=lambda upload: upload.state_time or 0, default=None)
 

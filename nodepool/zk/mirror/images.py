@@ -90,7 +90,7 @@ class ImageTree(Tree[Any]):
         #: Path -> its parts, its kind, and what it contains: a record (None: it is empty), else its
         #: stat, if known.
         self._shown: dict[str, tuple[list[str], str, Any]] = {}
-        #: (image, provider) -> newest ready upload.
+        #: (image, provider) -> newest ready upload that is not held back.
         self._newest: dict[tuple[str, str], ImageUpload] = {}
         #: Called with the image name; on the connection thread.
         self.listeners: list[Callable[[str], Any]] = []
@@ -147,6 +147,7 @@ class ImageTree(Tree[Any]):
             u
             for u in uploads
             if (u.image_name, u.provider_name, u.state) == (image, provider, READY)
+            and not u.held_back
         ]
         if ready:
             self._newest[(image, provider)] = max(ready, key=lambda u: u.state_time or 0)

@@ -82,7 +82,7 @@ class Rollback:
 
     :param by: user and host of the operator, or the launcher.
     :param time: Unix seconds.
-    :param build: of the upload that is used instead.
+    :param build: of the upload that is used instead; empty: there is none.
     :param upload: its number.
     :param was: its ``state_time`` before.
     :param automatic: a launcher did it because of failed launches.
@@ -112,9 +112,11 @@ class Rollback:
     def text(self) -> str:
         """Return what happened, for people."""
         if self.unverified and not self.undone:
-            return f"held back until it is verified; build {self.build} is used"
+            used = f"build {self.build} is used" if self.build else "there is no other one"
+            return f"held back until it is verified; {used}"
         undone = ", undone since" if self.undone else ""
-        return f"rolled back to build {self.build} by {self.by}{undone}: {self.reason}"
+        to = f"rolled back to build {self.build}" if self.build else "held back"
+        return f"{to} by {self.by}{undone}: {self.reason}"
 
     @classmethod
     def read(cls, value: object) -> Self | None:
@@ -162,6 +164,12 @@ class ImageUpload(_ImageRecord):
         self.username = username
         self.python_path = python_path
         self.shell_type = shell_type
+
+    @property
+    def held_back(self) -> bool:
+        """Return whether launchers may use it only for its verification."""
+        mark = self.rolled_back
+        return mark is not None and mark.holds_back and not mark.undone
 
     def toDict(self) -> dict[str, Any]:
         mark = self.rolled_back

@@ -15,7 +15,7 @@ import pytest
 from nodepool.base.backoff import Backoff
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
-from nodepool.zk.rollback import unverified
+from nodepool.zk.rollback import Rollbacks, unverified
 from tests.conftest import wait_for
 from tests.support.builder import PERIOD, BuilderBench
 from tests.support.deadline import limit
@@ -542,13 +542,14 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
 
 
 @pytest.mark.spec("BLD-25.1")
-def test_only_the_first_upload_of_an_image_is_used_before_it_is_verified(
+def test_no_upload_of_an_image_is_used_before_it_is_verified(
     builders: BuilderBench, cloud: BalkyCloud
 ) -> None:
     image = builders.image(verify={"ssh-key": "/etc/nodepool/key"})
     builders.start(config(builders, cloud.provider(), images=[image]))
     first = builders.wait_upload(provider="balky")
-    assert first.rolled_back is None
+    assert first.held_back and builders.zk.getMostRecentImageUpload(IMAGE, "balky") is None
+    assert Rollbacks(builders.zk, time.time).verified(first, None)
     builders.zk.submitBuildRequest(IMAGE)
     second = wait_for(
         lambda: next(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from nodepool.zk.rollback import (
     unverified,
     upload_of,
     upload_path,
+    why_unused,
 )
 from tests.conftest import Chroot, wait_for
 from tests.support.interference import OtherClient, sets
@@ -67,6 +69,19 @@ class Scene:
                 if record["state"] == "ready":
                     found.append((record["state_time"], build_id))
         return max(found)[1] if found else None
+
+    def launched(self, provider: str = "east") -> str | None:
+        """Return the build that our launchers use; with and without the mirror."""
+        client = self.zk.kazoo_client
+        client.sync(paths.IMAGES)
+        client.exists(paths.IMAGES)  # what has changed before has arrived
+        found = [
+            self.zk.getMostRecentImageUpload(IMAGE, provider, cached=cached)
+            for cached in (False, True)
+        ]
+        first, second = (None if each is None else str(each.build_id) for each in found)
+        assert first == second
+        return first
 
 
 @pytest.fixture
@@ -289,12 +304,12 @@ def test_record_without_a_note_is_written_as_by_11_0_0(scene: Scene) -> None:
     assert "rolled_back" not in scene.stored(upload)
 
 
-def finish(scene: Scene, old: ImageUpload, age: float = 20) -> ImageUpload:
+def finish(scene: Scene, old: ImageUpload | None, age: float = 20) -> ImageUpload:
     """Return the upload of a new build as its builder is about to store it."""
     (new,) = scene.build(age, "east")
     new.state = UPLOADING
     scene.zk.storeImageUpload(IMAGE, new.build_id, "east", new, new.id)
-    assert scene.used("east") == old.build_id
+    assert scene.used("east") == (None if old is None else old.build_id)
     new.state, new.state_time = READY, NOW - age
     return new
 
@@ -305,27 +320,105 @@ def test_upload_that_is_held_back_is_used_only_once_it_is_verified(scene: Scene)
     before, new = scene.stored(old), finish(scene, old)
     # The answer to the first call may be lost.
     for _ in range(2):
-        assert scene.rollbacks.hold_back(new) and scene.used("east") == old.build_id
+        scene.rollbacks.hold_back(new)
+        assert scene.used("east") == scene.launched() == old.build_id
         (switch,) = unverified(scene.zk.readImages(cached=False))
         assert (switch.replaced.build_id, switch.used.build_id) == (new.build_id, old.build_id)
         assert (
             switch.replaced.rolled_back is not None and switch.replaced.rolled_back.was == NOW - 50
         )
     assert "east" in scene.back().impossible
-    assert scene.rollbacks.verified(new, None) and scene.used("east") == new.build_id
+    assert scene.rollbacks.verified(new, None)
+    assert scene.used("east") == scene.launched() == new.build_id
     assert scene.stored(old) == before and "rolled_back" not in scene.stored(new)
     assert scene.stored(new)["state_time"] == NOW - 20
     assert not scene.rollbacks.verified(new, "too late") and "rolled_back" not in scene.stored(new)
 
 
-@pytest.mark.spec("BLD-25.1")
-def test_first_upload_is_not_held_back(scene: Scene) -> None:
-    (new,) = scene.build(20, "east")
-    new.state = UPLOADING
-    scene.zk.storeImageUpload(IMAGE, new.build_id, "east", new, new.id)
-    before = scene.stored(new)
-    new.state = READY
-    assert not scene.rollbacks.hold_back(new) and scene.stored(new) == before
+@pytest.mark.spec("BLD-25.1; BLD-25.8")
+def test_first_upload_is_used_only_once_it_is_verified(scene: Scene) -> None:
+    new = finish(scene, None)
+    for _ in range(2):
+        scene.rollbacks.hold_back(new)
+        # Launchers of 11.0.0 know no other one.
+        assert scene.launched() is None and scene.used("east") == new.build_id
+    (switch,) = unverified(scene.zk.readImages(cached=False))
+    assert upload_path(switch.replaced) == upload_path(switch.used) == upload_path(new)
+    assert "all are held back" in scene.back().impossible["east"]
+    assert earlier_upload(scene.zk.readImages(cached=False), new) is None
+    why = why_unused(scene.zk.readImages(cached=False), IMAGE, "east")
+    assert why == f"build {new.build_id} is held back until it is verified; there is no other one"
+    assert scene.rollbacks.verified(new, None) and scene.launched() == new.build_id
+    assert "rolled_back" not in scene.stored(new)
+    assert scene.stored(new)["state_time"] == NOW - 20
+    assert why_unused(scene.zk.readImages(cached=False), IMAGE, "east") == ""
+    assert why_unused(scene.zk.readImages(cached=False), IMAGE, "west") == ""
+
+
+@pytest.mark.spec("BLD-25.6; BLD-25.8")
+@pytest.mark.parametrize("failure", [None, "no network"])
+def test_operator_uses_a_first_upload_without_verification(
+    scene: Scene, failure: str | None
+) -> None:
+    new = finish(scene, None)
+    scene.rollbacks.hold_back(new)
+    if failure is not None:
+        assert scene.rollbacks.verified(new, failure) and scene.launched() is None
+        why = why_unused(scene.zk.readImages(cached=False), IMAGE, "east")
+        assert why.endswith("is held back by verification: no network")
+    (switch,) = scene.forward().changed
+    assert switch.used is switch.replaced and scene.launched() == new.build_id
+    assert not scene.rollbacks.verified(new, "too late") and scene.launched() == new.build_id
+    assert "no roll-back is in force" in scene.forward().unchanged["east"]
+
+
+@pytest.mark.spec("BLD-25.8")
+def test_upload_after_a_bad_first_one_is_verified_as_the_first_one(scene: Scene) -> None:
+    bad = finish(scene, None, 40)
+    scene.rollbacks.hold_back(bad)
+    scene.rollbacks.verified(bad, "no network")
+    good = finish(scene, bad, 20)
+    scene.rollbacks.hold_back(good)
+    assert scene.launched() is None and not scene.rollbacks.verified(bad, None)
+    assert scene.rollbacks.verified(good, None) and scene.launched() == good.build_id
+    # There is nothing to return to.
+    assert "no earlier usable upload" in scene.back().impossible["east"]
+
+
+@pytest.mark.spec("BLD-25.8")
+@pytest.mark.parametrize("older", [False, True])
+def test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted(
+    scene: Scene, older: bool
+) -> None:
+    (oldest,) = scene.build(90, "east") if older else (None,)
+    (old,) = scene.build(50, "east")
+    new = finish(scene, old)
+    scene.rollbacks.hold_back(new)
+    scene.zk.markDeleting(IMAGE, old.build_id, "east", old.id)
+    assert scene.launched() == (oldest.build_id if oldest is not None else None)
+    before = scene.stored(oldest) if oldest is not None else None
+    (switch,) = unverified(scene.zk.readImages(cached=False))
+    assert upload_path(switch.replaced) == upload_path(new)
+    assert scene.rollbacks.verified(new, None) and scene.launched() == new.build_id
+    assert oldest is None or scene.stored(oldest) == before
+
+
+@pytest.mark.spec("BLD-25.8")
+def test_first_upload_that_is_verified_after_the_next_has_arrived_is_used(scene: Scene) -> None:
+    """The builder has stored the second one when the launcher was about to write the result."""
+    first = finish(scene, None, 40)
+    scene.rollbacks.hold_back(first)
+    second = finish(scene, first, 20)
+    data = scene.zk.readImages(cached=False)
+    scene.rollbacks.hold_back(second)
+    with mock.patch.object(scene.zk, "readImages", return_value=data):
+        assert scene.rollbacks.verified(first, None)
+    assert scene.launched() == first.build_id
+    (switch,) = unverified(scene.zk.readImages(cached=False))
+    assert (switch.replaced.build_id, switch.used.build_id) == (second.build_id, first.build_id)
+    before = scene.stored(first)
+    assert scene.rollbacks.verified(second, None) and scene.launched() == second.build_id
+    assert scene.stored(first) == before
 
 
 @pytest.mark.spec("BLD-25.4")
@@ -361,7 +454,8 @@ def test_upload_is_held_back_although_others_change_the_one_in_use(
     (old,) = scene.build(50, "east")
     new, path = finish(scene, old), upload_path(old)
     late = other.before(sets("/images/"), lambda _path: other.write(path, username="other"))
-    assert scene.rollbacks.hold_back(new) and late.refused() == path
+    scene.rollbacks.hold_back(new)
+    assert late.refused() == path
     assert scene.used("east") == old.build_id and scene.stored(old)["username"] == "other"
 
 

@@ -59,6 +59,30 @@ GUARDS: dict[str, Mutation] = {
         "if False:",
         f"{_ROLLBACK}test_upload_that_is_held_back_is_used_only_once_it_is_verified",
     ),
+    "first-uploads-are-used-unverified": Mutation(
+        "nodepool.zk.mirror.images",
+        "            and not u.held_back\n",
+        "",
+        f"{_ROLLBACK}test_first_upload_is_used_only_once_it_is_verified",
+    ),
+    "first-uploads-are-used-unverified-without-the-mirror": Mutation(
+        "nodepool.zk.facade.images",
+        " == wanted and not u.held_back",
+        " == wanted",
+        f"{_ROLLBACK}test_first_upload_is_used_only_once_it_is_verified",
+    ),
+    "first-uploads-are-never-tried": Mutation(
+        "nodepool.driver.statemachine.handler",
+        "if self.request.requestor == VERIFIER:",
+        "if False:",
+        f"{_VERIFIED}test_first_upload_is_verified_before_any_request_gets_it",
+    ),
+    "uploads-that-hold-nothing-back-become-older": Mutation(
+        _IN_ROLLBACK,
+        "elif mark.names(switch.used):",
+        "else:",
+        f"{_ROLLBACK}test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted[True]",
+    ),
     "others-uploads-are-launched": Mutation(
         _IN_ROLLBACK,
         "(each.state, each.image_name, each.provider_name) == (READY, image, provider)",

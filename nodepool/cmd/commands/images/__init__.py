@@ -241,19 +241,21 @@ def _switch(context: Context, change: Callable[[Rollbacks], Result]) -> Result:
         reasons = "; ".join(f"{provider}: {why}" for provider, why in others.items())
         raise CommandError(f"nothing was changed for image {image}: {reasons}")
     for switch in result.changed:
+        before = None if switch.replaced is switch.used else switch.replaced
+        instead = f" instead of {before.id} of {before.build_id}" if before is not None else ""
         row = {
             "image": image,
             "provider": switch.provider,
             "build": switch.used.build_id,
             "upload": switch.used.id,
-            "instead_of": switch.replaced.build_id,
+            "instead_of": None if before is None else before.build_id,
             "result": "used",
         }
         report(
             context,
             row,
             f"Provider {switch.provider} uses upload {switch.used.id} of build "
-            f"{switch.used.build_id} instead of {switch.replaced.id} of {switch.replaced.build_id}",
+            f"{switch.used.build_id}{instead}",
         )
     for provider, why in others.items():
         note(f"provider {provider}: {why}")

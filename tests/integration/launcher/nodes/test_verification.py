@@ -23,6 +23,7 @@ from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import READY, USED, ImageUpload
 from nodepool.zk.rollback import UPLOAD, Rollbacks, upload_path
 from tests.conftest import wait_for
+from tests.integration.cli.test_observe import Shell
 from tests.support.launcher import LauncherBench, config, provider
 from tests.support.sshd import SSHServer, ssh_server
 
@@ -67,7 +68,7 @@ class Scene:
         new.state_time, new.state = state_time, "uploading"
         zk.storeImageUpload(IMAGE, new.build_id, PLACE, new, new.id)
         new.state, new.state_time = READY, state_time
-        assert Rollbacks(zk, lambda: 2000.0).hold_back(new)
+        Rollbacks(zk, lambda: 2000.0).hold_back(new)
         return new
 
     def stored(self, upload: ImageUpload) -> ImageUpload:
@@ -79,7 +80,8 @@ class Scene:
 
     def used(self) -> str:
         """Return the path of the upload in use, by the rule of 11.0.0 (ZK-11.6)."""
-        return upload_path(self.bench.zk.getMostRecentImageUpload(IMAGE, PLACE))
+        ready = [each for each in self.bench.zk.readImages().uploads if each.state == READY]
+        return upload_path(max(ready, key=lambda each: each.state_time))
 
     def verdict(self, upload: ImageUpload) -> str:
         """Wait for the reason why the upload is bad."""
@@ -433,6 +435,32 @@ def test_newer_upload_replaces_one_that_waits(scene: Scene) -> None:
     scene.all_gone()
     for node in scene.bench.nodes(state=USED):
         assert node.image_id == upload_path(second)
+
+
+@pytest.mark.spec("BLD-25.8")
+def test_first_upload_is_verified_before_any_request_gets_it(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.bench.zk.deleteUpload(IMAGE, scene.old.build_id, PLACE, scene.old.id)
+    new, gate = scene.hold_back(), scene.tmp / "gate"
+    given = scene.config(command=f"until [ -e '{gate}' ]; do sleep 0.1; done", timeout=600)
+    scene.bench.start(given)
+    shell = Shell(scene.bench.config(given), capsys)
+    refused = scene.bench.submit("small")
+    scene.bench.wait_request(refused, "failed")
+    text = f"build {new.build_id} is held back until it is verified"
+    for command in (
+        ("explain", "request", refused),
+        ("explain", "image", IMAGE),
+        ("explain", "label", "small"),
+        ("problem-list",),
+    ):
+        assert text in shell(*command), command
+    gate.touch()
+    wait_for(lambda: scene.stored(new).rolled_back is None, 40, "the result")
+    scene.all_gone()
+    _request, (node,) = scene.bench.fulfilled("small")
+    assert node.image_id == upload_path(new)
 
 
 @pytest.mark.spec("BLD-25.5")

@@ -70,7 +70,9 @@ class Scene:
         self.path = self.bench.config(given)
         self.builders.start(self.path)
         self.old = self.builders.wait_upload(IMAGE, PLACE)
-        return self.bench.start(given)
+        launcher = self.bench.start(given)
+        wait_for(lambda: not self.stored(self.old).held_back, 60, "the first verification")
+        return launcher
 
     def verify(self, **options: Any) -> dict[str, Any]:
         """Return the option of an image that is verified with the key of this host's slivers."""
