@@ -46,6 +46,11 @@ class Switch:
     def provider(self) -> str:
         return self.used.provider_name or ""
 
+    @property
+    def before(self) -> ImageUpload | None:
+        """Return the replaced upload if it is another one."""
+        return None if self.replaced is self.used else self.replaced
+
 
 def upload_path(upload: ImageUpload) -> str:
     """Return the path of an upload, which nodes have as ``image_id``."""
@@ -170,6 +175,17 @@ class Result:
     #: The desired state was found.
     unchanged: dict[str, str]
     impossible: dict[str, str]
+
+    def others(self, image: str) -> dict[str, str]:
+        """Return what was not changed.
+
+        :raises RollbackRefused: nothing was changed.
+        """
+        found = {**self.unchanged, **self.impossible}
+        if not self.changed:
+            reasons = "; ".join(f"{provider}: {why}" for provider, why in found.items())
+            raise RollbackRefused(f"nothing was changed for image {image}: {reasons}")
+        return found
 
 
 class Rollbacks:

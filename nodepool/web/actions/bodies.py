@@ -99,6 +99,50 @@ class DrainList(Struct):
     labels: dict[str, str]
 
 
+class NewRotation(Body):
+    reason: Text = ""
+
+
+class RotationView(Struct):
+    """What gets new idle nodes, with the number of those that are not replaced yet."""
+
+    kind: str
+    name: str
+    since: datetime.datetime
+    by: str
+    reason: str
+    nodes: int
+
+
+class RotationList(Struct):
+    rotations: list[RotationView]
+
+
+class NewRollforward(Body):
+    provider: Annotated[Name, Meta(description="default: all that have the image")] | None = None
+
+
+class NewRollback(NewRollforward):
+    reason: Text = ""
+
+
+class SwitchView(Struct):
+    """The upload that launchers use from now on; ``instead_of`` is the build used before."""
+
+    provider: str
+    build: str
+    upload: str
+    instead_of: str | None
+
+
+class SwitchList(Struct):
+    """What was changed, and why not in other providers."""
+
+    image: str
+    changed: list[SwitchView]
+    unchanged: dict[str, str]
+
+
 class Why(Struct):
     """Why nodes are not ready yet, or will not be."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import http
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from kazoo.exceptions import KazooException, NoNodeError
 
@@ -16,6 +17,7 @@ from nodepool.lease import Terms, record
 from nodepool.status.drains import known_names, of_label, remaining
 from nodepool.status.once import Once
 from nodepool.status.results import format_duration
+from nodepool.status.rotations import left
 from nodepool.web.actions.bodies import (
     BuildChange,
     DrainList,
@@ -24,15 +26,24 @@ from nodepool.web.actions.bodies import (
     LeaseView,
     NewDrain,
     NewHold,
+    NewRollback,
+    NewRollforward,
+    NewRotation,
     NodeChange,
+    RotationList,
+    RotationView,
+    SwitchList,
+    SwitchView,
     UploadChange,
 )
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
-from nodepool.zk import paths
+from nodepool.zk import paths, rotations
 from nodepool.zk.drains import KINDS, Drain, shown
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import DELETING, HOLD, Node
+from nodepool.zk.rollback import Result, RollbackRefused, Rollbacks
+from nodepool.zk.rotations import Rotation
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for the lock of a node.
@@ -109,6 +120,33 @@ class OperatorCalls:
                 target="{kind} {name}",
             ),
             Route(
+                "GET",
+                "/rotations",
+                self.rotations,
+                "List the rotations",
+                Role.READ,
+                {ok: RotationList},
+            ),
+            Route(
+                "PUT",
+                "/rotations/{kind}/{name}",
+                self.rotate,
+                "Replace the idle nodes of a label, image or provider",
+                operate,
+                {ok: RotationView},
+                NewRotation,
+                target="{kind} {name}",
+            ),
+            Route(
+                "DELETE",
+                "/rotations/{kind}/{name}",
+                self.end_rotation,
+                "Keep the idle nodes that are left",
+                operate,
+                {empty: None},
+                target="{kind} {name}",
+            ),
+            Route(
                 "POST",
                 "/images/{image}/build",
                 self.build,
@@ -133,6 +171,26 @@ class OperatorCalls:
                 "Build a paused image again",
                 operate,
                 {ok: ImageChange},
+                target=image,
+            ),
+            Route(
+                "POST",
+                "/images/{image}/rollback",
+                self.rollback,
+                "Let launchers use the previous upload of an image",
+                operate,
+                {ok: SwitchList},
+                NewRollback,
+                target=image,
+            ),
+            Route(
+                "POST",
+                "/images/{image}/rollforward",
+                self.rollforward,
+                "Undo the last roll-back, or use an upload without verification",
+                operate,
+                {ok: SwitchList},
+                NewRollforward,
                 target=image,
             ),
             Route(
@@ -175,17 +233,31 @@ class OperatorCalls:
             drain.kind, drain.target, since, until, drain.by, drain.reason, drain.keep_idle, left
         )
 
-    def drain(self, call: Call) -> Reply:
-        kind, name, body, now = (
-            call.names["kind"],
-            call.names["name"],
-            call.parsed(NewDrain),
-            self._now(),
-        )
-        if kind not in KINDS or name not in known_names(self._zk(), kind):
+    def _known(self, call: Call, kinds: Collection[str]) -> tuple[str, str]:
+        """Return the kind and the name in the path.
+
+        :raises Refused: no running launcher has it (404).
+        """
+        kind, name = call.names["kind"], call.names["name"]
+        if kind not in kinds or name not in known_names(self._zk(), kind):
             raise Refused(
                 http.HTTPStatus.NOT_FOUND, "not-found", f"No running launcher has {kind} {name}"
             )
+        return kind, name
+
+    def _end(self, call: Call, record: type[notes.Note], is_so: str) -> Reply:
+        """Delete the record of what the path names.
+
+        :raises Refused: there is none (404).
+        """
+        name = f"{call.names['kind']} {call.names['name']}"
+        found = {each.name: each for each in self._zk().readNotes(record)}
+        if name not in found or not notes.remove(self._zk().kazoo_client, found[name]):
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"{name} is not {is_so}")
+        return Reply(None, http.HTTPStatus.NO_CONTENT)
+
+    def drain(self, call: Call) -> Reply:
+        (kind, name), body, now = self._known(call, KINDS), call.parsed(NewDrain), self._now()
         until = None if body.seconds is None else now + body.seconds
         for old in self._zk().readNotes(Drain):
             now = old.since if old.name == f"{kind} {name}" else now
@@ -194,11 +266,36 @@ class OperatorCalls:
         return Reply(self._view(found))
 
     def undrain(self, call: Call) -> Reply:
-        name = f"{call.names['kind']} {call.names['name']}"
-        drains = {each.name: each for each in self._zk().readNotes(Drain)}
-        if name not in drains or not notes.remove(self._zk().kazoo_client, drains[name]):
-            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", f"{name} is not drained")
-        return Reply(None, http.HTTPStatus.NO_CONTENT)
+        return self._end(call, Drain, "drained")
+
+    # -- rotations
+
+    def rotations(self, _call: Call) -> Reply:
+        return Reply(
+            RotationList([self._rotation(each) for each in self._zk().readNotes(Rotation)])
+        )
+
+    def _rotation(self, rotation: Rotation) -> RotationView:
+        return RotationView(
+            rotation.kind,
+            rotation.target,
+            datetime.datetime.fromtimestamp(rotation.since, datetime.UTC),
+            rotation.by,
+            rotation.reason,
+            len(left(Once(self._zk()), rotation)),
+        )
+
+    def rotate(self, call: Call) -> Reply:
+        (kind, name), reason = self._known(call, rotations.KINDS), call.parsed(NewRotation).reason
+        found = Rotation(kind, name, self._now(), reason, call.identity.owner)
+        kazoo = self._zk().kazoo_client
+        notes.write(kazoo, found)
+        # None: it has ended already, because no node is left.
+        stat = kazoo.exists(notes.path(found))
+        return Reply(self._rotation(replace(found, zxid=0 if stat is None else stat.mzxid)))
+
+    def end_rotation(self, call: Call) -> Reply:
+        return self._end(call, Rotation, "rotated")
 
     # -- nodes and requests
 
@@ -297,6 +394,38 @@ class OperatorCalls:
         name = self._image(call)
         self._zk().setImagePaused(name, False)
         return Reply(ImageChange(name, "resumed"))
+
+    def rollback(self, call: Call) -> Reply:
+        # Not the owner alone: its name could be that of what holds uploads back.
+        body, by = call.parsed(NewRollback), f"user {call.identity.owner}"
+        reason = body.reason or "no reason given"
+        return self._switch(call, lambda each, image: each.back(image, body.provider, by, reason))
+
+    def rollforward(self, call: Call) -> Reply:
+        body = call.parsed(NewRollforward)
+        return self._switch(call, lambda each, image: each.forward(image, body.provider))
+
+    def _switch(self, call: Call, change: Callable[[Rollbacks, str], Result]) -> Reply:
+        """Change the upload in use.
+
+        :raises Refused: the image does not exist (404), or nothing was changed (409).
+        """
+        image = self._image(call)
+        try:
+            result = change(Rollbacks(self._zk(), self._now), image)
+            others = result.others(image)
+        except RollbackRefused as error:
+            raise Refused(http.HTTPStatus.CONFLICT, "unavailable", str(error)) from error
+        changed = [
+            SwitchView(
+                each.provider,
+                str(each.used.build_id),
+                str(each.used.id),
+                None if each.before is None else str(each.before.build_id),
+            )
+            for each in result.changed
+        ]
+        return Reply(SwitchList(image, changed, others))
 
     def delete_build(self, call: Call) -> Reply:
         return Reply(BuildChange(self._delete(call, "build"), DELETING), http.HTTPStatus.ACCEPTED)

@@ -23,6 +23,7 @@ from nodepool.client import NoCapacity, Pool
 from nodepool.config.access import AccessConfig
 from nodepool.lease import Leases, Terms
 from nodepool.zk.records import BUILDING, DELETING, HOLD, READY, UPLOADING
+from nodepool.zk.rollback import Rollbacks
 from nodepool.zk.writer import Txn, Writer
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
@@ -818,6 +819,76 @@ def test_operators_build_pause_and_resume_images_and_delete_uploads(api: Api) ->
     }
     assert zk.getBuild("fake-image", upload.build_id).state == DELETING
     assert api.call("DELETE", f"{path}0", token=operator).content["code"] == "not-found"
+
+
+def test_operators_roll_images_back_and_forward(api: Api) -> None:
+    # The name of what holds uploads back has no meaning as that of a user.
+    zk, operator = api.bench.zk, api.token("verification", Role.OPERATE)
+    old, new = (
+        api.bench.store_image("fake-image", "fake-provider", state_time=time)
+        for time in (1000.0, 2000.0)
+    )
+
+    def used() -> str:
+        return str(zk.getMostRecentImageUpload("fake-image", "fake-provider").build_id)
+
+    path, body = "/images/fake-image/rollback", {"reason": "no network"}
+    assert api.call("POST", path, body, api.token()).status == 403
+    assert api.call("POST", "/images/none/rollback", body, operator).status == 404
+    nowhere = api.call("POST", path, {"provider": "nowhere"}, operator)
+    assert (nowhere.status, nowhere.content["code"]) == (409, "unavailable")
+    answer = api.call("POST", path, body, operator)
+    switch = {"provider": "fake-provider", "build": old.build_id, "upload": old.id}
+    assert answer.content == {
+        "image": "fake-image",
+        "changed": [{**switch, "instead_of": new.build_id}],
+        "unchanged": {},
+    }
+    assert used() == old.build_id
+    again = api.call("POST", path, body, operator)
+    assert again.status == 409
+    assert "user verification has rolled back" in again.content["detail"]
+    found = wait_for(
+        lambda: [row for row in api.call("GET", "/uploads").content["rows"] if row["reason"]]
+    )
+    assert "by user verification: no network" in found[0]["reason"]
+    path = "/images/fake-image/rollforward"
+    assert api.call("POST", path, {}, api.token()).status == 403
+    assert api.call("POST", path, {}, operator).status == 200 and used() == new.build_id
+    assert api.call("POST", path, {}, operator).status == 409
+
+
+def test_operators_use_an_upload_without_verification(api: Api) -> None:
+    zk, operator = api.bench.zk, api.token("carol", Role.OPERATE)
+    upload = api.bench.store_image("fake-image", "fake-provider", state=UPLOADING)
+    upload.state = READY
+    Rollbacks(zk, lambda: 1000.0).hold_back(upload)
+    assert zk.getMostRecentImageUpload("fake-image", "fake-provider") is None
+    refused = api.call("POST", "/images/fake-image/rollback", {}, operator)
+    assert refused.status == 409 and "all are held back" in refused.content["detail"]
+    (changed,) = api.call("POST", "/images/fake-image/rollforward", {}, operator).content["changed"]
+    assert (changed["upload"], changed["instead_of"]) == (upload.id, None)
+    assert zk.getMostRecentImageUpload("fake-image", "fake-provider").id == upload.id
+
+
+def test_operators_rotate_labels_and_end_that(api: Api) -> None:
+    operator, path = api.token("carol", Role.OPERATE), "/rotations/label/fake-label"
+    wait_for(lambda: any("fake-label" in each["labels"] for each in api.bench.zk.readReports()))
+    _request, [node] = api.bench.fulfilled("fake-label")
+    body = {"reason": "new flavor"}
+    assert api.call("PUT", path, body, api.token()).status == 403
+    assert api.call("PUT", "/rotations/label/nothing", body, operator).status == 404
+    # A launcher can be drained, but not rotated.
+    assert api.call("PUT", "/rotations/launcher/vm", body, operator).status == 404
+    answer = api.call("PUT", path, body, operator)
+    assert (answer.status, answer.content["by"]) == (200, "carol")
+    assert answer.content["nodes"] == 1 and answer.content["reason"] == "new flavor"
+    (listed,) = api.call("GET", "/rotations").content["rotations"]
+    assert listed == answer.content
+    assert api.call("DELETE", path, token=api.token()).status == 403
+    assert api.call("DELETE", path, token=operator).status == 204
+    assert api.call("DELETE", path, token=operator).status == 404
+    assert api.bench.node(node.id).state == READY
 
 
 def test_build_or_upload_in_progress_is_not_deleted(api: Api) -> None:

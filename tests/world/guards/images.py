@@ -83,6 +83,12 @@ GUARDS: dict[str, Mutation] = {
         "else:",
         f"{_ROLLBACK}test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted[True]",
     ),
+    "users-hold-uploads-back-by-their-name": Mutation(
+        "nodepool.web.actions.operators",
+        'f"user {call.identity.owner}"',
+        "call.identity.owner",
+        "tests/integration/lease/test_api.py::test_operators_roll_images_back_and_forward",
+    ),
     "others-uploads-are-launched": Mutation(
         _IN_ROLLBACK,
         "(each.state, each.image_name, each.provider_name) == (READY, image, provider)",

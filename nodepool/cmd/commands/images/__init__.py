@@ -234,14 +234,11 @@ def _switch(context: Context, change: Callable[[Rollbacks], Result]) -> Result:
         raise CommandError(unknown)
     try:
         result = change(Rollbacks(context.zk, time.time))
+        others = result.others(image)
     except RollbackRefused as error:
         raise CommandError(str(error)) from error
-    others = {**result.unchanged, **result.impossible}
-    if not result.changed:
-        reasons = "; ".join(f"{provider}: {why}" for provider, why in others.items())
-        raise CommandError(f"nothing was changed for image {image}: {reasons}")
     for switch in result.changed:
-        before = None if switch.replaced is switch.used else switch.replaced
+        before = switch.before
         instead = f" instead of {before.id} of {before.build_id}" if before is not None else ""
         row = {
             "image": image,
