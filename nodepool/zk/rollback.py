@@ -138,7 +138,10 @@ def why_unused(data: ImageData, image: str, provider: str) -> str:
     """Return why launchers use no upload although there are some; empty: that is not so."""
     uploads = _Uploads(data, image, provider)
     mark = uploads.ready[0].rolled_back if uploads.ready and uploads.current is None else None
-    return "" if mark is None else f"build {uploads.ready[0].build_id} is {mark.text()}"
+    if mark is None:
+        return ""
+    # The upload that it names does not exist any more.
+    return f"build {uploads.ready[0].build_id} is {replace(mark, build='').text()}"
 
 
 def upload_of(

@@ -396,6 +396,8 @@ def test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted(
     scene.rollbacks.hold_back(new)
     scene.zk.markDeleting(IMAGE, old.build_id, "east", old.id)
     assert scene.launched() == (oldest.build_id if oldest is not None else None)
+    why = why_unused(scene.zk.readImages(cached=False), IMAGE, "east")
+    assert ("there is no other one" in why) is not older
     before = scene.stored(oldest) if oldest is not None else None
     (switch,) = unverified(scene.zk.readImages(cached=False))
     assert upload_path(switch.replaced) == upload_path(new)
