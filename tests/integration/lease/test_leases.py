@@ -279,7 +279,7 @@ def test_request_of_zuul_with_the_id_of_a_lost_lease_keeps_its_node(
         callback(None, ConnectionLoss())
 
     monkeypatch.setattr(bench.zk.writer, "submit", lose)
-    refused(Reason.NOT_FOUND, lambda: leases.hand_over(lease_id, 600, request=request))
+    refused(Reason.NOT_FOUND, lambda: leases.hand_over(lease_id, 600, ALICE, request))
     assert bench.zuul.request(lease_id)["requestor"] == "zuul"
     assert [node.state for node in bench.nodes()] == [READY]
 

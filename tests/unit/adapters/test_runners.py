@@ -506,7 +506,7 @@ def test_fleet_without_nodes_starts_no_runner_and_resumes_when_the_drain_ends(fl
     fleet.resumed = resumed.set
     fleet.drain("label noble is drained: new disks", {})
     fleet.need(2)
-    wait_for(lambda: fleet.wanted == 2)
+    fleet._adjust(2)
     assert fleet.runners() == [] and not resumed.is_set()
     assert (
         fleet.status()["trouble"]
