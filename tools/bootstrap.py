@@ -185,12 +185,15 @@ def install_packages(
 def install(programs: dict[str, str]) -> None:
     """Install those of the programs (with the packages that bring them) that are missing.
 
+    :param programs: names, or paths of files.
     :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
-    _install(
-        sorted({package for program, package in programs.items() if shutil.which(program) is None}),
-        None,
-    )
+    missing = {
+        package
+        for name, package in programs.items()
+        if not (os.path.exists(name) if "/" in name else shutil.which(name))
+    }
+    _install(sorted(missing), None)
 
 
 def _log(log: pathlib.Path | None) -> pathlib.Path:
