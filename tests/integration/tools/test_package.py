@@ -117,9 +117,10 @@ def test_systemd_accepts_the_units_and_their_hardening(tmp_path: pathlib.Path) -
             timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, ""), unit
-    launcher = str(ETC / "systemd" / "nodepool-launcher.service")
-    # 20: at most 2.0 of 10.0, which systemd calls OK.
-    run("systemd-analyze", "security", "--offline=true", "--threshold=20", launcher)
+    for name in ("launcher", "github", "gitea"):
+        unit = ETC / "systemd" / f"nodepool-{name}.service"
+        # 20: at most 2.0 of 10.0, which systemd calls OK.
+        run("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
 
 @pytest.mark.spec("issue: logrotate")
@@ -523,6 +524,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     """An archive with a small Debian (or Ubuntu), as this machine's release."""
     path = tmp_path_factory.mktemp("system") / "root.tar"
     packages = "systemd,systemd-sysv,dbus,adduser,python3,logrotate,ca-certificates,man-db"
+    packages += ",openssh-client"
     run("mmdebstrap", "--variant=minbase", f"--include={packages}", release(), path)
     yield path
     path.unlink()
@@ -540,6 +542,11 @@ echo == list; nodepool list
 echo == others; systemctl start nodepool-builder nodepool-github
 systemctl start nodepool-nodemanager; systemctl stop nodepool-nodemanager
 stat -c %U /run/nodepool /var/log/nodepool /var/lib/nodepool /var/lib/nodepool/nodemanager
+echo == ssh
+sed -n 's/^/-p/; /^-pNoNewPrivileges=/,/^-p$/p' /usr/lib/systemd/system/nodepool-github.service |
+grep = > /root/sandbox
+xargs -d '\\n' -a /root/sandbox sh -c \
+'systemd-run -q --pipe --wait -pUser=nodepool "$@" ssh -p 9 127.0.0.1' sh
 echo == update
 pids() { for unit in launcher builder github; do systemctl show -P MainPID nodepool-$unit; done; }
 pids > /root/before; dpkg -i /root/nodepool.deb > /dev/null; pids > /root/after
@@ -646,6 +653,8 @@ def test_deb_package_runs_hardened_units_in_a_real_systemd(
     assert "| metal |" in shown["list"] and "ready" in shown["list"], text
     # The directories that a node manager shares keep their owner; its own have root's.
     assert shown["others"].split()[-4:] == ["nodepool", "nodepool", "nodepool", "root"], text
+    # The adapters start ssh in their sandbox.
+    assert "connect to host 127.0.0.1 port 9: Connection refused" in shown["ssh"], text
     # An update restarts what runs, and starts nothing: no process is the same.
     assert shown["update"] == "active\nactive\nactive\ninactive\n", text
     assert "nodepool.log.1" in shown["rotate"] and re.search(
