@@ -86,7 +86,12 @@ class _TlsConnection(http.client.HTTPSConnection):
         timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
         try:
             super().connect()
-        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+        except (
+            ConnectionResetError,
+            BrokenPipeError,
+            ssl.SSLEOFError,
+            ssl.SSLZeroReturnError,  # Python 3.11.2
+        ) as error:
             self.close()
             raise OSError(
                 "the server closed the connection during the TLS handshake; too many connections "

@@ -106,7 +106,7 @@ def test_memory_that_no_job_has_used_is_advised_with_its_evidence(
     }
     path = bench.config(config_of_launcher(metal))
     events = [event for number in range(100) for event in use(str(number), 80.0 * number, "large")]
-    for data in history._packed(sorted(events, key=lambda event: event["time"])):
+    for data, _number in history._packed(sorted(events, key=lambda event: event["time"])):
         bench.zk.kazoo_client.create(f"{history.ROOT}/", data, sequence=True, makepath=True)
     assert nodepoolcmd.main(["advise", "--config", str(path), "--json", "--timeout", "280"]) == 0
     captured = capsys.readouterr()

@@ -216,9 +216,8 @@ def test_belongs_finds_all_kinds(
     # The marker of a member proves the session even when its leader is gone.
     os.kill(leader.pid, signal.SIGKILL)
     leader.wait()
-    assert (
-        len(belongs(entry)) == 2
-    )  # the one with the marker and the one inside; nothing proves the third
+    # The one with the marker and the one inside; nothing proves the third, once it is that program.
+    wait_for(lambda: len(belongs(entry)) == 2, what="two processes")
     assert clean(entry, deadline()) == []
     assert bystander.poll() is None
     assert belongs(entry) == []

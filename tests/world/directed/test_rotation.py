@@ -250,10 +250,11 @@ def test_nodes_that_canaries_keep_on_the_earlier_build_are_launched_once(
 
 
 def test_lowered_min_ready_deletes_the_oldest_nodes(bench: LauncherBench) -> None:
-    _launcher, before = start(bench, setup(4), 4)
+    start(bench, setup(4), 4)
+    newest = max(bench.nodes(**FREE), key=lambda node: node.state_time)
     bench.config(setup(1))
     (left,) = bench.wait_nodes(1, **FREE)
-    assert left.id == max(before)
+    assert left.id == newest.id
     time.sleep(120)
     assert [node.id for node in bench.nodes()] == [left.id]
 
