@@ -25,17 +25,20 @@ with open(sys.argv[2], "w") as file:
 server.serve_forever()
 END
 echo new >"$work/www/image"
-touch -d '2026-03-01' "$work/www/image"
+touch -d '-1 month' "$work/www/image"
 python3 "$work/serve.py" "$work/www" "$work/url" 2>/dev/null &
 server=$!
-until [ -s "$work/url" ]; do sleep 0.1; done
+for _ in $(seq 300); do
+    [ ! -s "$work/url" ] || break
+    sleep 0.1
+done
 load() {
     bash "$elements/cache-url/bin/cache-url" "$(cat "$work/url")" "$work/cache/image" 2>/dev/null
 }
 load >/dev/null
 first=$(cat "$work/cache/image")
 echo old >"$work/www/image"
-touch -d '2026-02-01' "$work/www/image"
+touch -d '-2 months' "$work/www/image"
 said=$(load | grep -o '^Server copy has not changed')
 seen="first: $first; after the roll-back: $(cat "$work/cache/image"); server has: $(cat "$work/www/image"); cache-url says: $said"
 echo "$seen"

@@ -12,16 +12,16 @@ python3 -m venv "$work/venv"
 mkdir -p "$work/home/.config/openstack" "$work/given"
 cat >"$work/given/clouds.yaml" <<'END'
 clouds:
-  east:
+  of-findings:
     auth: {auth_url: "http://keystone.example", username: robot, project_name: ci}
 END
 secret() {
-    printf 'clouds:\n  east:\n    auth: {password: %s}\n' "$1"
+    printf 'clouds:\n  of-findings:\n    auth: {password: %s}\n' "$1"
 }
 cat >"$work/run.py" <<'END'
 import openstack.config
 
-cloud = openstack.config.OpenStackConfig().get_one("east")
+cloud = openstack.config.OpenStackConfig().get_one("of-findings")
 print(cloud.config["auth"].get("password", "none"))
 END
 cd "$work/home"
