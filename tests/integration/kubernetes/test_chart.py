@@ -164,6 +164,13 @@ def test_wrong_values_are_reported_with_their_place(helm: Helm, wrong: str, mess
     assert done.returncode != 0 and message in done.stderr, done.stderr
 
 
+def test_too_long_name_of_a_release_is_refused(helm: Helm) -> None:
+    """Kubernetes puts the name of a pod into a label, which has at most 63 characters."""
+    for length, refused in ((40, False), (41, True)):
+        done = helm.attempt("template", length * "n", str(CHART))
+        assert ("is longer than 40 characters" in done.stderr) is refused, done.stderr
+
+
 @pytest.fixture
 def namespace(helm: Helm, cluster: KubernetesCluster, tmp_path: pathlib.Path) -> Iterator[str]:
     """An own namespace in the cluster, with volumes, for the user of Helm."""

@@ -8,6 +8,9 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 
 {{- define "nodepool.metadata" -}}
+{{- if gt (len .root.Release.Name) 40 }}
+{{- fail "the name of the release is longer than 40 characters: Kubernetes could not name its pods" }}
+{{- end -}}
 name: {{ .root.Release.Name }}-{{ .name }}
 namespace: {{ .root.Release.Namespace }}
 labels:
