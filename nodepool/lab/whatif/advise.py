@@ -170,7 +170,8 @@ def options(
             found[name] = _max_servers(path, name, value, (levels, spare), weight)
         quota = assumptions.quotas.get(config["providers"][path[1]]["name"], {})
         limit = min(pool.get("max-ram", math.inf), quota.get("ram", math.inf))
-        for option in _ram(path, pool, limit, (demand, launch, assumptions), sufficient):
+        where = name.removeprefix("max-servers of ")
+        for option in _ram(path, where, pool, limit, (demand, launch, assumptions), sufficient):
             found[option.name] = replace(option, gain=weight * option.gain)
     useful = [option for option in found.values() if len(option.candidates) > 1]
     return sorted(useful, key=lambda option: -option.gain)
@@ -266,6 +267,7 @@ def _max_servers(
 
 def _ram(
     path: tuple[str | int, ...],
+    where: str,
     pool: Mapping[str, Any],
     limit: float,
     use: tuple[Sequence[Demand], Mapping[str, float], Assumptions],
@@ -283,7 +285,7 @@ def _ram(
         less = sufficient.get(label, value)
         if less < value and (then := _missing(_levels(*use, sizes | {label: less}), limit)) < now:
             at = (*path[:-1], "labels", place, "ram")
-            name = f"ram of label {label} in pool {pool['name']}"
+            name = f"ram of label {label} in {where}"
             yield Option(at, name, value, (less, value), less, (now - then) / value, label)
 
 

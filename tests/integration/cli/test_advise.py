@@ -133,7 +133,7 @@ def use(name: str, begin: float, label: str) -> list[dict[str, Any]]:
         },
         {"time": begin + 3, "type": "node-changed", "state": "in-use", "before": "ready", **node},
         {"time": begin + 303, "type": "node-changed", "state": "used", "before": "in-use", **node},
-        {"time": begin + 310, "type": "node-usage", "node": name, "memory_peak": 512 << 20},
+        {"time": begin + 310, "type": "node-usage", "memory_peak": 512 << 20, **node},
     ]
 
 

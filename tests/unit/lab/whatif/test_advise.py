@@ -183,12 +183,20 @@ def test_less_memory_is_a_candidate_if_the_limit_makes_requests_wait(limited_by:
     assumptions = Assumptions(quotas={"metal": {"ram": 8192}} if limited_by == "account" else {})
     demand = every(100, 200, use=380)
     (found,) = advise.options(given, demand, assumptions, 0.0, {"vm": 1024})
-    assert found.name == "ram of label vm in pool main" and found.label == "vm"
+    assert found.name == "ram of label vm in pool metal/main" and found.label == "vm"
     assert found.path == ("providers", 0, "pools", 0, "labels", 1, "ram")
     assert (found.value, found.guess, found.candidates) == (4096, 1024, (1024, 4096))
     (found,) = advise.options(given, demand, assumptions, 5.0, {"vm": 1024})
     # Two of four wait at each time.
     assert found.gain == pytest.approx(5 * 2 * demand[-1].time / HOUR, rel=0.1)
+
+
+def test_same_label_has_less_memory_in_each_provider() -> None:
+    given, other = (slivers(**{"max-ram": 8192}) for _ in range(2))
+    other["providers"][0]["name"] = "more"
+    given["providers"] += other["providers"]
+    found = advise.options(given, every(100, 200, use=380), Assumptions(), 0.0, {"vm": 1024})
+    assert sorted(each.path[1] for each in found) == [0, 1]
 
 
 def test_memory_stays_without_evidence_or_if_nobody_waits_for_it() -> None:
