@@ -78,6 +78,7 @@ def with_suggestion(text: str, suggestion: str) -> str:
 REMEDIES = {
     "flavor": "correct the flavor of the label, or create it in the cloud",
     "image": "correct the image of the label, or upload the image to the cloud",
+    "held image": "see `nodepool explain image`",
     "quota": "raise the quota of the cloud, or use a smaller flavor",
     "launch": "repair what the message names; each request for the label retries",
     "scan": "check that sshd starts on the machine, that the launcher may reach its port "

@@ -145,7 +145,7 @@ class Snapshot:
         )
 
     def uploads_to_keep(self, image: str) -> set[UploadKey]:
-        """Return the ready uploads to keep (the recency table, BLD-10.A)."""
+        """Return the ready uploads to keep: the newest ones, and that in use (BLD-10.A)."""
         by_provider: dict[str, list[ImageUpload]] = defaultdict(list)
         for build in self.builds[image].values():
             if build.state == READY:
@@ -155,7 +155,10 @@ class Snapshot:
         return {
             upload_key(u)
             for uploads in by_provider.values()
-            for u in newest_first(uploads, KEPT_UPLOADS)
+            for u in (
+                *newest_first(uploads, KEPT_UPLOADS),
+                *newest_first((each for each in uploads if not each.held_back), 1),
+            )
         }
 
     def builds_to_keep(self, image: str, rules: Rules) -> set[str]:

@@ -330,4 +330,5 @@ class Verification(threading.Thread):
         if status < 0:
             raise _NotYet(f"ssh was killed by signal {-status}")
         said = one_line(output.content().decode("utf-8", "replace"))
-        return f"its command has ended with status {status}: {said}" if status else None
+        said = f": {said}" if said else ""
+        return f"its command has ended with status {status}{said}" if status else None

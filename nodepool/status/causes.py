@@ -624,10 +624,13 @@ def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None
 
 
 def _rolled_back(zk: Facade) -> Iterator[Problem]:
-    """Yield the images of which launchers use an earlier upload, because the newest fails."""
+    """Yield the images of which launchers use an earlier upload, because the newest fails.
+
+    Those without any upload in use are known already.
+    """
     for switch in rolled_back(zk.readImages()):
         image, mark = switch.used.image_name, switch.replaced.rolled_back
-        if mark is not None and mark.automatic:
+        if mark is not None and mark.automatic and switch.before is not None:
             yield Problem(
                 one_line(f"image {image}: build {switch.replaced.build_id} was {mark.text()}"),
                 switch.provider,

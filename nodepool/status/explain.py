@@ -618,7 +618,7 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
                 f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
             )
             found.logs[title] = "\n".join(each.tail)
-    ready = sum(1 for upload in uploads if upload.state == "ready")
+    ready = sum(1 for upload in uploads if upload.state == "ready" and not upload.held_back)
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
     _set(found, known.of_image(zk, name, configured, clock))
     if "nodepool explain image" in found.suggestion:  # this is its answer

@@ -104,7 +104,11 @@ def of_problems(zk: Facade) -> Iterator[Trouble]:
         if request.state in (REQUESTED, PENDING)
         for label in request.node_types
     }
-    usable = {upload.image_name for upload in zk.readImages().uploads if upload.state == READY}
+    usable = {
+        upload.image_name
+        for upload in zk.readImages().uploads
+        if upload.state == READY and not upload.held_back
+    }
     alive = {
         name
         for report in zk.readReports()

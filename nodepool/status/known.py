@@ -18,7 +18,7 @@ from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
 from nodepool.zk.reports import number
-from nodepool.zk.rollback import why_unused
+from nodepool.zk.rollback import unused, why_unused
 
 Clock = Callable[[], float]
 UNKNOWN = "its reason is no longer known"
@@ -300,11 +300,16 @@ def of_image(
     if ready and entry["providers"] <= ready:
         return None
     for provider in sorted(entry["providers"] - ready):
-        if unused := why_unused(data, name, provider):
+        upload = unused(data, name, provider)
+        if upload is not None and upload.rolled_back is not None:
+            use = f"`nodepool image-rollforward {name} --provider {provider}`"
             return Cause(
-                f"image {name}: no upload is used in provider {provider}: {unused}",
-                f"`nodepool image-rollforward {name} --provider {provider}` uses it without "
-                "verification",
+                f"image {name}: no upload is used in provider {provider}: "
+                + why_unused(data, name, provider),
+                f"{use} uses it without verification"
+                if upload.rolled_back.unverified
+                else f"repair the image and run `nodepool image-build {name}`, or use this build "
+                f"with {use}",
                 "image",
             )
     lacking = ", ".join(sorted(entry["providers"] - ready))

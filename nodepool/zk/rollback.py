@@ -108,17 +108,20 @@ class _Uploads:
         return None
 
 
+def _noted(data: ImageData) -> Iterator[_Uploads]:
+    """Yield the uploads of each image at each provider where one has a note."""
+    places = {
+        (upload.image_name or "", upload.provider_name or "")
+        for upload in data.uploads
+        if upload.rolled_back
+    }
+    return (_Uploads(data, image, provider) for image, provider in sorted(places))
+
+
 def rolled_back(data: ImageData) -> list[Switch]:
     """Return the roll-backs in force."""
     found = []
-    for image, provider in sorted(
-        {
-            (upload.image_name or "", upload.provider_name or "")
-            for upload in data.uploads
-            if upload.rolled_back
-        }
-    ):
-        uploads = _Uploads(data, image, provider)
+    for uploads in _noted(data):
         replaced = next(uploads.replaced(), None)
         if replaced is not None:
             found.append(Switch(replaced, uploads.current or replaced))
@@ -126,22 +129,33 @@ def rolled_back(data: ImageData) -> list[Switch]:
 
 
 def unverified(data: ImageData) -> list[Switch]:
-    """Return the uploads that wait for their verification."""
-    return [
-        each
-        for each in rolled_back(data)
-        if each.replaced.rolled_back is not None and each.replaced.rolled_back.unverified
-    ]
+    """Return the uploads that wait for their verification.
+
+    An older one waits as well if no upload is used and the newer ones are bad.
+    """
+    found = []
+    for uploads in _noted(data):
+        held = list(uploads.replaced())
+        for upload in held if uploads.current is None else held[:1]:
+            if upload.rolled_back is not None and upload.rolled_back.unverified:
+                found.append(Switch(upload, uploads.current or upload))
+                break
+    return found
+
+
+def unused(data: ImageData, image: str, provider: str) -> ImageUpload | None:
+    """Return the newest upload if launchers use none although there are some."""
+    uploads = _Uploads(data, image, provider)
+    return uploads.ready[0] if uploads.ready and uploads.current is None else None
 
 
 def why_unused(data: ImageData, image: str, provider: str) -> str:
     """Return why launchers use no upload although there are some; empty: that is not so."""
-    uploads = _Uploads(data, image, provider)
-    mark = uploads.ready[0].rolled_back if uploads.ready and uploads.current is None else None
-    if mark is None:
+    upload = unused(data, image, provider)
+    if upload is None or upload.rolled_back is None:
         return ""
     # The upload that it names does not exist any more.
-    return f"build {uploads.ready[0].build_id} is {replace(mark, build='').text()}"
+    return f"build {upload.build_id} is {replace(upload.rolled_back, build='').text()}"
 
 
 def upload_of(

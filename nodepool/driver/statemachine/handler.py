@@ -54,15 +54,19 @@ class StateMachineHandler(NodeRequestHandler, Serving):
                     text = f"disk image {image} (option diskimage) " + (
                         f"is not used here: {unused}" if unused else "has not been uploaded here"
                     )
-                    problems.note(name, "image", text, functools.partial(self._uploaded, image))
+                    solved = functools.partial(self._changed, image, unused)
+                    problems.note(name, "image", text, solved, "held image" if unused else None)
                     return False
                 problems.clear(name, "image")
         return True
 
-    def _uploaded(self, image: str) -> bool:
-        """Return whether the mirror shows an upload."""
-        tree = self.zk.image_tree
-        return tree is not None and tree.newest_ready(image, self.provider.name) is not None
+    def _changed(self, image: str, unused: str) -> bool:
+        """Return whether the mirror shows a usable upload, or another reason why there is none."""
+        tree, provider = self.zk.image_tree, self.provider.name
+        return tree is not None and (
+            tree.newest_ready(image, provider) is not None
+            or why_unused(self.zk.readImages(), image, provider) != unused
+        )
 
     # -- quota
 

@@ -386,6 +386,20 @@ def test_upload_after_a_bad_first_one_is_verified_as_the_first_one(scene: Scene)
 
 
 @pytest.mark.spec("BLD-25.8")
+def test_first_upload_waits_again_if_the_next_one_is_bad(scene: Scene) -> None:
+    """It was not verified when the next one arrived; nothing else can be used."""
+    first = finish(scene, None, 40)
+    scene.rollbacks.hold_back(first)
+    bad = finish(scene, first, 20)
+    scene.rollbacks.hold_back(bad)
+    assert not scene.rollbacks.verified(first, None), "a newer one is verified before"
+    assert scene.rollbacks.verified(bad, "no network") and scene.launched() is None
+    (switch,) = unverified(scene.zk.readImages(cached=False))
+    assert switch.replaced.build_id == switch.used.build_id == first.build_id
+    assert scene.rollbacks.verified(first, None) and scene.launched() == first.build_id
+
+
+@pytest.mark.spec("BLD-25.8")
 @pytest.mark.parametrize("older", [False, True])
 def test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted(
     scene: Scene, older: bool

@@ -9,6 +9,7 @@ import pytest
 from nodepool.builder.retention import Snapshot, upload_candidates, upload_key
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import ImageUpload, Rollback
+from nodepool.zk.records.images import VERIFICATION
 from nodepool.zk.rollback import STEP
 from tests.unit.builder.test_retention import IMAGE, build, data, pairs, provider, rules, upload
 
@@ -40,6 +41,16 @@ def test_upload_in_use_is_kept_while_newer_builds_are_not_uploaded() -> None:
     found = rolled_back(builds=4)
     kept = Snapshot(found).uploads_to_keep(IMAGE)
     assert (IMAGE, "b1", "east", "0000000001") in kept and deleted(found) == set()
+
+
+@pytest.mark.spec("BLD-25.8")
+def test_upload_in_use_is_kept_although_two_newer_ones_are_held_back() -> None:
+    bad, waits = (upload(f"b{i}", "east", 1, 10 * i) for i in (2, 3))
+    bad.rolled_back = replace(MARK, by=VERIFICATION, automatic=True)
+    waits.rolled_back = replace(MARK, by=VERIFICATION, unverified=True)
+    used = upload("b1", "east", 1, 10)
+    found = data([build(f"b{i}", i * 10) for i in (1, 2, 3)], [used, bad, waits])
+    assert deleted(found) == set()
 
 
 @pytest.mark.spec("BLD-22.4")

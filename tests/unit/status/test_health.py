@@ -98,9 +98,29 @@ def test_dead_host_is_amber_while_another_one_is_usable(mirror: Mirror) -> None:
 def test_failing_image_is_amber_while_an_upload_is_usable(mirror: Mirror) -> None:
     mirror.problem("image noble: the last build failed: x")
     mirror.uploads.append(
-        SimpleNamespace(image_name="noble", state="ready", provider_name="east", rolled_back=None)
+        SimpleNamespace(
+            image_name="noble",
+            state="ready",
+            provider_name="east",
+            rolled_back=None,
+            held_back=False,
+        )
     )
     assert mirror.health().level == "amber"
+
+
+def test_failing_image_is_red_while_its_only_upload_is_held_back(mirror: Mirror) -> None:
+    mirror.problem("image noble: no upload is used in provider east")
+    mirror.uploads.append(
+        SimpleNamespace(
+            image_name="noble",
+            state="ready",
+            provider_name="east",
+            rolled_back=None,
+            held_back=True,
+        )
+    )
+    assert mirror.health().level == "red"
 
 
 def test_launcher_that_is_not_ready_or_has_an_old_configuration_is_named(mirror: Mirror) -> None:

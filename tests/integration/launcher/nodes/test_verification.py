@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
+import json
 import pathlib
 import socket
 import threading
@@ -461,6 +462,29 @@ def test_first_upload_is_verified_before_any_request_gets_it(
     scene.all_gone()
     _request, (node,) = scene.bench.fulfilled("small")
     assert node.image_id == upload_path(new)
+
+
+@pytest.mark.spec("BLD-25.8")
+def test_bad_first_upload_is_one_problem_with_its_remedy(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was true when a request was declined is not shown any more."""
+    scene.bench.zk.deleteUpload(IMAGE, scene.old.build_id, PLACE, scene.old.id)
+    new, gate = scene.hold_back(), scene.tmp / "gate"
+    given = scene.config(command=f"until [ -e '{gate}' ]; do sleep 0.1; done; exit 4", timeout=600)
+    scene.bench.start(given)
+    scene.bench.wait_request(scene.bench.submit("small"), "failed")
+    gate.touch()
+    wait_for(lambda: not scene.stored(new).rolled_back.unverified, 40, "the result")
+    shell = Shell(scene.bench.config(given), capsys)
+    text = f"build {new.build_id} is held back by verification: its command has ended with status 4"
+    (row,) = [
+        row
+        for row in json.loads(shell("problem-list", "--json"))
+        if str(new.build_id) in row["problem"]
+    ]
+    assert f"{text}. Suggestion: repair the image" in row["problem"]
+    assert "without verification" not in row["problem"]
 
 
 @pytest.mark.spec("BLD-25.5")
