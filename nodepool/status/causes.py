@@ -632,7 +632,7 @@ def _rolled_back(zk: Facade) -> Iterator[Problem]:
         image, mark = switch.used.image_name, switch.replaced.rolled_back
         if mark is not None and mark.automatic and switch.before is not None:
             yield Problem(
-                one_line(f"image {image}: build {switch.replaced.build_id} was {mark.text()}"),
+                one_line(f"image {image}: build {switch.replaced.build_id} was {switch.text}"),
                 switch.provider,
                 help=f"repair the image and run `nodepool image-build {image}`, or return to this "
                 f"build with `nodepool image-rollforward {image} --provider {switch.provider}`",

@@ -155,7 +155,7 @@ def _uploads(zk: Facade, row: dict[str, Any], now: float) -> Iterator[tuple[str,
         for each in sorted(uploads, key=lambda each: each.state_time or 0)
     }
     replaced = {
-        switch.provider: switch.replaced
+        switch.provider: switch
         for switch in rolled_back(zk.readImages())
         if switch.used.image_name == row["image"]
     }
@@ -167,7 +167,8 @@ def _uploads(zk: Facade, row: dict[str, Any], now: float) -> Iterator[tuple[str,
             else f"{last.state} for {format_duration(now - (last.state_time or now))}"
         )
         yield f"upload to {provider}", text
-        mark = replaced[provider].rolled_back if provider in replaced else None
-        if mark is not None:
+        switch = replaced.get(provider)
+        mark = None if switch is None else switch.replaced.rolled_back
+        if switch is not None and mark is not None:
             ago = format_duration(now - mark.time)
-            yield f"build {replaced[provider].build_id} there", f"{mark.text()} ({ago} ago)"
+            yield f"build {switch.replaced.build_id} there", f"{switch.text} ({ago} ago)"

@@ -11,7 +11,8 @@ from nodepool.status.once import Facade
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import BuildProgress, UploadFailure, UploadProgress
-from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload, Rollback
+from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.rollback import rolled_back, upload_path
 from nodepool.zk.zookeeper import ZooKeeper
 
 UPLOAD_COLUMNS = {
@@ -82,11 +83,11 @@ def _upload_row(upload: ImageUpload) -> dict[str, Any]:
 
 
 def _upload_progress(
-    running: UploadProgress | None, failure: UploadFailure | None, mark: Rollback | None = None
+    running: UploadProgress | None, failure: UploadFailure | None, note: str | None = None
 ) -> dict[str, Any]:
     return {
         "bytes_total": running.bytes_total if running else None,
-        "reason": failure.reason if failure else mark.text() if mark else None,
+        "reason": failure.reason if failure else note,
     }
 
 
@@ -97,13 +98,13 @@ def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
     :param ended: with ``detail``: include the last failed upload to a provider whose record was
         deleted.
     """
-    uploads = sorted(
-        zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id)
-    )
+    data = zk.readImages()
+    uploads = sorted(data.uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
     if not detail:
         return Results([_upload_row(upload) for upload in uploads], UPLOAD_COLUMNS)
     progress = zk.readProgress()
     failures = {(f.image, f.build, f.provider, f.upload): f for f in progress.failures.values()}
+    notes = {upload_path(each.replaced): each.text for each in rolled_back(data)}
     rows = []
     for upload in uploads:
         build, provider, number = upload.build_id or "", upload.provider_name or "", upload.id or ""
@@ -111,7 +112,9 @@ def image_list(zk: Facade, detail: bool = False, ended: bool = True) -> Results:
         failure = failures.pop((upload.image_name or "", build, provider, number), None)
         if upload.state != UPLOADING:
             running = None
-        extra = _upload_progress(running, failure, upload.rolled_back)
+        mark = upload.rolled_back
+        note = notes.get(upload_path(upload), mark.text() if mark is not None else None)
+        extra = _upload_progress(running, failure, note)
         rows.append({**_upload_row(upload), **extra})
     if ended:
         rows += [

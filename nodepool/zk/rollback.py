@@ -51,6 +51,16 @@ class Switch:
         """Return the replaced upload if it is another one."""
         return None if self.replaced is self.used else self.replaced
 
+    @property
+    def text(self) -> str:
+        """Return what has happened to the replaced upload, for people.
+
+        The upload that its note names may have been deleted since.
+        """
+        mark, before = self.replaced.rolled_back, self.before
+        used = "" if before is None else self.used.build_id or ""
+        return "" if mark is None else replace(mark, build=used).text()
+
 
 def upload_path(upload: ImageUpload) -> str:
     """Return the path of an upload, which nodes have as ``image_id``."""
@@ -152,10 +162,7 @@ def unused(data: ImageData, image: str, provider: str) -> ImageUpload | None:
 def why_unused(data: ImageData, image: str, provider: str) -> str:
     """Return why launchers use no upload although there are some; empty: that is not so."""
     upload = unused(data, image, provider)
-    if upload is None or upload.rolled_back is None:
-        return ""
-    # The upload that it names does not exist any more.
-    return f"build {upload.build_id} is {replace(upload.rolled_back, build='').text()}"
+    return "" if upload is None else f"build {upload.build_id} is {Switch(upload, upload).text}"
 
 
 def upload_of(

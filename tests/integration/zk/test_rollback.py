@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from nodepool.status.images import image_list
 from nodepool.zk import paths
 from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload, NodeRequest
 from nodepool.zk.rollback import (
@@ -412,6 +413,11 @@ def test_upload_that_is_held_back_is_not_used_when_the_one_in_use_is_deleted(
     assert scene.launched() == (oldest.build_id if oldest is not None else None)
     why = why_unused(scene.zk.readImages(cached=False), IMAGE, "east")
     assert ("there is no other one" in why) is not older
+    # No one names the deleted build as the one in use.
+    used = f"build {oldest.build_id} is used" if oldest is not None else "there is no other one"
+    scene.zk.kazoo_client.sync(paths.IMAGES)
+    rows = {row["id"]: row for row in image_list(scene.zk, detail=True).rows}
+    assert rows[new.build_id]["reason"] == f"held back until it is verified; {used}"
     before = scene.stored(oldest) if oldest is not None else None
     (switch,) = unverified(scene.zk.readImages(cached=False))
     assert upload_path(switch.replaced) == upload_path(new)
