@@ -39,7 +39,7 @@ def start(
     }
     for name in ("XDG_STATE_HOME", "STATE_DIRECTORY"):
         env.pop(name, None)
-    # The directory of the default pid file may be there on this machine.
+    # The directory of the default pid file may be there on this machine; this one is not.
     with open(launcher.log, "ab") as out:
         launcher.process = subprocess.Popen(
             [
@@ -49,7 +49,7 @@ def start(
                 "-c",
                 str(launcher.config),
                 "-p",
-                "/nonexistent/nodepool.pid",
+                str(bench.tmp / "none" / "nodepool.pid"),
             ],
             stdout=out,
             stderr=out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +39,8 @@ def stored(database: Database) -> list[dict[str, Any]]:
 
 
 def reconciler(database: Database, backend: Any) -> SliverReconciler:
-    config: Any = Mock(create_concurrency=1, delete_concurrency=1, state_dir="/nonexistent")
+    state = os.path.dirname(database.path)
+    config: Any = Mock(create_concurrency=1, delete_concurrency=1, state_dir=state)
     events = Events(database, backend.usage, lambda: None)
     slivers = Mock()
     made = SliverReconciler(config, database, backend, slivers, Mock(), events)
