@@ -396,7 +396,8 @@ def run(
             )
         text = streams[1].last.decode("utf-8", "replace").strip()
         if not _TOO_MANY.search(text) or time.monotonic() > min(limit, deadline or limit):
-            raise Lost(text or f"{argv[0]} has ended without a reason")
+            # OpenSSH 10 says nothing if the server closes the connection.
+            raise Lost(text or f"the connection was closed, and {argv[0]} gave no reason")
         time.sleep(random.uniform(*PAUSES))
 
 

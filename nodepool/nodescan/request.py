@@ -222,9 +222,10 @@ class NodescanRequest:
                 yield from self._pause(error)
 
     def _addresses(self, flags: int = 0) -> list[Address]:
-        found = socket.getaddrinfo(
-            self.ip, int(self.node.connection_port), 0, socket.SOCK_STREAM, 0, flags
-        )
+        port = int(self.node.connection_port)
+        if not 0 <= port < 1 << 16:  # an error of the name service since Python 3.13
+            raise ValueError("ports end at 65535")
+        found = socket.getaddrinfo(self.ip, port, 0, socket.SOCK_STREAM, 0, flags)
         return [(family, sockaddr) for family, _type, _proto, _name, sockaddr in found]
 
     def _read_key(self, kind: str, address: Address, algorithms: list[str]) -> Steps[None]:

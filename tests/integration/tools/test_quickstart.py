@@ -145,7 +145,7 @@ def test_a_signal_for_all_of_it(kept: Kept) -> None:
     its slivers are removed.
     """
     kept.wait_running()
-    kept.nodepool("request", "create", *["host"] * 12, "--wait", f"{limit(60):.0f}")
+    kept.nodepool("request", "create", *["host"] * 4, "--wait", f"{limit(60):.0f}")
     assert kept.left(), "there are slivers with mounts"
     os.killpg(kept.process.pid, signal.SIGINT)
     kept.process.wait(limit(90))

@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_230,
     "tools": 3_028,
     "recovery": 345,
-    "package": 57_248,
+    "package": 57_251,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

@@ -389,7 +389,7 @@ def test_unresolvable_name_fails_the_scan(
 
 @pytest.mark.parametrize(
     ("address", "port"),
-    [("a" * 300, 22), ("\ud800", 22), ("a..b", 22), ("127.0.0.1", None), ("127.0.0.1", 10**30)],
+    [("a" * 300, 22), ("\ud800", 22), ("a..b", 22), ("127.0.0.1", None), ("127.0.0.1", 1 << 16)],
     ids=["long", "no text", "empty label", "no port", "huge port"],
 )
 def test_address_that_cannot_exist_fails_immediately_and_without_a_traceback(
