@@ -883,8 +883,7 @@ def test_operators_rotate_labels_and_end_that(api: Api) -> None:
     answer = api.call("PUT", path, body, operator)
     assert (answer.status, answer.content["by"]) == (200, "carol")
     assert answer.content["nodes"] == 1 and answer.content["reason"] == "new flavor"
-    (listed,) = api.call("GET", "/rotations").content["rotations"]
-    assert listed == answer.content
+    wait_for(lambda: api.call("GET", "/rotations").content["rotations"] == [answer.content])
     assert api.call("DELETE", path, token=api.token()).status == 403
     assert api.call("DELETE", path, token=operator).status == 204
     assert api.call("DELETE", path, token=operator).status == 404

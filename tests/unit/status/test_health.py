@@ -95,7 +95,10 @@ def test_dead_host_is_amber_while_another_one_is_usable(mirror: Mirror) -> None:
     assert mirror.health().level == "amber"
 
 
-def test_failing_image_is_amber_while_an_upload_is_usable(mirror: Mirror) -> None:
+@pytest.mark.parametrize(("held_back", "level"), [(False, "amber"), (True, "red")])
+def test_failing_image_is_amber_while_an_upload_is_usable(
+    mirror: Mirror, held_back: bool, level: str
+) -> None:
     mirror.problem("image noble: the last build failed: x")
     mirror.uploads.append(
         SimpleNamespace(
@@ -103,24 +106,10 @@ def test_failing_image_is_amber_while_an_upload_is_usable(mirror: Mirror) -> Non
             state="ready",
             provider_name="east",
             rolled_back=None,
-            held_back=False,
+            held_back=held_back,
         )
     )
-    assert mirror.health().level == "amber"
-
-
-def test_failing_image_is_red_while_its_only_upload_is_held_back(mirror: Mirror) -> None:
-    mirror.problem("image noble: no upload is used in provider east")
-    mirror.uploads.append(
-        SimpleNamespace(
-            image_name="noble",
-            state="ready",
-            provider_name="east",
-            rolled_back=None,
-            held_back=True,
-        )
-    )
-    assert mirror.health().level == "red"
+    assert mirror.health().level == level
 
 
 def test_launcher_that_is_not_ready_or_has_an_old_configuration_is_named(mirror: Mirror) -> None:
