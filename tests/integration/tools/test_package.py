@@ -73,7 +73,7 @@ def test_manual_pages_and_completion_have_all_commands_and_options(
     page = path.read_text().replace("\\-", "-")
     bash = ETC / "completion" / "bash" / program
     zsh = ETC / "completion" / "zsh" / f"_{program}"
-    missing = []
+    missing, texts = [], " ".join(re.sub(r"\\f.|\\&|\\", "", page).split())
     for words, parser in parsers(importlib.import_module(PROGRAMS[program]).create_parser()):
         wanted = {
             option
@@ -82,6 +82,8 @@ def test_manual_pages_and_completion_have_all_commands_and_options(
             for option in action.option_strings
         }
         wanted |= set(words.split())
+        described = " ".join((parser.description or "").replace("\\", "").split()).rstrip(".")
+        missing += [("page", words, described)] if words and described not in texts else []
         for text, where in ((page, "page"), (bash.read_text(), "bash"), (zsh.read_text(), "zsh")):
             missing += [(where, words, each) for each in wanted if each not in text]
     # shtab takes it for the same as "request list", of which it is another name.
