@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pathlib
 import signal
@@ -22,8 +21,6 @@ LIMITS = ("blkio.throttle.write_iops_device", "io.max")
 #: Removes the folder and the control group when the last process of the run has ended, however.
 JANITOR = 'trap "" INT TERM; cat; [ -z "$1" ] || rmdir "$1"; [ -n "$2" ] || rm -rf "$0"'
 NAMESPACES = ("--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def make_group() -> str:
@@ -42,8 +39,8 @@ def make_group() -> str:
 
 @contextmanager
 def janitor(folder: str, group: str, keep: bool) -> Iterator[int]:
-    """Yield a file descriptor that every process of the run inherits; when all of them have
-    ended, the folder and the group are removed, also if this process was killed.
+    """Yield a file descriptor for the process that waits for the end of all others of the run;
+    when both have ended, the folder and the group are removed, also if this one was killed.
     """
     read, write = os.pipe()
     words = ["sh", "-c", JANITOR, folder, group, "keep" if keep else ""]
@@ -56,10 +53,6 @@ def janitor(folder: str, group: str, keep: bool) -> Iterator[int]:
         process.wait(60)
 
 
-def end_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def main() -> int:
     args = arguments()
     if os.geteuid() != 0:
@@ -69,16 +62,21 @@ def main() -> int:
     load_tool("linearizable").build()
     others.environment()
     folder, group = tempfile.mkdtemp(prefix="nodepool-ensemble-"), make_group()
+    # The first process of the namespace ends when nobody can write here any more, and with it all
+    # others. Only then does ``unshare`` end, and only then may the janitor remove the folder:
+    # ``unshare`` must survive the death of this process.
+    lifeline, life = os.pipe()
     with janitor(folder, group, args.keep) as pipe:
         command = ["unshare", *NAMESPACES, sys.executable, "-m", "tests.ensemble.inside"]
         command += [*sys.argv[1:], "--folder", folder, *(["--throttle", group] if group else [])]
-        child = subprocess.Popen(command, preexec_fn=end_with_parent, pass_fds=[pipe])
+        command += ["--lifeline", str(lifeline)]
+        child = subprocess.Popen(command, pass_fds=[pipe, lifeline])
         try:
             return child.wait()
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         finally:
-            child.kill()
+            os.close(life)
             child.wait()
             if args.keep:
                 print(f"Kept: {folder}", file=sys.stderr)

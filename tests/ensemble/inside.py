@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
 from tests.ensemble import report
 from tests.ensemble.options import arguments
 from tests.ensemble.seeds import Run, as_json, run_all
 
 
+def end_with(lifeline: int) -> None:
+    """End this process, the first of its namespace, and so all others, when the pipe closes."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
 def main() -> int:
     args = arguments()
     assert args.folder is not None
+    threading.Thread(target=end_with, args=(args.lifeline,), name="lifeline", daemon=True).start()
     run = Run(args.folder, args.throttle)
     try:
         if args.fault in run.omitted:
