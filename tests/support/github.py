@@ -60,7 +60,11 @@ while job is None:
             except urllib.error.HTTPError:
                 pass
     time.sleep(0.1)
-subprocess.run([root / "bin" / "Runner.Worker", str(behavior["seconds"])], check=True)
+worker = subprocess.run([root / "bin" / "Runner.Worker", str(behavior["seconds"])])
+hook = os.environ["ACTIONS_RUNNER_HOOK_JOB_COMPLETED"]
+with open(root / "job.log", "ab") as log:
+    subprocess.run(["bash", "-e", hook], stdout=log, stderr=log, cwd="/", check=True)
+worker.check_returncode()
 call("POST", "/jobs/%d/complete" % job, {{"result": "succeeded"}})
 sys.exit(behavior["status"])
 """

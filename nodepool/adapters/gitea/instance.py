@@ -39,6 +39,8 @@ class Runners:
     :param command: program and arguments that start the runner.
     """
 
+    shows_kills = False
+
     def __init__(
         self,
         kind: Kind,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nodepool.adapters.github.service import Service, ServiceError, Session, moment
 from nodepool.adapters.runners.fleet import Fleet
-from nodepool.adapters.runners.forge import ForgeError, Kind
+from nodepool.adapters.runners.forge import KILLS, ForgeError, Kind
 from nodepool.adapters.runners.program import Pools
 from nodepool.adapters.runners.runner import BUSY
 
@@ -30,6 +30,17 @@ CLOSE, EMPTY = 5.0, 1.0
 OUTDATED = 1800.0
 #: Jobs that are remembered as waiting; the numbers do not depend on them.
 MOST_JOBS = 500
+
+
+#: What the runner runs at the end of a job, in the job's log: it names what was killed for memory.
+#: The control group shows a kill before its name arrives here.
+JOB_ENDED = f"""\
+cd "$(dirname "$0")"
+n=0
+while [ ! -s {KILLS} ] && [ $n -lt 30 ] && grep -q '^oom_kill [1-9]' \\
+    /sys/fs/cgroup/memory.events 2> /dev/null; do sleep 0.1; n=$((n + 1)); done
+sed 's/%/%25/g; s/^/::error title=Out of memory::/' {KILLS}
+"""
 
 
 @dataclass(frozen=True)
@@ -49,14 +60,18 @@ class ScaleSet:
     """One scale set: the forge of its fleet."""
 
     worker = r"Runner\.Worker"
+    shows_kills = True
 
     def __init__(
         self, settings: Settings, service: Service, pools: Pools, stopping: threading.Event
     ) -> None:
         self.settings, self._service, self._stopping = settings, service, stopping
         # The secret leaves the disk before the runner starts, and the environment as soon as it
-        # has.
+        # has. The image may name its own script for the end of a job.
         self.script = (
+            f"printf %s {shlex.quote(JOB_ENDED)} > job-ended.sh; : > {KILLS}; "
+            ': "${ACTIONS_RUNNER_HOOK_JOB_COMPLETED:=$PWD/job-ended.sh}"; '
+            "export ACTIONS_RUNNER_HOOK_JOB_COMPLETED; "
             f"([ -x {shlex.quote(settings.folder)}/bin/Runner.Listener ] || exit 127; "
             "ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat secret) && rm -f secret && export "
             "ACTIONS_RUNNER_INPUT_JITCONFIG "

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+#: File in the folder of a runner on its node: a line for each process that was killed for memory.
+KILLS = "kills"
+
 
 class ForgeError(Exception):
     """The forge refuses a call, or does not answer."""
@@ -17,10 +20,12 @@ class Forge(Protocol):
         status is the runner's.
     :ivar worker: extended regular expression for the name of the process that exists while a job
         runs; empty: only the forge knows, and `Runner.works` is called.
+    :ivar shows_kills: the script puts the lines of the file `KILLS` into the log of the job.
     """
 
     script: str
     worker: str
+    shows_kills: bool
 
     def register(self, name: str) -> bytes:
         """Register a runner of this name, again if there is one; return its secret.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from nodepool.adapters.runners.forge import Forge, ForgeError, Kind
+from nodepool.adapters.runners.forge import KILLS, Forge, ForgeError, Kind
 from nodepool.client import Lease, LeaseEnded, NodepoolError, NotAllowed, Pool
 from nodepool.texts import killed
 
@@ -31,7 +31,7 @@ COMPARE, OFFLINE, UNKNOWN = 60.0, 300.0, 120.0
 TAIL = 1500
 #: Seconds to wait for the news that a process was killed for memory, and processes that are named:
 #: as many as a node manager names.
-KILLS, MOST_KILLS = 1.0, 20
+NEWS, MOST_KILLS = 1.0, 20
 #: Folder on the node, below the home directory of the login user.
 HOME, FOLDER = 'cd "${HOME:-/}"', ".nodepool-runner"
 
@@ -129,10 +129,30 @@ class Runner:
 
     def killed(self, kill: Mapping[str, object]) -> None:
         """Note that a process was killed for memory on the node; this may be repeated."""
+        line = self._killed(kill)
+        if line and self.begun and self.fleet.forge.shows_kills:
+            threading.Thread(
+                target=self._show, args=(line,), name=f"kill-{self.name}", daemon=True
+            ).start()
+
+    def _killed(self, kill: Mapping[str, object]) -> str:
+        """Note a kill; return its line, or nothing for one that is known or too many."""
         line = killed(kill)
         if line not in self.kills and len(self.kills) < MOST_KILLS:
             self.kills.append(line)
             self._report(line, logging.WARNING)
+            return line
+        return ""
+
+    def _show(self, line: str) -> None:
+        """Give the line to the script that runs at the end of the job."""
+        assert self.lease is not None
+        try:
+            self.lease.run(
+                f"{HOME}; cat >> {self._folder}/{KILLS}", input=f"{line}\n".encode(), timeout=QUICK
+            )
+        except (NodepoolError, OSError, subprocess.SubprocessError) as error:
+            self._report(f"the log of the job does not name what was killed: {error}")
 
     def dismiss_soon(self, why: str) -> None:
         """Dismiss the runner; do not wait."""
@@ -385,8 +405,8 @@ class Runner:
         number = int(status) if word == "ended" and status.lstrip("-").isdecimal() else None
         failure = self.fleet.forge.failure(number)
         assert self.lease is not None
-        for kill in self.lease.find_kills(0.0 if failure is None or self.kills else KILLS):
-            self.killed(kill)
+        for kill in self.lease.find_kills(0.0 if failure is None or self.kills else NEWS):
+            self._killed(kill)
         if failure is not None:
             text = f"{failure[0]}; its last output: {output.strip()[-TAIL:] or 'none'}"
             if self.had_job:

@@ -227,7 +227,9 @@ def test_runner_that_fails_is_reported(
     assert daemon.fleets[0].failures >= 1
 
 
-@pytest.mark.spec("issue 49, 2: in the log and the status, as the reason of a runner that died")
+@pytest.mark.spec(
+    "issue 49, 2: in log, status and the log of the job; as the reason of a dead runner"
+)
 def test_kill_for_memory_is_named_while_the_job_runs_and_when_its_runner_dies(
     site: Site,
     service: Emulator,
@@ -253,7 +255,18 @@ def test_kill_for_memory_is_named_while_the_job_runs_and_when_its_runner_dies(
     wait_for(lambda: mine.kills == [text.format(7)], 30, "the kill in the status")
     print(f"in the status after {time.monotonic() - began:.3f} s")
     assert time.monotonic() - began < limit(1.0)
+    kills = pathlib.Path.home() / ".nodepool-runner" / mine.name / "kills"
+    wait_for(lambda: kills.read_text() == f"{text.format(7)}\n", 30, "the kill on the node")
     end_worker(program)
+    wait_for((program.folder / "job.log").exists, 30, "the end of the job")
+    wait_for(
+        lambda: (
+            (program.folder / "job.log").read_text()
+            == f"::error title=Out of memory::{text.format(7)}\n"
+        ),
+        30,
+        "the kill in the log of the job",
+    )
     bench.pools[0].feed.note(KILLED, pid=8, **kill)
     wait_for(
         lambda: f"{text.format(7)}; {text.format(8)}" in caplog.text, 60, "the reason in the log"
@@ -338,7 +351,7 @@ def test_secret_of_a_runner_is_nowhere(
     ).stdout
     assert secret not in lines and secret not in caplog.text
     folder = pathlib.Path("~root").expanduser() / runner.FOLDER / program.started()[0]
-    assert sorted(each.name for each in folder.iterdir()) == ["log", "pid"]
+    assert sorted(each.name for each in folder.iterdir()) == ["job-ended.sh", "kills", "log", "pid"]
     assert all(secret not in each.read_text() for each in folder.iterdir())
     end_worker(program)
     [job] = service.jobs("running")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pathlib
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -717,3 +719,72 @@ def test_status_as_text() -> None:
         "  np-1  busy for 3 s  lease 200-1  acme/w: build (run 9); on node 1",
         "    ! process 7 (cc) was killed",
     ]
+
+
+def job_ended(folder: pathlib.Path, kills: str, counter: str | None) -> str:
+    """Return what the script for the end of a job writes, with this counter of kills."""
+    events = folder / "memory.events"
+    if counter is not None:
+        events.write_text(f"low 0\noom 0\noom_kill {counter}\n")
+    script = folder / "job-ended.sh"
+    assert listener.JOB_ENDED.count("/sys/fs/cgroup/memory.events") == 1
+    script.write_text(listener.JOB_ENDED.replace("/sys/fs/cgroup/memory.events", str(events)))
+    (folder / "kills").write_text(kills)
+    done = subprocess.run(
+        ["bash", "-e", script], capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("counter", [None, "0", "3"])
+def test_end_of_a_job_names_each_kill_in_its_log(tmp_path: pathlib.Path, counter: str) -> None:
+    expected = "::error title=Out of memory::100%25 one\n::error title=Out of memory::two\n"
+    assert job_ended(tmp_path, "100% one\ntwo\n", counter) == expected
+    assert job_ended(tmp_path, "", None if counter is None else "0") == ""
+
+
+def test_end_of_a_job_waits_for_the_name_of_what_the_control_group_counts(
+    tmp_path: pathlib.Path,
+) -> None:
+    # The script itself waits: what makes the time pass writes the line.
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    sleep = folder / "sleep"
+    sleep.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/waits\n[ ! -e {tmp_path}/known ] || "
+        f"echo late > {tmp_path}/kills\n"
+    )
+    sleep.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder), prepend=os.pathsep)
+        assert job_ended(tmp_path, "", "1") == ""
+        assert len((tmp_path / "waits").read_text().split()) == 30, "and no longer"
+        (tmp_path / "known").touch()
+        assert job_ended(tmp_path, "", "1") == "::error title=Out of memory::late\n"
+        assert len((tmp_path / "waits").read_text().split()) == 31
+
+
+def test_script_that_the_image_names_for_the_end_of_a_job_stays(tmp_path: pathlib.Path) -> None:
+    settings = Settings(Kind("set", "small", most=1), folder=str(tmp_path))
+    script = ScaleSet(settings, cast(Any, None), cast(Any, None), threading.Event()).script
+    program = tmp_path / "bin" / "Runner.Listener"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$ACTIONS_RUNNER_HOOK_JOB_COMPLETED"\n')
+    program.chmod(0o755)
+    (tmp_path / "secret").write_text("secret")
+    for own, expected in ((None, f"{tmp_path}/job-ended.sh"), ("/own.sh", "/own.sh")):
+        environment = {"PATH": os.environ["PATH"]}
+        environment |= {} if own is None else {"ACTIONS_RUNNER_HOOK_JOB_COMPLETED": own}
+        (tmp_path / "secret").write_text("secret")
+        done = subprocess.run(
+            ["sh", "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=tmp_path,
+            env=environment,
+        )
+        assert done.stdout.strip() == expected, done.stderr
+    assert (tmp_path / "job-ended.sh").read_text() == listener.JOB_ENDED

@@ -25,7 +25,7 @@ from tests.conftest import wait_for
 
 
 class NoForge:
-    script, worker = "true", ""
+    script, worker, shows_kills = "true", "", True
 
     def register(self, name: str) -> bytes:
         return b""
@@ -110,6 +110,7 @@ class Held:
     def __init__(self, *answers: str | int | Exception) -> None:
         self.answers, self.nodes = list(answers), [Node("1")]
         self.scripts: list[str] = []
+        self.inputs: list[object] = []
         self.returned = threading.Event()
         self.error: NodepoolError | None = None
         self.notes: dict[str, str] = {}
@@ -122,8 +123,9 @@ class Held:
     def find_kills(self, _longest: float) -> list[dict[str, Any]]:
         return self.kills
 
-    def run(self, script: str, **_options: Any) -> Done:
+    def run(self, script: str, **options: Any) -> Done:
         self.scripts.append(script)
+        self.inputs.append(options.get("input"))
         answer = self.answers.pop(0) if self.answers else ""
         if isinstance(answer, Exception):
             raise answer
@@ -337,6 +339,28 @@ def test_kill_is_of_the_runner_of_its_node_and_a_flood_is_bounded(fleet: Fleet) 
     status: Any = fleet.status()
     [found] = [each for each in status["runners"] if each["kills"]]
     assert (found["name"], found["kills"]) == (mine.name, mine.kills)
+
+
+@pytest.mark.parametrize("answer", ["", OSError("no route")])
+def test_kill_is_written_for_the_log_of_the_job_where_the_forge_shows_it(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, answer: str | Exception
+) -> None:
+    lease: Any = Held(answer)
+    runner = Runner(fleet, "mine", lease)
+    with caplog.at_level("INFO"):
+        runner.killed(kill(4711))
+        wait_for(lambda: not [t for t in threading.enumerate() if t.name == "kill-mine"])
+    line = "process 4711 (cc1plus) was killed: the node's memory limit of 2 GiB was reached"
+    assert lease.inputs == [f"{line}\n".encode()]
+    assert lease.scripts[0].endswith(".nodepool-runner/mine/kills")
+    assert ("the log of the job does not name what was killed: no route" in caplog.text) == (
+        answer != ""
+    )
+    runner.killed(kill(4711))
+    runner._killed(kill(4712))
+    fleet.forge.shows_kills = False
+    runner.killed(kill(4713))
+    assert len(runner.kills) == 3 and len(lease.scripts) == 1
 
 
 @pytest.mark.parametrize(
