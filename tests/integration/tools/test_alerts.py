@@ -63,6 +63,25 @@ def test_dashboard_and_alerts_use_only_existing_metrics() -> None:
                 assert label in there.get(name, set()) | {"job"}, (name, label)
 
 
+@pytest.mark.spec("issue 49, 7: panels with filters by label, provider and tenant")
+def test_each_panel_is_filtered_by_what_its_metrics_have() -> None:
+    dashboard, there = json.loads(DASHBOARD.read_text()), known()
+    variables = {each["name"]: each for each in dashboard["templating"]["list"]}
+    filters = variables.keys() - {"datasource"}
+    assert filters == {"label", "provider", "tenant"}
+    for name in filters:
+        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variables[name]["query"])
+        assert found is not None and found[2] == name and name in there[found[1]]
+    used = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            for metric, selector in re.findall(r"\b(nodepool_\w+)(?:\{([^}]*)\})?", target["expr"]):
+                for name in filters & there[metric]:
+                    assert f'{name}=~"${name}"' in selector, (panel["title"], metric, name)
+                    used.add(name)
+    assert used == filters
+
+
 @pytest.mark.spec("issue: every alert has a manual section, and every section an alert")
 def test_each_alert_has_a_section_in_the_manual() -> None:
     text = (REPOSITORY / "doc" / "operation" / "alerts.rst").read_text()
