@@ -48,8 +48,9 @@ def verifying(slivers: SliverBench) -> set[str]:
     }
 
 
+@pytest.mark.parametrize("in_use", [True, False], ids=["of-a-new-build", "of-the-first-build"])
 def test_launcher_killed_in_a_verification_repeats_it(
-    slivers: SliverBench, tmp_path: pathlib.Path
+    slivers: SliverBench, tmp_path: pathlib.Path, in_use: bool
 ) -> None:
     (slivers.bench.tmp / "images").mkdir()
     tree = make_tree(tmp_path / "tree")
@@ -67,8 +68,10 @@ def test_launcher_killed_in_a_verification_repeats_it(
         argv = [BUILDER, "-f", "-c", str(config), "-p", str(tmp_path / "builder.pid")]
         builder = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        old = wait_for(lambda: used(slivers), 60, "the first upload")
-        slivers.run("image-build", IMAGE, "--wait")
+        old = None
+        if in_use:
+            old = wait_for(lambda: used(slivers), 60, "the first upload")
+            slivers.run("image-build", IMAGE, "--wait")
         (first,) = wait_for(lambda: verifying(slivers), 60, "the verification")
         launcher.kill()
         assert used(slivers) == old
