@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import os
 import threading
@@ -48,6 +47,7 @@ from nodepool.launcher.trends import Trends
 from nodepool.launcher.usage_log import UsageLog
 from nodepool.launcher.verification import Verification
 from nodepool.process.parts import Group, Part
+from nodepool.process.program import collect_garbage_rarely
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
 from nodepool.status.causes import derived_problems
@@ -65,9 +65,6 @@ from nodepool.zk.zookeeper import ZooKeeper
 STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
-#: New objects between two garbage collections. Records are many and contain no cycles: 700, the
-#: default, costs a tenth of the processor time.
-COLLECT_AFTER = 20_000
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
@@ -547,7 +544,7 @@ class NodePool(threading.Thread):
             raise
 
     def run(self) -> None:
-        gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
+        collect_garbage_rarely()
         self.config_state.watch(self._wake.set)
         while not self.stopped.is_set():
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import math
 import os
@@ -17,6 +18,9 @@ from nodepool.texts import printable
 from nodepool.version import get_version_string
 
 CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
+#: New objects between two garbage collections. Records are many and contain no cycles: 700, the
+#: default, costs a tenth of the processor time of a launcher, and a quarter of that of a long list.
+COLLECT_AFTER = 20_000
 
 
 def absolute_path(text: str) -> str:
@@ -144,8 +148,13 @@ def report_error(prog: str, error: BaseException, debug: bool) -> None:
     print(printable(f"{prog}: error: {describe(error)}"), file=sys.stderr)
 
 
+def collect_garbage_rarely() -> None:
+    gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
+
+
 def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
     """Run ``main``; a failure becomes one line on standard error and status 1."""
+    collect_garbage_rarely()
     try:
         status = main()
         sys.stdout.flush()

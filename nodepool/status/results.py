@@ -38,6 +38,8 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 USES = frozenset({"limits", "used"})
 #: Resource of a limit -> its name, and the bytes of one unit if it is a size.
 RESOURCES = {"ram": ("RAM", 2**20), "disk": ("disk", 2**30), "volume-gb": ("volume size", 2**30)}
+#: Keys whose text differs between a table and the other forms.
+_SHAPED = TIMES | DURATIONS | SIZES | WAITS | USES | {*WIDEST, "next_try", "progress"}
 _USE = re.compile(r"(?<!\S)(\S+) ([\d.e+-]+)/([\d.e+-]+)")
 #: Numbers of YAML 1.2.
 _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+")
@@ -112,6 +114,8 @@ def to_int_or_none(value: float | None) -> int | None:
 def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
     if value is None:
         return ""
+    if isinstance(value, str) and key not in _SHAPED:
+        return value
     if isinstance(value, list):
         return ",".join(str(item) for item in value)
     if key in TIMES and not (isinstance(value, str) and _AGE.match(value)):
@@ -167,22 +171,21 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     table.align = "l"
     for row in results.rows:
         table.add_row(
-            [
-                printable(_wrapped(key, str(_cell(key, row[key], now)), widths.get(key)))
-                for key in columns
-            ]
+            [_wrapped(key, str(_cell(key, row[key], now)), widths.get(key)) for key in columns]
         )
     return str(table)
 
 
 def _wrapped(key: str, text: str, width: int | None) -> str:
-    """Return the text in lines of this width.
+    """Return the text in lines of this width, without what is not printable.
 
     Extremely long values that are no sentences are cut.
     """
+    if len(text) <= (width or MOST_CHARACTERS) and text.isprintable():
+        return text
     if len(text) > MOST_CHARACTERS and key not in SENTENCES:
         text = f"{text[: MOST_CHARACTERS - 3]}..."
-    return (
+    return printable(
         text
         if len(text) <= (width or MOST_CHARACTERS)
         else "\n".join(textwrap.wrap(text, width or MOST_CHARACTERS, break_on_hyphens=False))
