@@ -83,10 +83,27 @@ class NodeReconciler(Reconciler[str]):
         self.queue.add(node_id, urgent)
 
     def check_all(self) -> None:
-        """Check every node once, with low priority, as a safety net."""
-        tree = self.state.zk.node_tree
+        """Check every node once, with low priority, as a safety net.
+
+        Locked nodes, and idle ones whose age is not limited, are omitted: :meth:`reconcile` has no
+        step for them. There may be tens of thousands.
+        """
+        tree, drained = self.state.zk.node_tree, bool(self.state.drains.all())
+        limited = {name for name, label in self.state.config.labels.items() if label.max_ready_age}
         with tree.lock:
-            ids = [*tree.nodes, *tree.empty]
+            nodes, ids = list(tree.nodes.items()), list(tree.empty)
+        ids += [
+            node_id
+            for node_id, node in nodes
+            if not tree.is_locked(node_id)
+            and (
+                drained
+                or node.state != zk.READY
+                or node.allocated_to is not None
+                or not limited.isdisjoint(node.type)
+                or (node.requestor or "").startswith((METASTATIC, VERIFIER))
+            )
+        ]
         for node_id in ids:
             self.check_soon(node_id, urgent=False)
 

@@ -1,12 +1,18 @@
-"""Nodes that expire unused are a problem when it repeats, and only as long as it does."""
+"""Which nodes are checked, and nodes that expire unused: a problem while it repeats."""
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
-from nodepool.launcher.nodes.reconciler import UNUSED, NodeReconciler
-from nodepool.zk.records import Node
+import pytest
+
+from nodepool.driver.backing.records import METASTATIC
+from nodepool.launcher.nodes import reconciler
+from nodepool.launcher.nodes.reconciler import DELETABLE, UNUSED, NodeReconciler
+from nodepool.zk.mirror.requests import VERIFIER
+from nodepool.zk.records import HOLD, INIT, READY, TESTING, Node
 from tests.support.clock import HandClock
 
 
@@ -53,3 +59,77 @@ def test_nodes_that_are_not_launched_again_are_no_problem() -> None:
     for _ in range(20):
         made.expire("a")
     assert made.problems() == []
+
+
+def node_of(number: int, **values: Any) -> Node:
+    node = Node(f"{number:010}")
+    node.provider, node.type, node.state = "cloud", ["plain"], READY
+    for name, value in values.items():
+        setattr(node, name, value)
+    return node
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"requestor": "NodePool:min-ready"},
+    {"requestor": f"{METASTATIC}cloud"},
+    {"requestor": VERIFIER},
+    {"requestor": VERIFIER, "allocated_to": "100-1"},
+    {"allocated_to": "100-1"},
+    {"allocated_to": "100-2"},
+    {"type": ["aging"]},
+    {"type": ["plain", "aging"]},
+    {"type": ["unknown"]},
+    *({"state": state} for state in sorted(DELETABLE | {HOLD, INIT, TESTING})),
+]
+
+
+@pytest.mark.spec("every node with a step to do is found also without an event")
+@pytest.mark.parametrize("drained", [False, True])
+@pytest.mark.parametrize("locked", [False, True])
+def test_check_of_all_nodes_omits_only_those_without_a_step(
+    monkeypatch: pytest.MonkeyPatch, drained: bool, locked: bool
+) -> None:
+    nodes = {f"{number:010}": node_of(number, **one) for number, one in enumerate(VARIANTS)}
+    drain = SimpleNamespace(keep_idle=False)
+    tree = SimpleNamespace(
+        lock=threading.Lock(),
+        nodes=nodes,
+        get=nodes.get,
+        empty={"0000000100"},
+        is_locked=lambda _node: locked,
+        is_changing=lambda _node: False,
+    )
+    state: Any = SimpleNamespace(
+        clock=HandClock(),
+        server_time=SimpleNamespace(ahead=lambda: 0.0),
+        zk=SimpleNamespace(node_tree=tree, connected=True, synced=True, feed=None),
+        config=SimpleNamespace(
+            labels={
+                "plain": SimpleNamespace(max_ready_age=0),
+                "aging": SimpleNamespace(max_ready_age=3600),
+            },
+            providers={"cloud": None},
+            provider_managers={"cloud": object()},
+            max_hold_age=3600,
+        ),
+        drains=SimpleNamespace(
+            all=lambda: [drain] if drained else [], of_node=lambda _node: drain if drained else None
+        ),
+    )
+    made = NodeReconciler(state, lambda: 1.0)
+    steps: list[str | None] = []
+    for name in ("discard", "_change", "_delete", "_init"):
+        monkeypatch.setattr(made, name, lambda node, *_args, **_kw: steps.append(node.id))
+    monkeypatch.setattr(made, "_request_missing", lambda request: request == "100-2")
+    monkeypatch.setattr(reconciler, "shown", lambda _drain: "drained")
+    checked: list[str] = []
+    monkeypatch.setattr(made, "check_soon", lambda node, **_urgent: checked.append(node))
+    made.check_all()
+    for node_id in nodes:
+        steps.clear()
+        if made.reconcile(node_id) is not None or steps:
+            assert node_id in checked, VARIANTS[int(node_id)]
+    assert "0000000100" in checked
+    assert ("0000000000" in checked) == (drained and not locked)
+    assert len(checked) == 1 if locked else len(checked) > 10
