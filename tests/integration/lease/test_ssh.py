@@ -269,6 +269,20 @@ def test_node_whose_data_ansible_would_run_is_in_no_inventory() -> None:
     assert sorted(found["_meta"]["hostvars"]) == found["small"]["hosts"] == ["n1", "n3"]
 
 
+def test_variables_of_the_inventory_for_groups_are_texts() -> None:
+    """Numbers would end Ansible's plug-in `constructed` (findings/ansible-constructed-...)."""
+    node = Node("0000000001")
+    node.interface_ip, node.type, node.provider = "192.0.2.1", ["small", "2"], "7"
+    lease = Lease("200-0000000001", LeaseState.HELD, Terms("alice", "test"), ("small",), (node,))
+    variables = inventory(lease)["_meta"]["hostvars"]["n1"]
+    ours = {name: value for name, value in variables.items() if name.startswith("nodepool_")}
+    assert ours == {
+        "nodepool_id": "0000000001",
+        "nodepool_label": "small,2",
+        "nodepool_provider": "7",
+    }
+
+
 def test_directory_that_others_may_change_is_refused(
     node: ssh.Node, tmp_path: pathlib.Path
 ) -> None:
