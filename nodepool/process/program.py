@@ -28,8 +28,21 @@ def absolute_path(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def a_name(text: str) -> str:
+    """Return the name of a thing; not one that means the place of all things (argument type)."""
+    if text in ("", ".", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name" if text else "it is empty")
+    return text
+
+
 class _Parser(argparse.ArgumentParser):
     """Suggests what may have been meant, instead of listing all that is possible."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Add an argument; a name is not empty, as a variable is whose command has failed."""
+        if not (names and names[0].startswith("-")) and options.get("metavar") != "COMMAND":
+            options.setdefault("type", a_name)
+        return super().add_argument(*names, **options)
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)\Z", message)

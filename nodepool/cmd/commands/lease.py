@@ -359,8 +359,10 @@ def show_all(context: Context) -> None:
 
 def _chosen(context: Context, leases: Leases, name: str | None) -> Lease:
     """Return the lease of this id, that of the environment, or the only one of this user."""
-    wanted = name or os.environ.get(VARIABLE)
-    if wanted:
+    wanted = os.environ.get(VARIABLE) if name is None else name
+    if wanted == "":
+        raise CommandError(f"the name of the lease is empty; name one, or unset {VARIABLE}")
+    if wanted is not None:
         lease = leases.get(wanted)
         if lease is None:
             raise LeaseError(Reason.ENDED, f"Lease {wanted} does not exist, or has ended")
@@ -476,7 +478,7 @@ def _reached(context: Context) -> tuple[str, Machine]:
     name, _, number = (context.args.id or "").partition("/")
     leases = Leases(context.zk)
     with _reported():
-        lease = _chosen(context, leases, name or None)
+        lease = _chosen(context, leases, None if context.args.id is None else name)
     hosts = dict(ssh.names(lease.nodes))
     host = f"n{number or 1}"
     if host not in hosts:

@@ -122,6 +122,8 @@ class FacadeBase(Mirror):
 
     def _record(self, kind: type[R], path: str, *names: str) -> R | None:
         """Read a record; return None if it is missing, empty or invalid."""
+        if not paths.are_names(*names):  # one that is empty would be the parent
+            return None
         read = dict(self._get_many([path])).get(path)
         return None if read is None else self._parse(kind, path, read, *names)
 

@@ -906,3 +906,33 @@ def test_audit_log_tells_refused_changes_from_done_ones(run, plain, monkeypatch)
     run("delete", node.id)
     run("delete", "99999")
     assert noted == [(f"node {node.id}", "ok"), ("node 0000099999", "refused, or in part")]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "\x07"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("request", "cancel"),
+        ("request", "show"),
+        ("request", "wait"),
+        ("request", "accept"),
+        ("request", "return"),
+        ("explain", "node"),
+        ("explain", "request"),
+        ("delete",),
+        ("hold",),
+        ("lease", "return"),
+        ("lease", "show"),
+        ("image-pause",),
+        ("image-unpause",),
+        ("image-build",),
+        ("dib-image-delete",),
+    ],
+)
+def test_impossible_name_changes_nothing(console, plain, name, command):
+    plain.kazoo_client.ensure_path(paths.REQUESTS)
+    before = plain.kazoo_client.exists(paths.REQUESTS).czxid
+    reply = console(*command, name)
+    assert "Traceback" not in reply.stderr and "relative path" not in reply.stderr
+    assert reply.returncode != 0 or "not found" in reply.stdout or command == ("image-unpause",)
+    assert plain.kazoo_client.exists(paths.REQUESTS).czxid == before

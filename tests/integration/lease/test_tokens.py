@@ -11,6 +11,7 @@ import pytest
 from nodepool.access.identity import Role
 from nodepool.access.tokens import FRESH, ROOT, Tokens
 from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.history import HistoryReader
 from tests.integration.lease.conftest import Api
 from tests.support.clock import HandClock
@@ -158,6 +159,21 @@ def test_lease_that_the_command_has_chosen_is_recorded(
         ("lease renew", f"lease {lease['id']}", "ok"),
         ("lease return", f"lease {lease['id']}", "ok"),
     ] == found[-2:]
+
+
+def test_empty_name_of_a_lease_is_not_the_only_lease(
+    api: Api, nodepool: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodepool("lease", "fake-label", "--for", "1h")
+    for name in ("", "/2"):
+        with pytest.raises((SystemExit, CommandError)):
+            nodepool("lease", "ssh", name)
+    monkeypatch.setenv("NODEPOOL_LEASE", "")
+    for command in (["return"], ["return", ""], ["renew", "--for", "1h"], ["ssh"]):
+        with pytest.raises((SystemExit, CommandError)):
+            nodepool("lease", *command)
+    monkeypatch.delenv("NODEPOOL_LEASE")
+    nodepool("lease", "return")
 
 
 def test_command_on_a_lease_that_has_ended_is_recorded_as_failed(

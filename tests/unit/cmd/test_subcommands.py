@@ -6,6 +6,7 @@ import argparse
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -66,3 +67,33 @@ def test_other_modules_are_not_imported() -> None:
     )
     loaded = {name.split(".")[3] for name in done.stdout.strip("[]\n").replace("'", "").split(", ")}
     assert loaded - {"context"} == {"images"}
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+def refuses(parser: argparse.ArgumentParser, action: argparse.Action, name: str) -> bool:
+    try:
+        parser._get_values(action, [name])
+    except argparse.ArgumentError:
+        return True
+    return False
+
+
+def test_no_command_takes_an_empty_name_for_something() -> None:
+    """As ``"$id"`` is, if the command that should have set it has failed."""
+    checked = 0
+    for parser in {*parsers(create_parser(tuple(COMMANDS)))}:
+        for action in parser._actions:
+            if action.option_strings or isinstance(action, argparse._SubParsersAction):
+                continue
+            if action.metavar not in ("COMMAND", "PATH") and action.choices is None:
+                for name in ("", ".", ".."):
+                    assert refuses(parser, action, name), (parser.prog, action.dest)
+                checked += 1
+    assert checked > 30

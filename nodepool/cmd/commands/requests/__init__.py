@@ -290,7 +290,7 @@ def cancel(context: Context) -> int:
     elif not ids:
         raise CommandError("no request id given; see `nodepool request cancel --help`")
     for request_id in ids:
-        if "/" in request_id:
+        if not paths.are_names(request_id):
             raise CommandError(f"{request_id} is not a valid request id")
         try:
             context.kazoo.delete(paths.request(request_id))
