@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -54,14 +55,15 @@ class FileEvents:
                 "inotify is unavailable (%s); files are checked every %.0f s", error, WITHOUT_EVENTS
             )
 
-    def wait(self) -> None:
-        """Wait for an event, for some seconds at most."""
+    def wait(self, longest: float = math.inf) -> None:
+        """Wait for an event, for some seconds at most, and not longer than this many."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         if self._inotify is not None:
             poll.register(self._inotify.fileno(), select.POLLIN)
         seconds = WITHOUT_EVENTS if self._inotify is None else WITH_EVENTS
-        if self._read in [descriptor for descriptor, _event in poll.poll(seconds * 1000)]:
+        found = poll.poll(min(seconds, longest) * 1000)
+        if self._read in [descriptor for descriptor, _event in found]:
             with self._lock:
                 os.read(self._read, 1)
                 self._woken = False

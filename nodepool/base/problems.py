@@ -98,6 +98,10 @@ DELETION = "deletion of node "
 """Prefix of problems that concern a node, but not its label."""
 
 
+#: Reason of a build that nobody continues, until a builder of its machine starts.
+BUILDER_ENDED = "its builder has ended, or has lost ZooKeeper, during the build"
+
+
 def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> list[Problem]:
     """Return images whose last build failed, and failed uploads, until one succeeds; by image.
 
@@ -116,7 +120,9 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
             one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"),
             host=build.builder or None,
             since=build.ended,
-            help=f"see `nodepool explain image {image}` for the end of its log",
+            help=f"start nodepool-builder on {build.builder}"
+            if build.reason == BUILDER_ENDED
+            else f"see `nodepool explain image {image}` for the end of its log",
         )
         for image, build in sorted(newest.items())
         if build.state == "failed" and (build.next_try is None or build.next_try > oldest)

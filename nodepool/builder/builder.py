@@ -256,6 +256,8 @@ class NodePoolBuilder:
                 SYNC_TIMEOUT,
             )
         self.component_info = BuilderComponent(client, hostnames.short())
+        # The records of its builds have another name of this machine.
+        self.component_info.content["builder_id"] = self.state.builder_id
         self._repeat(self.component_info.register, "register")
         self._synced()
 

@@ -25,7 +25,7 @@ from nodepool.status.images import (
     image_progress,
     image_status,
 )
-from nodepool.status.known import published_problems
+from nodepool.status.known import published_problems, read_progress
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import (
     FORMATS,
@@ -204,7 +204,7 @@ def problem_rows(zk: Facade) -> list[dict[str, Any]]:
     """Return published problems of daemons, and problems derived from the cluster's state."""
 
     def read() -> list[dict[str, Any]]:
-        found = (*image_problems(zk.readProgress()), *derived_problems(zk))
+        found = (*image_problems(read_progress(zk)), *derived_problems(zk))
         return [
             *published_problems(zk),
             *({"launcher": each.host, "since": None, **each.record()} for each in found),

@@ -582,7 +582,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
 
 def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     found = Explanation("image", name)
-    data, progress = zk.readImages(), zk.readProgress()
+    data, progress = zk.readImages(), known.read_progress(zk)
     builds = [build for build in data.builds if build.image_name == name]
     configured = known.configured_images(zk).get(name)
     if name not in data.names and not builds and configured is None:

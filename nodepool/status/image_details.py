@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool.status.images import image_status
-from nodepool.status.known import configured_images, seconds_text
+from nodepool.status.known import configured_images, read_progress, seconds_text
 from nodepool.status.once import Facade
 from nodepool.status.results import format_bytes, format_duration
 from nodepool.zk.mirror.progress import BuildProgress
@@ -27,7 +27,7 @@ def image_details(zk: Facade, clock: Callable[[], float] = time.time) -> list[di
     configured = configured_images(zk)
     empty = {"paused": False, "build_request": None, "build_request_age": None}
     progress: dict[str, list[BuildProgress]] = {}
-    for each in zk.readProgress().builds.values():
+    for each in read_progress(zk).builds.values():
         progress.setdefault(each.image, []).append(each)
     ready = [build for build in zk.readImages().builds if build.state == READY]
     newest = {

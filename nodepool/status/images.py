@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.status.known import configured_images
+from nodepool.status.known import configured_images, read_progress
 from nodepool.status.once import Facade
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.images import ImageData
@@ -192,7 +192,7 @@ def dib_image_list(
             BUILD_COLUMNS,
         )
     now = clock()
-    known: dict[str, BuildProgress] = dict(zk.readProgress().builds)
+    known: dict[str, BuildProgress] = dict(read_progress(zk).builds)
     rows = []
     for build in builds:
         extra = _build_progress(known.pop(build.id or "", None), now)
@@ -223,7 +223,7 @@ def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Res
     ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds.
     """
     now = clock()
-    progress = zk.readProgress()
+    progress = read_progress(zk)
     empty: dict[str, Any] = dict.fromkeys([*PROGRESS_COLUMNS, "log"])
     rows = [
         {

@@ -8,15 +8,28 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nodepool.base.clock import MOST_SKEW
-from nodepool.base.problems import DELETION, image_problems
+from nodepool.base.problems import BUILDER_ENDED, DELETION, image_problems
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
 from nodepool.zk import declines
-from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED, Node, NodeRequest
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.records import (
+    BUILDING,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    HOLD,
+    READY,
+    USED,
+    ImageBuild,
+    Node,
+    NodeRequest,
+)
+from nodepool.zk.records.progress import BuildProgress, ProgressData
 from nodepool.zk.reports import number
 from nodepool.zk.rollback import unused, why_unused
 
@@ -282,6 +295,32 @@ def images_of(zk: Facade, label: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def read_progress(zk: Facade) -> ProgressData:
+    """Return the progress of builds and uploads; a build whose builder has ended has failed.
+
+    Its record lasts until the builder starts again. A builder holds the lock of the image from
+    before the record until after the result.
+    """
+    # In this order: a build that begins meanwhile has its lock.
+    progress = zk.readProgress()
+    return judged(progress, zk.readImages())
+
+
+def judged(progress: ProgressData, images: ImageData) -> ProgressData:
+    """Return the progress as :func:`read_progress`, from data that were read already."""
+    states = {build.id: build.state for build in images.builds}
+
+    def checked(build: BuildProgress) -> BuildProgress:
+        held = images.build_locks.get(build.image, (0.0, False))[1]
+        if not build.running or held or states.get(build.build, BUILDING) != BUILDING:
+            return build
+        return replace(build, state=FAILED, reason=BUILDER_ENDED, ended=build.updated)
+
+    return replace(
+        progress, builds={name: checked(build) for name, build in progress.builds.items()}
+    )
+
+
 def of_image(
     zk: Facade, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time
 ) -> Cause | None:
@@ -291,7 +330,7 @@ def of_image(
         or configured_images(zk).get(name)
         or {"paused": False, "labels": set(), "providers": set()}
     )
-    data, progress = zk.readImages(), zk.readProgress()
+    data, progress = zk.readImages(), read_progress(zk)
     ready = {
         upload.provider_name
         for upload in data.uploads
@@ -356,12 +395,28 @@ def of_image(
             "check that the builder's configuration has this diskimage",
             "image",
         )
+    return _not_uploaded(zk, name, builds, where)
+
+
+def _not_uploaded(zk: Facade, name: str, builds: list[ImageBuild], where: str) -> Cause:
+    """Return why a build has no upload: in `where`, or because no provider wants one."""
+    if not where:
+        return Cause(
+            f"image {name} is built, and is not uploaded: no provider of a running launcher has it",
+            "name it in the `diskimages` of a provider",
+            "image",
+        )
     built = f"image {name} is built, but has no usable upload{where}"
-    # Only the builder of a build has its files.
-    holders = {str(build.builder) for build in builds if build.state == READY and build.builder}
-    alive = {str(builder.get("hostname")).partition(".")[0] for builder in zk.getBuilders()}
-    if holders and not {holder.partition(".")[0] for holder in holders} & alive:
-        hosts = ", ".join(sorted(holders))
+    # Only the builder of a build has its files. Those of 11.0.0 report no id.
+    living = zk.getBuilders()
+    alive = {str(builder["builder_id"]) for builder in living if builder.get("builder_id")}
+    alive |= {str(builder.get("hostname")).partition(".")[0] for builder in living}
+    holders = [build for build in builds if build.state == READY and build.builder]
+    if holders and not any(
+        build.builder_id in alive or str(build.builder).partition(".")[0] in alive
+        for build in holders
+    ):
+        hosts = ", ".join(sorted({str(build.builder) for build in holders}))
         return Cause(
             f"{built}: the builder on {hosts}, which has its files, is not running",
             f"start nodepool-builder on {hosts}, or run `nodepool image-build {name}` for a build "

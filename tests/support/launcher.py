@@ -383,6 +383,7 @@ class LauncherBench:
 
         build = zk.ImageBuild(image)
         build.state, build.formats, build.builder = zk.READY, ["qcow2"], "bench"
+        build.builder_id = "builder-1"
         build_id = self.zk.storeBuild(image, build)
         upload = zk.ImageUpload(build_id, provider, image)
         upload.state, upload.external_id, upload.format = zk.READY, external_id, "qcow2"

@@ -167,7 +167,8 @@ def progress(build="b" * 32, **values):
 
 
 @pytest.mark.spec("CLI-5: dib-image-list; columns may be added only behind an option")
-def test_dib_image_list_detail(run, rows, plain):
+def test_dib_image_list_detail(run, rows, plain, builder):
+    builder.locks.enter_context(plain.imageBuildLock(IMAGE, blocking=False))
     build = make_build(plain, state="building")
     plain.progress.write(
         progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log")
@@ -704,3 +705,33 @@ def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):
     upload.bytes_total = 2
     store.write(upload)
     assert [u.bytes_total for u in plain.readProgress().uploads.values()] == [2]
+
+
+def test_build_of_a_dead_builder_has_failed(start, run, rows, plain, builder):
+    """Its record of progress outlives it; the lock shows that nobody builds."""
+    builder.register()
+    build = builder.begin(updated=1.0, tail=["unpacking"])
+    log = start("image-log", IMAGE, "--follow")
+    log.prints("unpacking")
+    assert rows("dib-image-list", "--detail")[0][10] == ""
+    builder.locks.close()
+    reason = "its builder has ended, or has lost ZooKeeper, during the build"
+    status, _, err = log.end()
+    assert status == 0 and f"{IMAGE}-{build}: failed: {reason}" in err
+    assert start("image-log", IMAGE, "--follow").end()[0] == 0
+    assert rows("dib-image-list", "--detail")[0][10] == reason
+    text = run("explain", "image", IMAGE)
+    assert f"image {IMAGE}: the last build failed: {reason}" in text
+    assert "start nodepool-builder on nb01" in text and "being built" not in text
+    assert f"image {IMAGE}: the last build failed: {reason}" in run("problem-list")
+
+
+def test_result_that_is_read_after_the_release_of_the_lock_is_shown(start, plain, builder):
+    builder.register()
+    build = builder.begin(tail=["unpacking"])
+    log = start("image-log", IMAGE, "--follow")
+    log.prints("unpacking")
+    builder.locks.close()
+    builder.end()
+    status, _, err = log.end()
+    assert status == 0 and f"{IMAGE}-{build}: ready" in err

@@ -162,8 +162,16 @@ def test_a_later_builder_shows_up(get, other):
     )
 
 
+@pytest.fixture
+def building(zk, other):
+    """A builder holds the lock of the image."""
+    with other.imageBuildLock(IMAGE, blocking=False):
+        wait_for(lambda: zk.image_tree.data().build_locks.get(IMAGE, (0, False))[1])
+        yield
+
+
 @pytest.mark.spec("CLI-6.5: new keys may be added; tables stay as they are")
-def test_progress_of_a_build(get, zk, other):
+def test_progress_of_a_build(get, zk, other, building):
     build = make_build(other, state="building")
     other.progress.write(
         BuildProgress(
@@ -259,7 +267,7 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
 
 
 @pytest.mark.spec("issue: images: failures with reason and log; the open lists have no log")
-def test_log_of_a_failed_build(get, zk, other, upload):
+def test_log_of_a_failed_build(get, zk, other, upload, building):
     for state, ended, tail in (
         ("failed", 5.0, ["unpacking", "no space <left>\x1b[0m"]),
         ("building", None, ["going on"]),
@@ -334,7 +342,7 @@ def test_images_that_were_never_built_are_listed_with_their_labels(get, zk, othe
 
 
 @pytest.mark.spec("issue: progress while building: phase, since when, share of the usual time")
-def test_progress_of_a_build_is_part_of_the_explanation(get, zk, other, upload):
+def test_progress_of_a_build_is_part_of_the_explanation(get, zk, other, upload, building):
     report_images(
         other,
         {IMAGE: {"paused": False, "rebuild_age": 3600, "labels": ["noble"], "providers": ["p"]}},

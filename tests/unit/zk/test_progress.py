@@ -11,6 +11,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
+from nodepool.base.problems import BUILDER_ENDED
 from nodepool.cmd.commands.images.log import new_lines
 from nodepool.status.results import format_bytes
 from nodepool.zk.mirror import progress as module
@@ -381,23 +382,29 @@ def test_rows_of_progress(store, zk_chroot):
     store.write(upload(started=now - 8))
     store.write(UploadFailure("noble", "p", BUILD, "0000000009", "quota", now, 2, now + 30))
     rows = status.image_progress(zk, clock=lambda: now).rows
-    assert [(row["kind"], row["state"]) for row in rows] == [
-        ("build", "building"),
-        ("build", "failed"),
-        ("upload", "uploading"),
-        ("upload", "failed"),
-    ]
-    assert (rows[0]["elapsed"], rows[0]["expected"], rows[0]["progress"]) == (60, 120, 0.5)
-    assert (rows[1]["reason"], rows[1]["exit_code"], rows[1]["next_try"]) == (
-        "no space",
-        1,
-        int(now + 60),
-    )
-    assert (rows[2]["bytes_total"], rows[2]["elapsed"]) == (40, 8)
-    assert rows[3]["reason"] == "quota"
-    assert all(set(row) == {*status.PROGRESS_COLUMNS, "log"} for row in rows)
-    text = status.output(status.image_progress(zk, clock=lambda: now), "table", clock=lambda: now)
-    assert "00:00:01:00" in status.output(status.image_progress(zk, clock=lambda: now), "csv")
-    assert "| 1 min " in text and "50%" in text and "40 B" in text
-    for form in ("json", "yaml", "csv"):
-        assert "no space" in status.output(status.image_progress(zk), form)
+    assert rows[0]["reason"] == BUILDER_ENDED, "nobody holds the lock"
+    zk.kazoo_client.ensure_path("/nodepool/images/noble/builds")
+    with zk.imageBuildLock("noble", blocking=False):
+        rows = status.image_progress(zk, clock=lambda: now).rows
+        assert [(row["kind"], row["state"]) for row in rows] == [
+            ("build", "building"),
+            ("build", "failed"),
+            ("upload", "uploading"),
+            ("upload", "failed"),
+        ]
+        assert (rows[0]["elapsed"], rows[0]["expected"], rows[0]["progress"]) == (60, 120, 0.5)
+        assert (rows[1]["reason"], rows[1]["exit_code"], rows[1]["next_try"]) == (
+            "no space",
+            1,
+            int(now + 60),
+        )
+        assert (rows[2]["bytes_total"], rows[2]["elapsed"]) == (40, 8)
+        assert rows[3]["reason"] == "quota"
+        assert all(set(row) == {*status.PROGRESS_COLUMNS, "log"} for row in rows)
+        text = status.output(
+            status.image_progress(zk, clock=lambda: now), "table", clock=lambda: now
+        )
+        assert "00:00:01:00" in status.output(status.image_progress(zk, clock=lambda: now), "csv")
+        assert "| 1 min " in text and "50%" in text and "40 B" in text
+        for form in ("json", "yaml", "csv"):
+            assert "no space" in status.output(status.image_progress(zk), form)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
 from nodepool.base.file_events import FileEvents
+from nodepool.base.problems import BUILDER_ENDED
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.images.follow import GRACE
 from nodepool.process.program import whole_number
+from nodepool.status.known import judged, read_progress
 from nodepool.zk.mirror.progress import BuildProgress
 
 CHUNK = 1 << 16
@@ -76,7 +81,7 @@ def choose(context: Context, name: str) -> BuildProgress:
 
     :raises CommandError: nothing is known about it.
     """
-    builds = context.zk.readProgress().builds.values()
+    builds = read_progress(context.zk).builds.values()
     for build in builds:
         if name == f"{build.image}-{build.build}":
             return build
@@ -146,16 +151,22 @@ def _follow(
 
     :param files: *show* is called when they change, too.
     """
-    tree, events = context.live.progress_tree, FileEvents()
-    tree.listeners.append(events.wake)
+    progress, images, events = context.live.progress_tree, context.live.image_tree, FileEvents()
+    progress.listeners.append(events.wake)
+    images.listeners.append(events.wake)
     events.watch(files)
+    unlocked = math.inf
     try:
         while True:
-            now = tree.data().builds.get(build.build)
+            now = judged(progress.data(), images.data()).builds.get(build.build)
             show(now)
-            if now is None or not now.running:
+            # The lock is released right after the result is stored, which may be read later.
+            ended = now is not None and now.reason == BUILDER_ENDED
+            unlocked = min(unlocked, time.monotonic()) if ended else math.inf
+            left = GRACE + unlocked - time.monotonic()
+            if now is None or not (now.running or (ended and left > 0)):
                 break
-            events.wait()
+            events.wait(left)
     finally:
         events.close()
     name = f"{build.image}-{build.build}"

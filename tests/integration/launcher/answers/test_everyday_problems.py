@@ -134,7 +134,10 @@ def test_image_that_nobody_builds_is_reported(desk: Desk) -> None:
     )
 
 
-def test_image_for_a_new_provider_whose_builder_is_dead_names_the_builder(desk: Desk) -> None:
+@pytest.mark.parametrize("known_by", [("bench.example.org", None), ("vm", "builder-1")])
+def test_image_for_a_new_provider_whose_builder_is_dead_names_the_builder(
+    desk: Desk, known_by: tuple[str, str | None]
+) -> None:
     entries = [
         {"name": "main", "labels": [{"name": "fake-label", "diskimage": "winimg", "min-ram": 8192}]}
     ]
@@ -153,10 +156,23 @@ def test_image_for_a_new_provider_whose_builder_is_dead_names_the_builder(desk: 
         "start nodepool-builder on bench, or run `nodepool image-build winimg`"
     )
     desk.reported(words)
-    BuilderComponent(desk.bench.zk.client, "bench.example.org").register()
+    name, known = known_by
+    back = BuilderComponent(desk.bench.zk.client, name)
+    back.content["builder_id"] = known
+    back.register()
     wait_for(
         lambda: desk.explain("image", "winimg")["suggestion"].startswith("wait for the upload"),
         what="the builder is back",
+    )
+
+
+def test_image_that_no_provider_has_is_built_and_waits_for_nothing(desk: Desk) -> None:
+    upload = desk.bench.store_image("other", "fake-provider")
+    desk.bench.zk.deleteUpload("other", upload.build_id, "fake-provider", upload.id)
+    desk.start(disk_image_config())
+    words = "image other is built, and is not uploaded: no provider of a running launcher has it"
+    assert answer(desk, "image", "other", words)["suggestion"] == (
+        "name it in the `diskimages` of a provider"
     )
 
 
