@@ -197,11 +197,28 @@ def ensure_account(name: str, owner: int = 0) -> Account:
     return account
 
 
+def unlock(names: Collection[str], owner: int = 0) -> None:
+    """Replace the password of locked accounts by one that matches nothing. Raises OSError.
+
+    `useradd` and many images lock accounts. sshd without PAM then refuses keys, too.
+    """
+    text = read_file("/etc/shadow")
+    lines = [line.split(":") for line in text.splitlines()]
+    locked = [line for line in lines if line[0] in names and line[1:2] and line[1].startswith("!")]
+    for line in locked:
+        line[1] = "*"
+    if locked:
+        content = "".join(":".join(line) + "\n" for line in lines)
+        write_file("/etc/shadow", content.encode(), 0o640, owner, owner)
+
+
 def write_keys(username: str, keys: str, owner: int = 0) -> None:
     """Write authorized_keys of root and user: directory 0700, file 0600 (NM-A.4). OSError."""
     text = "".join(f"{line.strip()}\n" for line in keys.splitlines() if line.strip())
     known = accounts()
-    for name in (username,) if owner else dict.fromkeys(("root", username)):
+    names = list(dict.fromkeys((username,) if owner else ("root", username)))
+    unlock(names, owner)
+    for name in names:
         account = known.get(name)
         if account is None:
             continue

@@ -28,6 +28,7 @@ from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.deadline import limit
+from tests.support.nodemanager.images import make_tree
 from tests.support.nodemanager.machine import (
     ID_BASE,
     Machine,
@@ -413,6 +414,32 @@ def test_ssh_accepts_keys_only_with_the_known_host_key(machine: Machine) -> None
     transport.close()
     process.wait(10)
     process.close()
+
+
+@pytest.mark.spec("NM-C.4: keys open root and the user also if the image has locked them")
+def test_ssh_accepts_keys_of_accounts_that_the_image_has_locked(
+    machine: Machine, tmp_path: pathlib.Path
+) -> None:
+    import paramiko
+
+    tree = make_tree(tmp_path / "tree")
+    with open(tree / "etc/passwd", "a") as passwd:
+        passwd.write("alice:x:1000:1000::/home/alice:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n")
+    rest = ":19000:0:99999:7:::\n"
+    (tree / "etc/shadow").write_text(f"root:!*{rest}alice:!{rest}bob:!{rest}damaged\n")
+    key = paramiko.Ed25519Key.from_private_key(io.StringIO(sshfiles.new_host_key()[0].decode()))
+    public = f"{key.get_name()} {key.get_base64()}"
+    sliver = machine.sliver(image=f"dir:{tree}", ssh_keys=public, username="alice")
+    for user in ("alice", "root"):
+        transport, process = connect(sliver)
+        transport.connect(username=user, pkey=key)
+        transport.close()
+        assert process.wait(10) is not None
+        process.close()
+    # Nobody can log in with a password, and other accounts stay as they are.
+    assert sliver.shell("cat /etc/shadow").text == (
+        f"root:*{rest}alice:*{rest}bob:!{rest}damaged\n"
+    )
 
 
 def connect(sliver: Sliver) -> tuple[object, object]:
