@@ -4,19 +4,13 @@ this system that is discarded.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 
 import diskimage_builder
 import pytest
@@ -25,6 +19,7 @@ import yaml
 from nodepool.cmd import nodepoolcmd
 from tests import REPOSITORY
 from tests.support import manual
+from tests.support.vendors import GITHUB, SCRIPT, Mirror, archive
 
 ELEMENTS = REPOSITORY / "etc" / "elements"
 LIBRARY = pathlib.Path(diskimage_builder.__file__).parent / "lib"
@@ -40,37 +35,9 @@ mount --bind {hooks} {folder}/root/tmp/in_target.d
 mount -o remount,ro,bind {hooks} {folder}/root/tmp/in_target.d
 env -u TMPDIR -u VIRTUAL_ENV HOME=/root chroot {folder}/root sh -c '{then}'
 """
-SCRIPT = b"#!/bin/sh\necho it works\n"
 
 #: Runs the hooks of elements and then a command in the image; returns both outputs.
 Build = Callable[..., subprocess.CompletedProcess[str]]
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Mirror:
-    """A server with made-up programs."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self.server = HTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, name="mirror")
-        self.thread.start()
-
-    def put(self, path: str, content: bytes) -> str:
-        """Serve a file; return its checksum."""
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_bytes(content)
-        return hashlib.sha256(content).hexdigest()
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.thread.join(10)
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -139,22 +106,6 @@ def build(tmp_path: pathlib.Path, mirror: Mirror) -> Build:
         )
 
     return build
-
-
-def archive(*names: str) -> bytes:
-    """Return an archive with these programs; they belong to somebody else, as those of releases
-    do.
-    """
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as made:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size, info.mode, info.uid, info.gid = len(SCRIPT), 0o755, 1001, 127
-            made.addfile(info, io.BytesIO(SCRIPT))
-    return data.getvalue()
-
-
-GITHUB = ("./bin/Runner.Listener", "./bin/installdependencies.sh", "./run.sh")
 
 
 def test_github_runner_belongs_to_its_account_and_runs(build: Build, mirror: Mirror) -> None:
