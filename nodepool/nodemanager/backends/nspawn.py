@@ -32,6 +32,9 @@ from nodepool.nodemanager.rootfs.templates import RootTree
 COMMAND_TIMEOUT = 30.0
 START_TIMEOUT = 90.0
 CGROUP = Path("/sys/fs/cgroup")
+#: Units that wait for a network: the first start of many images enables them, and a sliver gets its
+#: network only when it has started.
+NETWORK_WAITS = ("systemd-networkd-wait-online.service", "NetworkManager-wait-online.service")
 
 
 def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
@@ -90,7 +93,8 @@ def run_argv(
         )
         argv.append(f"--bind-ro={spec.api_socket}:{target}")
     # The image's own /etc/hostname would override --hostname.
-    return [*argv, f"systemd.hostname={spec.hostname or spec.name}"]
+    name = f"systemd.hostname={spec.hostname or spec.name}"
+    return [*argv, name, *(f"systemd.mask={unit}" for unit in NETWORK_WAITS)]
 
 
 def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]:

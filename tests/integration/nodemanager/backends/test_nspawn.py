@@ -142,6 +142,31 @@ def test_found_and_destroyed(machine: Machine, tree: pathlib.Path) -> None:
     assert made.shell("echo newer").text == "newer\n"
 
 
+@pytest.mark.spec("NM-C.2: nspawn: a start does not wait for a network, which comes later")
+def test_container_starts_without_waiting_for_a_network(
+    machine: Machine, tree: pathlib.Path
+) -> None:
+    units, wait = tree / "etc/systemd/system", "systemd-networkd-wait-online.service"
+    (units / wait).unlink(missing_ok=True)
+    (units / wait).write_text("[Service]\nType=oneshot\nExecStart=/bin/sleep 600\n")
+    (units / "late.service").write_text(
+        "[Unit]\nWants=network-online.target\nAfter=network-online.target\n"
+        "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=/bin/true\n"
+    )
+    # As systemd enables them at the first start of an image.
+    wanted = [units / f"network-online.target.wants/{wait}"]
+    wanted.append(units / "multi-user.target.wants/late.service")
+    try:
+        for link in wanted:
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(f"/etc/systemd/system/{link.name}")
+        sliver = machine.sliver(image=f"dir:{tree}")
+    finally:
+        for link in wanted:
+            link.unlink()
+    assert sliver.shell("systemctl is-active late").text == "active\n"
+
+
 def test_a_tree_without_systemd(machine: Machine, tmp_path: pathlib.Path) -> None:
     (tmp_path / "empty" / "etc").mkdir(parents=True)
     with pytest.raises(BackendError, match=r"systemd"):

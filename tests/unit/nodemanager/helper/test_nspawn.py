@@ -100,7 +100,12 @@ def test_nspawn_command_line_isolates_the_container(tmp_path: pathlib.Path) -> N
         f"--bind-ro={tmp_path}:/run/nodepool",
     } <= set(inside)
     # Words after the options are for systemd inside.
-    assert inside[-1] == "systemd.hostname=h" and "--setenv=SYSTEMD_NSPAWN_LOCK=0" in outside
+    assert inside[-3:] == [
+        "systemd.hostname=h",
+        "systemd.mask=systemd-networkd-wait-online.service",
+        "systemd.mask=NetworkManager-wait-online.service",
+    ]
+    assert "--setenv=SYSTEMD_NSPAWN_LOCK=0" in outside
 
 
 def test_names_of_machines(backend: NspawnBackend) -> None:
