@@ -35,6 +35,8 @@ def entries(value: object) -> Iterator[tuple[int, dict[str, Any]]]:
 def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
     """Find options that are valid, but probably not intended."""
     capacity: dict[str, float] = defaultdict(float)
+    access = data.get("access")
+    certificates = isinstance(access, dict) and bool(access.get("certificates"))
     for index, item in entries(data.get("providers")):
         where: Place = ("providers", index)
         driver = item.get("driver", "openstack")
@@ -43,7 +45,7 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
             yield warning("the provider has no pools, so it offers no labels", *where)
         yield from _connection_types(item, where)
         if driver == "nodemanager":
-            yield from _slivers(item, where)
+            yield from _slivers(item, where, certificates)
         for number, pool in entries(item.get("pools")):
             here = (*where, "pools", number)
             yield from _static_nodes(pool, here)
@@ -131,13 +133,17 @@ def _static_nodes(pool: dict[str, Any], where: Place) -> Iterator[Finding]:
                 )
 
 
-def _slivers(provider: dict[str, Any], where: Place) -> Iterator[Finding]:
+def _slivers(provider: dict[str, Any], where: Place, certificates: bool) -> Iterator[Finding]:
+    """Find mistakes of labels.
+
+    :param certificates: those of leases open slivers without a key in the configuration.
+    """
     yield from _ssh_keys(provider, where)
     for number, pool in entries(provider.get("pools")):
         for index, label in entries(pool.get("labels")):
             here = (*where, "pools", number, "labels", index)
             yield from _ssh_keys(label, here)
-            if not (label.get("ssh-keys") or provider.get("ssh-keys")):
+            if not (certificates or label.get("ssh-keys") or provider.get("ssh-keys")):
                 yield warning(
                     f"label {label.get('name')} has no ssh-keys, so nobody can log in to its nodes",
                     *here,

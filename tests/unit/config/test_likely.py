@@ -121,6 +121,7 @@ def test_likely_mistake_is_a_warning_with_its_place(
     "given",
     [
         sliver(),
+        {"access": {"certificates": {"key": "/ca"}}, **sliver(**{"ssh-keys": ""})},
         static(**{"host-key": KEY, "connection-type": "winrm"}),
         static(name="fe80::1:22"),
         {"labels": [{"name": "big", "min-ready": 1}], **static()},
