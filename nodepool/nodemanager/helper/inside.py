@@ -209,7 +209,8 @@ def unlock(names: Collection[str], owner: int = 0) -> None:
         line[1] = "*"
     if locked:
         content = "".join(":".join(line) + "\n" for line in lines)
-        write_file("/etc/shadow", content.encode(), 0o640, owner, owner)
+        group = os.lstat("/etc/shadow").st_gid
+        write_file("/etc/shadow", content.encode(), 0o640, owner, group)
 
 
 def write_keys(username: str, keys: str, owner: int = 0) -> None:
