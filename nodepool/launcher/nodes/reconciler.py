@@ -88,6 +88,8 @@ class NodeReconciler(Reconciler[str]):
         Locked nodes, and idle ones whose age is not limited, are omitted: :meth:`reconcile` has no
         step for them. There may be tens of thousands.
         """
+        if self.state.config is None:
+            return  # all are checked when it is loaded
         tree, drained = self.state.zk.node_tree, bool(self.state.drains.all())
         limited = {name for name, label in self.state.config.labels.items() if label.max_ready_age}
         with tree.lock:

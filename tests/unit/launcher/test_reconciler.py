@@ -133,3 +133,7 @@ def test_check_of_all_nodes_omits_only_those_without_a_step(
     assert "0000000100" in checked
     assert ("0000000000" in checked) == (drained and not locked)
     assert len(checked) == 1 if locked else len(checked) > 10
+    checked.clear()
+    state.config = None
+    made.check_all()
+    assert checked == []
