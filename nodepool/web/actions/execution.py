@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import functools
 import http
 import logging
@@ -157,7 +156,7 @@ class ProgramCalls:
         lease, body = self._leases.held(call), call.parsed(NewProgram)
         try:
             data = base64.b64decode(body.input, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise Refused(
                 http.HTTPStatus.UNPROCESSABLE_ENTITY, "bad-request", f"input is not base64: {error}"
             ) from None

@@ -368,10 +368,10 @@ def test_refusals_have_reasons_and_free_their_place(
         api.call("POST", path, {"command": ["true"], "node": 2}, token).content["code"]
         == "bad-request"
     )
-    assert (
-        api.call("POST", path, {"command": ["true"], "input": "%"}, token).content["code"]
-        == "bad-request"
-    )
+    for wrong in ("%", "é", "abcde"):
+        answer = api.call("POST", path, {"command": ["true"], "input": wrong}, token)
+        assert (answer.status, answer.content["code"]) == (422, "bad-request")
+        assert "input is not base64" in answer.content["detail"]
     assert api.call("POST", path, {"command": []}, token).status == 422
     assert api.call("POST", path, {"command": ["true"]}, api.token("bob")).status == 403
     programs.error = RemoteException("the host does not answer")
