@@ -57,6 +57,7 @@ _OF_SLIVERS = frozenset({"cpus", "cpu-limit", "ram", "disk", "pids"})
 _WAITS = frozenset(
     {"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"}
 )
+_NUMBERS = _PORTS | _NEVER_NEGATIVE | _BETTER_NOT_NEGATIVE | _OF_SLIVERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,9 @@ def numbers(data: object) -> Iterator[Finding]:
     """Ports, and numbers that cannot be negative."""
     for place, value in options_of(data):
         *where, key = place
+        if isinstance(value, bool) and key in _NUMBERS:
+            text = f"{str(value).lower()} is taken as the number {int(value)}; write a number"
+            yield Finding(text, place, error=False, fatal=False)
         number = _number(value)
         if number is None:
             continue

@@ -270,7 +270,8 @@ class Validation:
             if not isinstance(item, dict):
                 self.note(f"{SCHEMA}expected a dictionary", where)
             elif not isinstance(item.get("name"), str):
-                self.note(f"{SCHEMA}required key not provided", (*where, "name"))
+                what = "expected str" if "name" in item else "required key not provided"
+                self.note(f"{SCHEMA}{what}", (*where, "name"))
             else:
                 self._provider(item, where)
 
@@ -293,11 +294,11 @@ class Validation:
 
     def _provider(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         name = item["name"]
-        asked = item.get("driver")
-        if asked is not None and not isinstance(asked, str):
+        asked = item.get("driver", "openstack")
+        if not isinstance(asked, str):
             self.note(f"{SCHEMA}expected str", (*where, "driver"))
             return
-        if name.startswith("fake") and asked not in (None, "fake", "openstack"):
+        if name.startswith("fake") and asked not in ("fake", "openstack"):
             self.note(
                 f"provider {name} uses driver fake because of its name",
                 (*where, "driver"),

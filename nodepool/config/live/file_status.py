@@ -13,6 +13,7 @@ from typing import Any
 
 from nodepool.base.files import file_identity
 from nodepool.config.checks.validation import Validation
+from nodepool.config.errors import ProviderLoadError
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.config.loading import checkRecentConfig, load_both, replaced_keys
 from nodepool.config.model import Config
@@ -50,6 +51,8 @@ class ConfigFileStatus:
         self._reported: object = None
         #: The texts validated last, and the reason to refuse them.
         self._validated: tuple[list[str], str | None] = ([], None)
+        #: Errors in these texts with which 11.0.0 loads them all the same.
+        self._tolerated: list[str] = []
         #: Warnings about the files in force.
         self.warnings: list[str] = []
         #: Warnings about the files validated last; logged and applied with them.
@@ -69,13 +72,20 @@ class ConfigFileStatus:
             raise ConfigError(self._validated[1])
         try:
             config = load_both(main, secure)
-        except (ConfigurationError, OSError):
-            raise
-        except Exception as error:  # raised for an unforeseen value
+        except Exception as error:
+            if isinstance(error, OSError) or (
+                isinstance(error, ConfigurationError)
+                and not (isinstance(error, ProviderLoadError) and self._tolerated)
+            ):
+                raise
+            # An unforeseen value: the validation may know better what is wrong with it.
             self._log.debug("The configuration cannot be used:", exc_info=True)
-            raise ConfigError(
-                f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate"
-            ) from error
+            said = (
+                str(error)
+                if isinstance(error, ConfigurationError)
+                else f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate"
+            )
+            raise ConfigError("; ".join([*self._tolerated[:SHOWN], said])) from error
         config.require(main.path, *self._required)
         return config
 
@@ -135,6 +145,9 @@ class ConfigFileStatus:
             ]
         self._found_warnings = [
             problem.format(path) for path, problem in found if not problem.fatal
+        ]
+        self._tolerated = [
+            problem.format(path) for path, problem in found if problem.error and not problem.fatal
         ]
         fatal = [problem.format(path) for path, problem in found if problem.fatal]
         more = (

@@ -153,6 +153,19 @@ def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
             ("username", "expected str"),
         ),
         ("  - name: l", "  - name: l\n    min-ready: many", (":6", "expected a whole number")),
+        ("    driver: test", "    driver:", (":8:", "providers[p].driver", "expected str")),
+        ("    driver: test", "    driver: [fake]", (":8:", "providers[p].driver", "expected str")),
+        ("  - name: p", "  - name: [p]", (":7:", "name", "expected str")),
+        (
+            "        labels: [l]",
+            '        labels: [l]\n      - ""',
+            (":12:", "expected a dictionary"),
+        ),
+        (
+            "        nodes:",
+            '        nodes:\n          - ""',
+            ("providers[s].pools[main].nodes[0]", "required key 'name' is missing"),
+        ),
     ],
 )
 def test_wrong_types_refuse_the_file(daemon, old, new, words):

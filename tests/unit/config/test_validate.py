@@ -395,6 +395,10 @@ def test_options_that_cannot_work_are_refused(judge, text, words):
             ("label a has min-ready, but no pool here offers it",),
         ),
         (STATIC.replace("{name: a}", "{name: a, min-ready: -5}"), ("min-ready", "-5 is negative")),
+        (
+            STATIC.replace("{name: a}", "{name: a, min-ready: yes}"),
+            ("min-ready", "true is taken as the number 1; write a number"),
+        ),
         ("labels: [{name: a, max-ready-age: -1}]", ("max-ready-age", "-1 is negative")),
         (STATIC + "        max-servers: -3", ("max-servers", "-3 is negative")),
         (STATIC + "            timeout: 0", ("timeout", "too short")),
