@@ -182,9 +182,10 @@ class Validation:
             try:
                 connections(servers)
             except ConfigError as exc:
-                if not exc.message.startswith(
+                said = any(problem.error for problem in self.problems)  # by the schema
+                if not said or not exc.message.startswith(
                     ("required key", "zookeeper-servers: entry")
-                ):  # reported by the schema
+                ):
                     self.note(exc.message, exc.where)
         if (
             servers

@@ -143,6 +143,7 @@ def test_unset_variable_is_reported_with_its_line(validate):
             (":1", "tenant-name"),
         ),
         (("labels:\n", "zookeeper-servers: [{port: 1}]\nlabels:\n"), (":1", "host")),
+        (("labels:\n", "zookeeper-servers: [{host: ''}]\nlabels:\n"), (":1", "host")),
         (("labels:\n", "zookeeper-tls: {cert: x}\nlabels:\n"), (":1", "ca")),
         (
             (
