@@ -350,13 +350,15 @@ def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stopping.set())
     signal.signal(signal.SIGUSR2, dump_stacks)
-    # In a thread: it may call the forges.
-    signal.signal(
-        signal.SIGHUP,
-        lambda _number, _frame: threading.Thread(
-            target=adapt, args=(service, create), name="reload", daemon=True
-        ).start(),
-    )
+    changed = threading.Event()
+    signal.signal(signal.SIGHUP, lambda _number, _frame: changed.set())
+
+    def reload() -> None:  # it may call the forges
+        while changed.wait() and not stopping.is_set():
+            changed.clear()
+            adapt(service, create)
+
+    threading.Thread(target=reload, name="reload", daemon=True).start()
     pools.open()
     listener.start()
     service.start()
@@ -365,6 +367,7 @@ def _serve(
     while not stopping.wait(60.0):
         pass
     log.info("stopping: runners continue, and the next start adopts them")
+    changed.set()
     for fleet in service.fleets:
         fleet.stop()
     service.join(STOP)

@@ -181,8 +181,12 @@ def test_reload_drains_a_set_and_resumes_it(
     assert not wait_for(lambda: service.jobs("available"), 10, "the job")[0].get("runnerName")
     reload(min=2, max=1)
     wait_for(lambda: "not applied: set: min (2) is above max (1)" in site.log(), 10, "the error")
-    reload(min=0, max=1)
+    for _ in range(5):
+        reload(min=0, max=1)
     wait_for(lambda: service.jobs("completed"), 60, "the job")
+    process.send_signal(signal.SIGUSR2)
+    wait_for(lambda: "Threads: " in site.log(), 10, "the threads")
+    assert site.log().rpartition("Threads: ")[2].partition("\n")[0].count("reload (") == 1
 
 
 @pytest.mark.spec(
