@@ -90,6 +90,8 @@ REMEDIES = {
     "record": "repair or remove the damaged record in ZooKeeper, which the traceback in the "
     "launcher's log leads to",
     "deletion": "repair what the message names; the deletion is retried until it succeeds",
+    "former driver": "restore the former driver of the provider, which deletes the node, and give "
+    "the new driver a provider with another name",
 }
 """What an operator can do about a problem, by the step that failed."""
 LOG = "see the launcher's log for the reason"

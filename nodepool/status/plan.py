@@ -100,7 +100,7 @@ def _never(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
 
 
 def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
-    """Yield nodes whose provider, pool or label would no longer be configured."""
+    """Yield nodes whose provider, driver, pool or label would no longer be configured."""
     others = {pool.provider_name for pool in _elsewhere(zk, old)}
     gone: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in zk.readNodes():
@@ -110,6 +110,10 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
         pool = provider.pools.get(node.pool or "") if provider is not None else None
         if provider is None:
             gone["provider", str(node.provider)].append(str(node.id))
+        elif provider.driver.name != (was := old.providers[provider.name].driver.name) and (
+            was != "static"
+        ):
+            gone["driver of provider", str(node.provider)].append(str(node.id))
         elif pool is None:
             gone["pool", f"{node.provider}-{node.pool}"].append(str(node.id))
         elif (
@@ -121,6 +125,8 @@ def _stranded(zk: Facade, old: Config, new: Config) -> Iterator[Line]:
     texts = {
         "provider": "nodes {ids} would neither be managed nor deleted until a launcher has the "
         "provider again",
+        "driver of provider": "the machines of nodes {ids} would remain in the former cloud; give "
+        "the new driver a provider with another name",
         "pool": "no request would get nodes {ids}; they are deleted after use, or by `nodepool "
         "delete`",
         "label": "no request would get the ready nodes {ids}; `nodepool delete` removes them",

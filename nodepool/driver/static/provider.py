@@ -12,7 +12,7 @@ from typing import Any
 
 from nodepool import exceptions, nodeutils, ssh
 from nodepool.base import threads
-from nodepool.base.problems import one_line
+from nodepool.base.problems import DELETION, one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.request.base import RequestHost
 from nodepool.driver.static import trial
@@ -33,6 +33,9 @@ START_WAIT = 1.0
 """Seconds that ``start`` waits for the first pass over all hosts; slow hosts continue in the
 background.
 """
+
+LAUNCHER = "static driver"
+"""Launcher in the record of each static node, by which other releases know it, too."""
 
 GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
 
@@ -363,7 +366,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         node.state = zk.READY
         node.provider = self.provider.name
         node.pool = pool.name
-        node.launcher = "static driver"
+        node.launcher = LAUNCHER
         node.type = static_node["labels"]
         node.external_id = node.hostname = node.interface_ip = static_node["name"]
         node.username = static_node["username"]
@@ -518,10 +521,29 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     # -- deletion: the machine stays, only its record is deleted
 
-    def startNodeCleanup(self, node: zk.Node) -> NodeDeleter:
+    def startNodeCleanup(self, node: zk.Node) -> NodeDeleter | None:
+        if node.external_id and node.launcher and node.launcher != LAUNCHER:
+            self._keep(node)
+            return None
         deleter = NodeDeleter(self.zk, self, node)
         deleter.start()
         return deleter
+
+    def _keep(self, node: zk.Node) -> None:
+        """Report and unlock a node of another driver, whose machine nobody would find later."""
+        node_id, reason = (
+            node.id or "",
+            (f"another driver has created it: machine {node.external_id} may still run"),
+        )
+        self.log.warning("Deletion of node %s failed: %s", node_id, reason)
+        self.label_problems.note(
+            ",".join(map(str, node.type)),
+            f"deletion {node_id}",
+            f"{DELETION}{node_id} failed: {reason}",
+            solved=lambda: self.zk.getCachedNode(node_id) is None,
+            remedy="former driver",
+        )
+        self.zk.unlock_soon(node)
 
     def cleanupNode(self, node_id: str) -> bool:  # type: ignore[override]
         return True

@@ -70,6 +70,12 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
     assert "removed two" in found["changes", "configuration"]
     renamed = provider("one", pools=[{"name": "other", "labels": ["a", "b"]}])
     assert kept.id in plans(config(renamed, two))["strands nodes", "pool one-main"]
+    rack = {"name": "one", "driver": "static", "pools": [{"name": "main", "nodes": []}]}
+    labels = [{"name": name} for name in "abc"]
+    driver = plans({"labels": labels, "providers": [rack]})[
+        "strands nodes", "driver of provider one"
+    ]
+    assert kept.id in driver and "would remain in the former cloud" in driver
 
 
 @pytest.mark.spec("issue: plan: another launcher that offers it counts")

@@ -223,6 +223,29 @@ def test_deletion_that_fails_names_the_error_of_the_cloud(
     wait_for(lambda: desk.problems() == [], what="nothing is reported any more")
 
 
+def test_machine_of_a_former_driver_keeps_its_record_until_that_driver_deletes_it(
+    desk: Desk,
+) -> None:
+    cloud = config(provider("rack", driver="fake"), labels={"fake-label": {"min-ready": 1}})
+    desk.start(cloud)
+    (node,) = desk.bench.wait_nodes(1, state="ready")
+    host = {"name": "fake-host", "labels": ["fake-label"], "host-key-checking": False}
+    rack = {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
+    desk.bench.config({"labels": [{"name": "fake-label"}], "providers": [rack]})
+    words = f"deletion of node {node.id} failed: another driver has created it"
+    desk.reported(words, node.external_id)
+    found = answer(desk, "node", node.id, words, f"machine {node.external_id} may still run")
+    assert found["suggestion"].startswith("restore the former driver")
+    (static,) = desk.bench.wait_nodes(1, state="ready")
+    assert static.launcher == "static driver"
+    desk.bench.zuul.write_node(static.id, state="used")
+    desk.bench.wait_gone(static.id)
+    assert desk.bench.node(node.id).external_id == node.external_id
+    desk.bench.config(cloud)
+    desk.bench.wait_gone(node.id)
+    wait_for(lambda: not any(words in text for text in desk.problems()), what="its problem ends")
+
+
 def test_backing_node_that_cannot_be_launched_is_the_cause(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
