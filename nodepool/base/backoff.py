@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -51,8 +52,17 @@ class KeyedBackoff:
         self._lock = threading.Lock()
         self._failures: dict[Hashable, _Failures] = {}
 
-    def failed(self, key: Hashable, subject: Hashable = None, *, together: bool = False) -> float:
+    def failed(
+        self,
+        key: Hashable,
+        subject: Hashable = None,
+        *,
+        together: bool = False,
+        final: bool = False,
+    ) -> float:
         """Record a failure; return when (by the given clock) to retry.
+
+        :param final: no attempt with this subject can succeed: infinity is returned.
 
         :param together: failures before this time count as one, because those attempts ran
             concurrently.
@@ -63,7 +73,7 @@ class KeyedBackoff:
                 before = _Failures(0, now, subject)
             if not (together and now < before.until):
                 before.count += 1
-                before.until = now + self._backoff.pause(before.count)
+                before.until = math.inf if final else now + self._backoff.pause(before.count)
             self._failures[key] = before
             return before.until
 

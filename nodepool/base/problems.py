@@ -136,7 +136,11 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
                 f"{failure.reason or 'see the log of its builder'}"
             ),
             failure.provider,
-            help="repair what the message names; the upload is retried" if failure.reason else "",
+            help=""
+            if not failure.reason
+            else "repair what the message names; the upload is retried"
+            if failure.next_try is not None
+            else f"run `nodepool image-build {failure.image}`",
             since=failure.time,
         )
         for _key, failure in sorted(progress.failures.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -33,6 +34,10 @@ HOOK_TIMEOUT = 3600.0
 
 class UploadError(Exception):
     """The upload failed; the text is the reason for users."""
+
+
+class FileDeleted(UploadError):
+    """The option ``delete-after-upload`` has deleted the file: no attempt can succeed."""
 
 
 class UploadJob:
@@ -214,6 +219,11 @@ class UploadJob:
         image_file = image_files.DibImageFile(base, image_type)
         path = image_file.to_path(self._config.images_dir)
         if not os.path.isfile(path):
+            diskimage = self._config.diskimages.get(self.image)
+            if diskimage is not None and diskimage.delete_after_upload:
+                raise FileDeleted(
+                    f"delete-after-upload has deleted file {path}; only a new build can be uploaded"
+                )
             raise UploadError(
                 f"file {path} does not exist; provider {self.provider} needs format {image_type}"
             )
@@ -440,7 +450,10 @@ class UploadJob:
     # -- what users see
 
     def publish_failure(self, reason: str, next_try: float) -> None:
-        """Publish the failure; ``next_try`` is a UNIX time, as is the clock of the back-off."""
+        """Publish the failure; ``next_try`` is a UNIX time, as is the clock of the back-off.
+
+        Infinity: it is not retried.
+        """
         failure = UploadFailure(
             self.image,
             self.provider,
@@ -449,7 +462,7 @@ class UploadJob:
             reason,
             time.time(),
             self._attempt,
-            next_try,
+            next_try if math.isfinite(next_try) else None,
         )
         self._publish(lambda store: store.write(failure))
 

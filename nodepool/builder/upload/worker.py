@@ -12,7 +12,7 @@ from nodepool.builder.machine import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.retention import Candidate
 from nodepool.builder.state import BuilderState
-from nodepool.builder.upload.job import UploadError, UploadJob
+from nodepool.builder.upload.job import FileDeleted, UploadError, UploadJob
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config, ProviderConfig
 
@@ -96,7 +96,21 @@ class UploadWorker(Worker):
         files = functools.cache(
             functools.partial(image_files.DibImageFile.from_image_id, config.images_dir)
         )
-        return [c for c in found if files(image_files.image_id(c.pair[0], c.build.id or ""))]
+        return [
+            c
+            for c in found
+            if files(image_files.image_id(c.pair[0], c.build.id or ""))
+            or self._files_deleted(config, c)
+        ]
+
+    def _files_deleted(self, config: Config, candidate: Candidate) -> bool:
+        """Return whether this builder may have deleted all files of the build, to report that."""
+        diskimage = config.diskimages.get(candidate.pair[0])
+        return (
+            diskimage is not None
+            and diskimage.delete_after_upload
+            and candidate.build.builder_id == self._state.builder_id
+        )
 
     def _try(self, config: Config, candidate: Candidate) -> bool:
         """Try to upload; return False if it failed, or is not ours."""
@@ -127,7 +141,10 @@ class UploadWorker(Worker):
             if not isinstance(error, UploadError):
                 self.log.exception("Error uploading %s to %s:", *candidate.pair)
             reason = str(error) if isinstance(error, UploadError) else repr(error)
-            job.publish_failure(reason, backoff.failed(candidate.pair, subject(candidate)))
+            until = backoff.failed(
+                candidate.pair, subject(candidate), final=isinstance(error, FileDeleted)
+            )
+            job.publish_failure(reason, until)
             return False
         if done:
             backoff.succeeded(candidate.pair)

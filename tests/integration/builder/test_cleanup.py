@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import pathlib
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
+from nodepool.base.problems import image_problems
 from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.provider_queues import ProviderQueues
 from nodepool.builder.retention import RemovalPlan, Snapshot
@@ -579,6 +581,38 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
     builders.wait_upload(provider="vhd")
     wait_for(lambda: builders.formats(IMAGE, build.id) == {"qcow2"}, what="vhd gone")
     assert f"{build.id}.d" in builders.files(IMAGE, build.id)
+
+
+@pytest.mark.parametrize("kept", [[], ["raw"]], ids=["no file", "another format"])
+@pytest.mark.spec("BLD-12.3: the missing file is reported, and its upload is not retried")
+def test_upload_of_a_deleted_file_is_not_retried_and_gets_the_remedy(
+    builders: BuilderBench, tmp_path: pathlib.Path, kept: list[str]
+) -> None:
+    cloud = BalkyCloud(tmp_path)
+    image = builders.image(
+        formats=["qcow2", *kept], **{"delete-after-upload": True, "keep-formats": kept}
+    )
+    builder = builders.start(config(builders, [cloud.provider()], [image]))
+    upload = builders.wait_upload(provider="balky")
+    wait_for(lambda: builders.formats(IMAGE, upload.build_id) == set(kept), what="file deleted")
+    upload.state = DELETING
+    builders.zk.storeImageUpload(IMAGE, upload.build_id, "balky", upload, upload.id)
+
+    def problem() -> Any:
+        return next(iter(image_problems(builders.zk.readProgress(cached=False))), None)
+
+    wait_for(problem, what="the missing file in the list of problems")
+    assert "delete-after-upload has deleted file" in problem().text
+    assert problem().help == f"run `nodepool image-build {IMAGE}`"
+    key = IMAGE, "balky"
+    assert builders.zk.readProgress(cached=False).failures[key].next_try is None
+    for worker in builder._upload_workers:
+        assert worker.make_pass() in (None, math.inf)
+    assert builders.zk.readProgress(cached=False).failures[key].attempts == 1
+    builders.zk.submitBuildRequest(IMAGE)
+    again = builders.wait_upload(provider="balky")
+    assert again.build_id != upload.build_id
+    wait_for(lambda: problem() is None, what="no problem")
 
 
 @pytest.mark.spec("BLD-12: delete a format only after at least one upload of it")
