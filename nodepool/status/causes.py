@@ -571,14 +571,32 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
         return lack
     if (closed := _switched_off(zk, label, pools)) is not None:
         return closed
-    return _published_of(zk, offering, [label], hosts=True)
+    told = [_published_of(zk, {name}, [label], hosts=True) for name in sorted(offering)]
+    return told[0] if all(told) else None  # else another provider serves it
 
 
 def _of_parts(zk: Facade, label: str, clock: Clock, depth: int) -> Cause | None:
-    """Return problems of the images of a label, or of the label of its backing nodes."""
-    for image, entry in images_of(zk, label).items():
-        if (lack := of_image(zk, image, entry, clock)) is not None:
-            return lack
+    """Return problems of the images of a label, or of the label of its backing nodes.
+
+    One provider with usable images is enough.
+    """
+    images = images_of(zk, label)
+    lacks = [
+        next(
+            (
+                lack
+                for image, entry in images.items()
+                if provider in entry["providers"]
+                and (lack := of_image(zk, image, {**entry, "providers": {provider}}, clock))
+            ),
+            None,
+        )
+        for provider in sorted(
+            {str(pool.provider_name) for pool in zk.getRegisteredPools() if label in pool.labels}
+        )
+    ]
+    if lacks and all(lacks):
+        return lacks[0]
     for backing in backing_of(zk, label) if depth else ():
         if (lack := of_label(zk, backing, clock, depth - 1)) is not None:
             return Cause(

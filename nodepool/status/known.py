@@ -379,6 +379,7 @@ def of_image(
         problem
         for problem in image_problems(progress, clock)
         if problem.text.startswith(f"image {name}:")
+        and problem.provider in (None, *(entry["providers"] or {problem.provider}))
     ]
     if failed:
         return Cause(failed[0].text, failed[0].help, "image")

@@ -14,6 +14,7 @@ from nodepool import exceptions
 from nodepool.status import cluster
 from nodepool.zk import reports
 from nodepool.zk.components import BuilderComponent
+from nodepool.zk.mirror.progress import UploadFailure
 from nodepool.zk.records import HOLD
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer, created
@@ -173,6 +174,51 @@ def test_image_that_no_provider_has_is_built_and_waits_for_nothing(desk: Desk) -
     words = "image other is built, and is not uploaded: no provider of a running launcher has it"
     assert answer(desk, "image", "other", words)["suggestion"] == (
         "name it in the `diskimages` of a provider"
+    )
+
+
+def test_failed_upload_of_another_provider_is_no_cause_of_a_label(desk: Desk) -> None:
+    desk.start(two_providers(["fake-label"], ["other-label"]))
+    desk.bench.store_image("winimg", "fake-provider")
+    upload_failed(desk, "fake-new")
+    desk.bench.fulfilled("fake-label")
+    desk.bench.submit("fake-label")
+    answer(desk, "label", "fake-label", "1 request waiting", "instances: 1 needed, 0 of 1 left")
+    answer(desk, "label", "other-label", "the last upload failed: too large for fake-new")
+
+
+def test_failed_upload_of_one_of_two_providers_is_no_cause_of_a_label(desk: Desk) -> None:
+    desk.start(two_providers(["fake-label"], ["fake-label"]))
+    desk.bench.store_image("winimg", "fake-provider")
+    upload_failed(desk, "fake-new")
+    desk.bench.fulfilled("fake-label")
+    desk.bench.submit("fake-label")
+    answer(desk, "label", "fake-label", "1 request waiting", "instances: 1 needed, 0 of 1 left")
+
+
+def test_label_is_explained_by_the_upload_of_its_own_provider(desk: Desk) -> None:
+    desk.start(two_providers(["fake-label"], ["other-label"]))
+    upload_failed(desk, "fake-new")
+    upload_failed(desk, "fake-provider")
+    answer(desk, "label", "fake-label", "the last upload failed: too large for fake-provider")
+    answer(desk, "label", "other-label", "the last upload failed: too large for fake-new")
+
+
+def two_providers(*labels: list[str]) -> dict[str, Any]:
+    """Providers with room for one node each, whose labels have the same disk image."""
+    providers = []
+    for name, offered in zip(("fake-provider", "fake-new"), labels, strict=True):
+        entries = [{"name": label, "diskimage": "winimg", "min-ram": 8192} for label in offered]
+        pools = [{"name": "main", "max-servers": 1, "labels": entries}]
+        providers.append(provider(name, pools=pools) | {"diskimages": [{"name": "winimg"}]})
+    options = {key: disk_image_config()[key] for key in ("diskimages", "images-dir")}
+    return config(*providers, **options, **{"elements-dir": "/tmp/elements"})
+
+
+def upload_failed(desk: Desk, name: str) -> None:
+    now = time.time()
+    desk.bench.zk.progress.write(
+        UploadFailure("winimg", name, reason=f"too large for {name}", time=now, next_try=now + 60)
     )
 
 
