@@ -82,14 +82,13 @@ def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Return an argument type: a whole number, at least this."""
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return an argument type: a whole number in these limits."""
+    limits = f"at least {least}" + (f" and at most {most}" if most < math.inf else "")
 
     def parse(text: str) -> int:
-        if not text.strip().lstrip("+").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number of at least {least}, not {text!r}"
-            )
+        if not text.strip().lstrip("+").isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number of {limits}, not {text!r}")
         return int(text)
 
     return parse

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands import requests as requests_command
 from nodepool.cmd.commands.context import CommandError, user
 from nodepool.exceptions import TimeoutException
 from nodepool.lease import LeaseError
@@ -618,6 +619,17 @@ def test_import_refuses_other_files(config, plain, tmp_path, text):
 
 
 # -- requests
+
+
+def test_ids_are_printed_while_more_requests_are_created(config, plain, capsys, monkeypatch):
+    records = [requests_command.new_request] * requests_command.PORTION
+    monkeypatch.setattr(
+        requests_command, "new_request", lambda args: records.pop()(args) if records else 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        nodepoolcmd.main(["-c", config, "request", "create", "a", "--count", "1000"])
+    ids = capsys.readouterr().out.split()
+    assert ids == sorted(plain.getNodeRequests()) and len(ids) == requests_command.PORTION
 
 
 def test_created_requests_have_the_given_options(run, plain):

@@ -240,7 +240,11 @@ def test_users_19_a_file_that_cannot_be_read(
     [
         (
             ["request", "create", "a", "--count", "x"],
-            "must be a whole number of at least 1, not 'x'",
+            "must be a whole number of at least 1 and at most 1000, not 'x'",
+        ),
+        (
+            ["request", "create", "a", "--count", "100000"],
+            "must be a whole number of at least 1 and at most 1000, not '100000'",
         ),
         (
             ["request", "create", "a", "--wait", "soon"],

@@ -34,6 +34,8 @@ from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
 
 REQUESTOR = "nodepool-cli"
 PRIORITIES = ("100", "200", "300")
+MOST_CREATED, PORTION = 1000, 50
+"""Requests of one command, and those that are created before their ids are printed."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -99,7 +101,11 @@ def _register_create(commands: Subparsers) -> None:
         "--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s"
     )
     parser.add_argument(
-        "--count", metavar="N", type=whole_number(1), default=1, help="create N identical requests"
+        "--count",
+        metavar="N",
+        type=whole_number(1, MOST_CREATED),
+        default=1,
+        help=f"create N identical requests, at most {MOST_CREATED}",
     )
     parser.add_argument(
         "--wait",
@@ -136,14 +142,15 @@ def create(context: Context) -> int:
     kazoo.ensure_path(paths.REQUESTS)
     # Persistent, as Zuul's: it remains when this command ends.
     prefix = f"{paths.REQUESTS}/{args.priority}-"
-    answers = [
-        kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True)
-        for _ in range(args.count)
-    ]
-    ids = [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
-    if not args.json:
-        for request_id in ids:
-            print(request_id, flush=True)
+    ids: list[str] = []
+    while (left := args.count - len(ids)) > 0:
+        answers = [
+            kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True)
+            for _ in range(min(left, PORTION))
+        ]
+        ids += [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
+        if not args.json:  # a killed command leaves few requests that it has not named
+            print("\n".join(ids[-len(answers) :]), flush=True)
     why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(
         context.zk, args.labels, args.provider
     )
