@@ -33,6 +33,7 @@ from nodepool.status.known import (
     of_image,
     of_node,
     published_problems,
+    stranded_nodes,
     stuck_nodes,
 )
 from nodepool.status.once import Facade, remembered
@@ -662,7 +663,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
     """Return problems derived from the state of the whole cluster.
 
     These are images without uploads, automatic roll-backs of images, min-ready that is not
-    reached, and stuck nodes.
+    reached, idle nodes that no request gets, and stuck nodes.
     """
     if not zk.getLaunchers() and not zk.getRegisteredPools():
         waiting = sum(request.state in (REQUESTED, PENDING) for request in zk.readRequests())
@@ -694,6 +695,16 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
                     help=cause.remedy or "see `nodepool explain label`",
                 )
             )
+    for why, idle in stranded_nodes(zk).items():
+        some = ", ".join(str(node.id) for node in idle[:MOST_NAMED])
+        some += f" and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""
+        found.append(
+            Problem(
+                one_line(f"no request gets idle node{'s' * (len(idle) > 1)} {some}: {why}"),
+                str(idle[0].provider),
+                help="delete them with `nodepool delete`, or offer the label there again",
+            )
+        )
     nodes = {node.id: node for node in zk.readUnreleasedNodes()}
     stuck = [
         Problem(

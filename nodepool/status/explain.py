@@ -513,6 +513,8 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
         _set(found, causes.of_building(zk, node, clock), stalled)
     elif (stuck := known.of_node(zk, node, clock)) is not None:
         _set(found, stuck)
+    elif (stranded := known.of_stranded(zk, node)) is not None:
+        _set(found, stranded, found.answer)
     elif node.state == "ready" and (rotation := rotation_of(zk, node)) is not None:
         when = "" if node.allocated_to is None else " if it becomes free again"
         found.answer += f"; it is replaced{when}: {rotation.why}"

@@ -260,6 +260,40 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
     return None
 
 
+def stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
+    """Return why no request gets idle nodes of registered providers -> these nodes."""
+    return remembered(zk, "stranded nodes", lambda: _stranded_nodes(zk))
+
+
+def _stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
+    offers: dict[str | None, dict[str | None, set[str]]] = defaultdict(dict)
+    for pool in zk.getRegisteredPools():
+        offers[pool.provider_name].setdefault(pool.name, set()).update(pool.labels)
+    found: dict[str, list[Node]] = defaultdict(list)
+    for node in zk.readNodes():
+        if node.state != READY or node.allocated_to is not None or node.provider not in offers:
+            continue
+        named = offers[node.provider]
+        labels = named.get(node.pool, named.get(None))  # another release may omit the name
+        place = f"pool {node.provider}-{node.pool}"
+        if labels is None:
+            found[f"{place} is no longer configured"].append(node)
+        elif labels.isdisjoint(node.type):
+            found[f"{place} no longer offers {', '.join(node.type)}"].append(node)
+    return found
+
+
+def of_stranded(zk: Facade, node: Node) -> Cause | None:
+    """Return why no request gets an idle node; None: requests get it."""
+    for why, nodes in stranded_nodes(zk).items():
+        if any(each.id == node.id for each in nodes):
+            return Cause(
+                f"no request gets it: {why}",
+                f"delete it with `nodepool delete {node.id}`, or offer its label there again",
+            )
+    return None
+
+
 def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:
     """Return the disk images in the configurations of all launchers.
 

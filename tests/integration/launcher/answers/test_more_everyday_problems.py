@@ -246,6 +246,34 @@ def test_machine_of_a_former_driver_keeps_its_record_until_that_driver_deletes_i
     wait_for(lambda: not any(words in text for text in desk.problems()), what="its problem ends")
 
 
+@pytest.mark.parametrize(
+    "after, why",
+    [
+        (provider(labels=["other"]), "pool fake-provider-main no longer offers fake-label"),
+        (
+            provider(pools=[{"name": "new", "labels": ["fake-label"]}]),
+            "pool fake-provider-main is no longer configured",
+        ),
+    ],
+    ids=["label", "pool"],
+)
+def test_idle_node_of_a_removed_label_or_pool_is_reported_until_it_is_deleted(
+    desk: Desk, after: dict[str, Any], why: str
+) -> None:
+    desk.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    (node,) = desk.bench.wait_nodes(1, state="ready")
+    wait_for(lambda: not desk.bench.node(node.id).allocated_to, what="the node is free")
+    assert answer(desk, "node", node.id, "free")["cause"] == "" and desk.problems() == []
+    desk.bench.config(config(after))
+    found = answer(desk, "node", node.id, "free: no request gets it", why)
+    assert found["suggestion"].startswith(f"delete it with `nodepool delete {node.id}`")
+    words = f"no request gets idle node {node.id}: {why}"
+    desk.reported(words)
+    assert desk.bench.node(node.id).state == "ready", "as with 11.0.0"
+    assert desk.run("delete", node.id)[0] == 0
+    wait_for(lambda: words not in desk.problems(), what="the problem ends")
+
+
 def test_backing_node_that_cannot_be_launched_is_the_cause(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
