@@ -603,15 +603,18 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     if name in data.requests:
         waits = "" if zk.getBuilders() else "; no builder is running"
         found.facts.append(("build request", f"{build_request_state(name, data)}{waits}"))
-    found.problems = [
-        problem.text
-        for problem in image_problems(progress, clock)
-        if f"image {name}:" in problem.text
+    problems = [
+        problem for problem in image_problems(progress, clock) if f"image {name}:" in problem.text
     ]
+    found.problems = [
+        f"provider {problem.provider}: {problem.text}" if problem.provider else problem.text
+        for problem in problems
+    ]
+    last_failed = any(problem.provider is None for problem in problems)
     failed = [
         each
         for each in progress.builds.values()
-        if each.image == name and each.state == FAILED and found.problems
+        if each.image == name and each.state == FAILED and last_failed
     ]
     # The logs of earlier failures add nothing.
     for each in [*running, *sorted(failed, key=lambda each: each.ended or 0)[-1:]]:

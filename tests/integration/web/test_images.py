@@ -396,6 +396,16 @@ def test_logs_of_failed_builds_are_shown_until_a_build_succeeds(get, zk, other, 
     wait_for(lambda: len(zk.progress_tree.data().builds) == 3, what="the success in the mirror")
     wait_for(lambda: get(f"/api/v1/explain/image/{IMAGE}")["logs"] == {}, what="no log")
     assert get("/api/v1/images")["rows"][0]["state"] == "ready"
+    for provider in ("east", "west"):
+        other.progress.write(UploadFailure(IMAGE, provider, reason="no", time=time.time()))
+    path = f"/api/v1/explain/image/{IMAGE}"
+    found = wait_for(
+        lambda: each if len((each := get(path))["problems"]) == 2 else None, what="failed uploads"
+    )
+    assert found["problems"] == [
+        f"provider {name}: image {IMAGE}: the last upload failed: no" for name in ("east", "west")
+    ]
+    assert found["logs"] == {}, "its last build is ready"
 
 
 def test_the_mirror_costs_nothing_while_nothing_changes(get, zk, other, upload):
