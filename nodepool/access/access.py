@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import grp
 import http
 import ipaddress
@@ -25,12 +26,19 @@ class Access:
 
     :param zk: returns the facade; may raise.
     :param config: returns the section ``access`` in force.
+    :param changed: called with :attr:`Identity.via` when the record of a token has changed; on the
+        thread that reports it.
     """
 
-    def __init__(self, zk: Callable[[], ZooKeeper], config: Callable[[], AccessConfig]) -> None:
+    def __init__(
+        self,
+        zk: Callable[[], ZooKeeper],
+        config: Callable[[], AccessConfig],
+        changed: Callable[[str], None] = lambda _via: None,
+    ) -> None:
         self._zk = zk
         self._config = config
-        self._tokens = Tokens(zk)
+        self._tokens = Tokens(zk, changed=lambda token_id: changed(f"token:{token_id}"))
         self._verifiers: Verifiers | None = None
 
     # -- connections
@@ -109,6 +117,7 @@ class Access:
                 token.labels,
                 token.longest,
                 token.per_owner,
+                expires=token.expires,
             )
         )
 
@@ -150,16 +159,7 @@ class Access:
         limits = self._config().leases
         longest = limits.max if identity.longest is None else identity.longest
         per_owner = limits.per_owner if identity.per_owner is None else identity.per_owner
-        return Identity(
-            identity.owner,
-            identity.via,
-            identity.role,
-            identity.tenant,
-            identity.labels,
-            longest,
-            per_owner,
-            identity.lease,
-        )
+        return dataclasses.replace(identity, longest=longest, per_owner=per_owner)
 
 
 def _invalid(text: str) -> Denied:

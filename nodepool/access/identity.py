@@ -38,6 +38,8 @@ class Identity:
     :param longest: seconds from now that a lease may last; None: no limit.
     :param per_owner: leases of this owner, held and waiting; None: no limit.
     :param lease: the caller has the token of this lease, and may use no other.
+    :param expires: Unix time from which its token is not accepted; None: the token has no such
+        time.
     """
 
     owner: str
@@ -48,6 +50,7 @@ class Identity:
     longest: float | None = None
     per_owner: int | None = None
     lease: str | None = None
+    expires: float | None = None
 
     def offers(self, label: str) -> bool:
         """Return whether the caller may lease this label."""

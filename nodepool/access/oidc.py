@@ -179,6 +179,7 @@ def _permitted(issuer: Issuer, claims: Mapping[str, Any]) -> Identity:
         tuple(rule.labels),
         rule.max,
         rule.per_owner,
+        expires=int(claims["exp"]) + SKEW,
     )
 
 

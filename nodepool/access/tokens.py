@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
+from kazoo.protocol.states import WatchedEvent
 
 from nodepool.access.identity import Role
 from nodepool.zk.reading import children
@@ -91,17 +92,24 @@ def same(secret: str, sha256: str | None) -> bool:
 
 
 class Tokens:
-    """The tokens of a cluster."""
+    """The tokens of a cluster.
+
+    :param changed: called with the id of a token that was found, when its record has changed; on
+        the thread of the client of ZooKeeper. After a lost connection, the token must be found
+        again first.
+    """
 
     def __init__(
         self,
         zk: Callable[[], ZooKeeper],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        changed: Callable[[str], None] = lambda _token_id: None,
     ) -> None:
         self._zk = zk
         self._now = now
         self._monotonic = monotonic
+        self._changed = changed
         self._cache: dict[str, tuple[float, Token | None]] = {}
 
     def create(
@@ -167,7 +175,7 @@ class Tokens:
         if known is None or self._monotonic() - known[0] >= FRESH:
             if len(self._cache) >= MOST_CACHED:
                 self._cache = {}
-            known = self._cache[token_id] = self._monotonic(), self._read(token_id)
+            known = self._cache[token_id] = (self._monotonic(), self._read(token_id, self._note))
         token = known[1]
         valid = same(secret, None if token is None else token.sha256)
         return (
@@ -178,9 +186,15 @@ class Tokens:
             else None
         )
 
-    def _read(self, token_id: str) -> Token | None:
+    def _note(self, event: WatchedEvent) -> None:
+        if event.path:  # None: the connection is lost
+            self._changed(event.path.rpartition("/")[2])
+
+    def _read(
+        self, token_id: str, watch: Callable[[WatchedEvent], None] | None = None
+    ) -> Token | None:
         try:
-            data, _stat = self._zk().kazoo_client.get(f"{ROOT}/{token_id}")
+            data, _stat = self._zk().kazoo_client.get(f"{ROOT}/{token_id}", watch)
         except NoNodeError:
             return None
         return Token.read(token_id, data)

@@ -193,13 +193,17 @@ class Calls:
             raise TimeoutError
         raise NodepoolError(
             "broken",
-            "The program was ended: the node, or the launcher's connection to it, no longer exists",
+            "The program was ended: its token was revoked or has expired, or the node, or the "
+            "launcher's connection to it, no longer exists",
         )
 
     def events(self, *types: str) -> Iterator[Mapping[str, Any] | None]:
         """Follow events of the cluster: yield None once none is missed any more, then each event.
 
-        :raises NodepoolError: the server cannot be reached, or ends the connection.
+        The iteration ends when the server ends the answer, as it does when the token is revoked or
+        expires: the next call then raises :class:`NotAllowed`.
+
+        :raises NodepoolError: the server cannot be reached, or the connection breaks.
         """
         path = f"/events?type={','.join(types)}"
         with self._streamed("GET", path, None, self.token) as answer:

@@ -56,8 +56,8 @@ class Callers:
             )
         return identity
 
-    def check_reader(self, request: Request) -> str:
-        """Return the owner, or the address, of a client that may see pages, tables and events.
+    def check_reader(self, request: Request) -> Identity:
+        """Return a client that may see pages, tables and events; its owner may be its address.
 
         :raises Denied: its token is not valid.
         :raises HttpError: it may not.
@@ -65,14 +65,14 @@ class Callers:
         if self._access is None or (request.uid is None and "authorization" not in request.headers):
             address = self.address(request)
             check(self._pages, dataclasses.replace(request, address=address))
-            return address
+            return Identity(address, "anonymous", Role.READ)
         identity = self.identify(request)
         if identity.lease is not None:
             raise HttpError(
                 http.HTTPStatus.FORBIDDEN, "The token of a lease is for its own lease only"
             )
         check(EVERYWHERE, request)
-        return identity.owner
+        return identity
 
 
 def check(pages: str, request: Request) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import msgspec
 
 from nodepool import status
-from nodepool.access.identity import Denied
+from nodepool.access.identity import Denied, Identity
 from nodepool.metrics.prometheus import Exposition
 from nodepool.web import access
 from nodepool.web.actions.actions import Actions
 from nodepool.web.actions.bodies import Problem
 from nodepool.web.actions.routes import PROBLEM
+from nodepool.web.admissions import Admitted
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import (
     HttpError,
@@ -29,7 +30,7 @@ from nodepool.web.http import (
     parse_date,
 )
 from nodepool.web.shares import Shares
-from nodepool.web.streams import Streams
+from nodepool.web.streams import Follower, Streams
 from nodepool.web.tables import Launcher
 from nodepool.web.v1 import EVENTS, PAGES, Api
 from nodepool.zk.zookeeper import ZooKeeper
@@ -87,7 +88,7 @@ class Application:
         cache: ResponseCache[bytes],
         exposition: Exposition,
         max_age: float,
-        check: Callable[[Request], object],
+        check: Callable[[Request], Identity],
         streams: Streams,
         api: Api,
         actions: Actions | None,
@@ -115,10 +116,18 @@ class Application:
         try:
             if actions is not None and is_call:
                 return await actions.answer(request, self._shares)
-            read = self._streams.read if request.path == EVENTS else self._read
+            read: Callable[[Request], Response | Follower] = (
+                self._streams.read if request.path == EVENTS else self._read
+            )
             # Behind a proxy that is named, the client is another one than the peer.
             address = request.address if actions is None else actions.callers.address(request)
-            return await self._shares.of(address).run(functools.partial(read, request))
+            found = await self._shares.of(address).run(functools.partial(read, request))
+            if actions is not None and isinstance(found, Follower):
+                check = functools.partial(self._check, request)
+                return Admitted(
+                    found, functools.partial(actions.admissions.hold, found.identity, check)
+                )
+            return found
         except Exception as error:
             return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
 

@@ -147,6 +147,7 @@ class WebApp(threading.Thread):
         self.streams.start()
         if self.actions is not None:
             self.actions.waiting.start()
+            self.actions.admissions.start(self._threads)
         listening = [
             await loop.create_server(
                 lambda: HttpConnection(opened, server()), sock=each, backlog=BACKLOG

@@ -8,6 +8,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 
+from nodepool.access.identity import Identity
 from nodepool.web import access
 from nodepool.web.http import RETRY, HttpError, Request, Stream, Write
 from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
@@ -46,12 +47,12 @@ class Follower(Stream):
     def __init__(
         self,
         streams: Streams,
-        owner: str,
+        identity: Identity,
         digest: bool,
         filters: Mapping[str, list[str]],
         last: int | None,
     ) -> None:
-        self.owner = owner
+        self.identity = identity
         self.digest = digest
         self.filters = filters
         self.last = last
@@ -97,12 +98,11 @@ class Streams:
     """All clients that follow events; used on the loop of the server unless stated otherwise."""
 
     def __init__(
-        self, feed: Feed | None, check: Callable[[Request], str], renew: Callable[[], float]
+        self, feed: Feed | None, check: Callable[[Request], Identity], renew: Callable[[], float]
     ) -> None:
         """Create the streams.
 
-        :param check: returns the name or address of a client; raises an error if it may not follow
-            events.
+        :param check: returns a client; raises an error if it may not follow events.
         :param renew: called before pages are notified to fetch again: no answer may be from before
             the change; returns the seconds that answers took since the last call.
         """
@@ -138,7 +138,7 @@ class Streams:
 
         :raises HttpError: the request is invalid, or too many clients follow events (503).
         """
-        owner = self._check(request)
+        identity = self._check(request)
         if self._feed is None:
             raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; only launchers provide events")
         filters = {
@@ -157,11 +157,12 @@ class Streams:
                 http.HTTPStatus.BAD_REQUEST,
                 "since and Last-Event-ID must be the number of an event",
             )
-        if len(self) >= MOST_STREAMS and self._in_the_way(owner) is None:
+        if len(self) >= MOST_STREAMS and self._in_the_way(identity.owner) is None:
             text = f"{MOST_STREAMS} clients already follow events; try again later"
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text, "busy", (RETRY,))
         digest = "digest" in request.parameters
-        return Follower(self, owner, digest, filters, None if last is None or digest else int(last))
+        seen = None if last is None or digest else int(last)
+        return Follower(self, identity, digest, filters, seen)
 
     def add(self, follower: Follower) -> None:
         """Send the missed events, and from now on the new ones."""
@@ -177,7 +178,7 @@ class Streams:
         follower.add(
             "".join([*parts, *(_message(event) for event in missed if follower.wants(event))])
         )
-        victim = self._in_the_way(follower.owner) if len(self) >= MOST_STREAMS else None
+        victim = self._in_the_way(follower.identity.owner) if len(self) >= MOST_STREAMS else None
         if victim is not None:
             victim.close()
         # Changes from now on are sent to it: an older answer must not be shared with it.
@@ -193,12 +194,12 @@ class Streams:
 
         None if no other one has more than this one.
         """
-        counts = Counter(follower.owner for follower in list(self._followers))
+        counts = Counter(follower.identity.owner for follower in list(self._followers))
         most, count = max(counts.items(), key=lambda item: item[1])
         return (
             None
             if counts[owner] >= count
-            else next(each for each in self._followers if each.owner == most)
+            else next(each for each in self._followers if each.identity.owner == most)
         )
 
     # -- events

@@ -7,7 +7,7 @@ import functools
 import http
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -25,8 +25,9 @@ from nodepool.web.actions.openapi import TEXT, document
 from nodepool.web.actions.operators import OperatorCalls
 from nodepool.web.actions.routes import JSON, Call, Later, Refused, Reply, Route, Table, parse
 from nodepool.web.actions.waiting import Waiting
+from nodepool.web.admissions import Admissions, Admitted, Dismissed, Hold
 from nodepool.web.http import CHALLENGE, Request, Response, Stream, as_answer
-from nodepool.web.shares import Shares
+from nodepool.web.shares import Share, Shares
 from nodepool.web.tables import Leasing
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
@@ -56,7 +57,8 @@ class Actions:
     ) -> None:
         self._ready = zk
         self._feed = feed
-        self.callers = pages.Callers(who_sees, Access(self._zk, access))
+        self.admissions = Admissions()
+        self.callers = pages.Callers(who_sees, Access(self._zk, access, self.admissions.note))
 
         def max_hold_age() -> float:
             found = config()
@@ -114,7 +116,7 @@ class Actions:
         """
         if request.path == OPENAPI:
             return Response(self._document, JSON, headers=pages.HEADERS, cors=False)
-        owner, job, note = await asyncio.get_running_loop().run_in_executor(
+        owner, job, note, hold = await asyncio.get_running_loop().run_in_executor(
             shares.threads, self._begin, request
         )
         share = shares.of(owner)
@@ -122,12 +124,23 @@ class Actions:
         if isinstance(reply, Reply):
             return _response(reply)
         with _noted(note, request):
-            outcome = await reply.outcome(share)
+            outcome = await self._outcome(reply, share, hold)
         note(outcome.target if isinstance(outcome, Reply) else None, "ok")
-        return _response(outcome) if isinstance(outcome, Reply) else outcome
+        return _response(outcome) if isinstance(outcome, Reply) else Admitted(outcome, hold)
 
-    def _begin(self, request: Request) -> tuple[str, Callable[[], Reply | Later], Note]:
-        """Return the owner of a call, the job that answers it, and what records the call."""
+    @staticmethod
+    async def _outcome(reply: Later, share: Share, hold: Hold) -> Reply | Stream:
+        try:
+            async with hold():
+                return await reply.outcome(share)
+        except Dismissed:
+            found = await reply.shortened(share)
+            if found is None:
+                raise
+            return found
+
+    def _begin(self, request: Request) -> tuple[str, Callable[[], Reply | Later], Note, Hold]:
+        """Return the owner of a call, the job that answers it, and what records and ends it."""
         method = "GET" if request.method == "HEAD" else request.method
         route, names = self.table.find(method, request.path.removeprefix(API))
         try:
@@ -156,31 +169,20 @@ class Actions:
                 note(reply.target, "ok")
             return reply
 
+        def check() -> Identity:
+            found = self.callers.identify(request)
+            _check_role(found, route, names)
+            return found
+
+        hold = functools.partial(self.admissions.hold, identity, check)
         is_named = identity.via != "anonymous"
-        return identity.owner if is_named else self.callers.address(request), job, note
+        return identity.owner if is_named else self.callers.address(request), job, note, hold
 
     @staticmethod
     def _call(
         request: Request, identity: Identity, route: Route, names: dict[str, str]
     ) -> Reply | Later:
-        own = route.of_lease and identity.lease is not None and identity.lease == names.get("id")
-        if not own and (identity.lease is not None or identity.role < route.role):
-            if identity.via == "anonymous":
-                text = (
-                    "This call needs a token (`nodepool token create`), or the Unix socket of "
-                    "the launcher"
-                )
-                raise Refused(http.HTTPStatus.UNAUTHORIZED, "unauthorized", text, (CHALLENGE,))
-            needed = (
-                f"the role {route.role.name.lower()}; {identity.owner} has "
-                f"{identity.role.name.lower()}"
-            )
-            text = (
-                "The token of a lease is for its own lease only"
-                if identity.lease is not None
-                else f"This call needs {needed}"
-            )
-            raise Refused(http.HTTPStatus.FORBIDDEN, "not-allowed", text)
+        _check_role(identity, route, names)
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
             text = f"Idempotency-Key must have 1 to {LONGEST_KEY} printable characters"
@@ -208,6 +210,30 @@ class Actions:
                 )
 
         return note
+
+
+def _check_role(identity: Identity, route: Route, names: Mapping[str, str]) -> None:
+    """Check whether a caller may make a call.
+
+    :raises Refused: it may not.
+    """
+    own = route.of_lease and identity.lease is not None and identity.lease == names.get("id")
+    if not own and (identity.lease is not None or identity.role < route.role):
+        if identity.via == "anonymous":
+            text = (
+                "This call needs a token (`nodepool token create`), or the Unix socket of "
+                "the launcher"
+            )
+            raise Refused(http.HTTPStatus.UNAUTHORIZED, "unauthorized", text, (CHALLENGE,))
+        needed = (
+            f"the role {route.role.name.lower()}; {identity.owner} has {identity.role.name.lower()}"
+        )
+        text = (
+            "The token of a lease is for its own lease only"
+            if identity.lease is not None
+            else f"This call needs {needed}"
+        )
+        raise Refused(http.HTTPStatus.FORBIDDEN, "not-allowed", text)
 
 
 @contextmanager

@@ -551,12 +551,10 @@ class _Poll(Later):
         waiting, owner = self._calls.waiting, self._identity.owner
         places = waiting.places
         if places is None or not places.take(owner):
-            self._deadline = 0.0
-            found = await share.run(self.read)
-            assert found is not None, "its deadline has passed"
-            return dataclasses.replace(found, headers=(*found.headers, RETRY))
+            last = await self._last(share)
+            return dataclasses.replace(last, headers=(*last.headers, RETRY))
         try:
-            found = None
+            found: Reply | None = None
             while found is None:
                 # Unless its hand-over has ended since the lease was read: no event follows.
                 if not self._expected or waiting.expects(self._lease_id):
@@ -567,6 +565,16 @@ class _Poll(Later):
             return found
         finally:
             places.free(owner)
+
+    async def shortened(self, share: Share) -> Reply | None:
+        # Only this answer has the token of a new lease: without it, nobody could return the lease.
+        return None if self._created is None else await self._last(share)
+
+    async def _last(self, share: Share) -> Reply:
+        self._deadline = 0.0
+        found = await share.run(self.read)
+        assert found is not None, "its deadline has passed"
+        return found
 
     def read(self) -> Reply | None:
         """Return the answer; None: nothing has changed, and the deadline is not reached."""

@@ -84,6 +84,10 @@ class Later(abc.ABC):
         :raises Refused: the answer is an error.
         """
 
+    async def shortened(self, _share: Share) -> Reply | None:
+        """Return the answer to a caller that is not accepted any more; None: it gets an error."""
+        return None
+
 
 @dataclass(frozen=True)
 class Route:

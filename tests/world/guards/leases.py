@@ -10,8 +10,10 @@ _IN_CERTIFICATES = "nodepool.lease.certificates"
 _IN_LEASES = "nodepool.lease.leases"
 _IN_ACTIONS = "nodepool.web.actions.actions"
 _IN_EXECUTION = "nodepool.web.actions.execution"
+_IN_ADMISSIONS = "nodepool.web.admissions"
 _IN_CALLS = "nodepool.web.actions.leases"
 _IN_ROUTES = "nodepool.web.actions.routes"
+_IN_TOKENS = "nodepool.access.tokens"
 _IN_WAITING = "nodepool.web.actions.waiting"
 #: Files of tests.
 _API = "tests/integration/lease/test_api.py::"
@@ -20,9 +22,47 @@ _CLOCKS = "tests/integration/lease/test_clocks.py::"
 _EXEC = "tests/integration/lease/test_exec.py::"
 _HOLD = "tests/integration/lease/test_hold.py::"
 _LEASES = "tests/integration/lease/test_leases.py::"
+_REVOKED = "tests/integration/lease/test_revoked.py::"
 _SSH = "tests/integration/lease/test_ssh.py::"
 
 GUARDS: dict[str, Mutation] = {
+    # -- callers of long answers
+    "revoked-tokens-are-not-noticed": Mutation(
+        _IN_TOKENS,
+        "self._read(token_id, self._note)",
+        "self._read(token_id)",
+        f"{_REVOKED}test_stream_of_events_ends_when_its_token_is_revoked",
+    ),
+    "revoked-tokens-are-checked-by-the-cached-record": Mutation(
+        _IN_ADMISSIONS,
+        "                await asyncio.sleep(FRESH)",
+        "                pass",
+        f"{_REVOKED}test_program_is_ended_when_the_token_of_its_caller_is_revoked",
+    ),
+    "streams-outlive-their-token": Mutation(
+        _IN_ADMISSIONS,
+        "_end(scope, _left(identity))",
+        "_end(scope, None)",
+        f"{_REVOKED}test_stream_of_events_ends_when_its_token_expires",
+    ),
+    "callers-are-accepted-from-before-the-first-check": Mutation(
+        _IN_ADMISSIONS,
+        "pause, changed = FRESH, self._changed(identity)",
+        "pause, changed = CHECK, self._changed(identity)",
+        f"{_REVOKED}test_stream_that_begins_while_its_token_is_revoked_ends",
+    ),
+    "streams-end-with-the-connection-to-zookeeper": Mutation(
+        _IN_ADMISSIONS,
+        "if found.status in _REFUSED:",
+        "if True:",
+        f"{_REVOKED}test_streams_go_on_while_zookeeper_cannot_be_reached",
+    ),
+    "roles-of-running-programs-are-not-checked": Mutation(
+        _IN_ACTIONS,
+        "            _check_role(found, route, names)",
+        "            pass",
+        f"{_REVOKED}test_program_is_ended_when_the_role_of_its_token_does_not_suffice_any_more",
+    ),
     # -- leases
     "renewals-exceed-max-hold-age": Mutation(
         _IN_LEASES,
