@@ -44,14 +44,22 @@ Kept = tuple[Any, Waits, list[str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Table:
-    """``read`` gets the NodePool; ``columns``: key -> title of columns shown by default."""
+    """``read`` gets the NodePool; ``columns``: key -> title of columns shown by default.
+
+    :param row: keys of every row, in order, separated by spaces.
+    """
 
     read: Callable[[Any], Rows]
     columns: Mapping[str, str]
+    row: str
     #: Keys with few values, from which users can choose on a page, and by which they can group.
     choices: tuple[str, ...] = ()
     #: Keys of the default order, each as for :func:`ordered`.
     order: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        return self.row.split()
 
     def shown(self) -> list[dict[str, str | None]]:
         """Return the columns with the type of their numbers, which decides how pages format
@@ -62,12 +70,12 @@ class Table:
             for key, title in self.columns.items()
         ]
 
-    def more(self, rows: Rows) -> list[dict[str, str | None]]:
+    def more(self) -> list[dict[str, str | None]]:
         """Return the columns that users can add."""
-        keys = [key for key in (rows[0] if rows else ()) if key not in self.columns]
         return [
             {"key": key, "title": key.replace("_", " ").capitalize(), "type": TYPES.get(key)}
-            for key in keys
+            for key in self.keys
+            if key not in self.columns
         ]
 
 
@@ -382,6 +390,10 @@ TABLES = {
             "locked": "Locked",
             "address": "Address",
         },
+        (
+            "id labels state since created provider pool user request locked server address "
+            "port username az hostname launcher tenant hold_job comment"
+        ),
         ("state", "provider", "pool", "labels"),
         ("-since",),
     ),
@@ -398,6 +410,10 @@ TABLES = {
             "expected": "Estimated wait",
             "reason": "Reason",
         },
+        (
+            "id state labels since created requestor tenant provider relative_priority nodes "
+            "reason declined codes event_id place expected"
+        ),
         ("state", "labels", "requestor", "tenant"),
         ("place", "-since"),
     ),
@@ -413,6 +429,7 @@ TABLES = {
             "pools": "Pools",
             "problems": "Problems",
         },
+        "label pools min_ready ready states waiting launch wait problems",
     ),
     "images": Table(
         images,
@@ -429,6 +446,11 @@ TABLES = {
             "uploads": "Uploads",
             "problem": "Problem",
         },
+        (
+            "image state labels providers age rebuild_age next_build formats size phase "
+            "started expected progress builder paused build_request build_request_age builds "
+            "uploads problem"
+        ),
         ("state", "labels"),
     ),
     "builds": Table(
@@ -446,6 +468,10 @@ TABLES = {
             "expected": "Expected",
             "reason": "Reason",
         },
+        (
+            "id image builder formats state age phase elapsed expected exit_code reason log "
+            "last_line progress"
+        ),
         ("state", "image", "builder"),
         ("-age",),
     ),
@@ -460,6 +486,7 @@ TABLES = {
             "bytes_total": "Size",
             "reason": "Reason",
         },
+        ("id upload_id provider image external_name external_id state age bytes_total reason"),
         ("state", "image", "provider"),
         ("-age",),
     ),
@@ -471,15 +498,45 @@ TABLES = {
             "error": "Last failed call",
             "error_time": "Age of failure",
         },
+        (
+            "provider launcher driver nodes states limits used limit hosts launching calls "
+            "pace error error_time problems hosts_down"
+        ),
     ),
-    "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS, ("provider",)),
-    "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS, ("provider", "state")),
-    "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
-    "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
-    "waiting": Table(_of_zk(cluster.by_cause), cluster.WAITING_COLUMNS, (), ("-problem", "-count")),
+    "pools": Table(
+        _of_zk(cluster.pools),
+        cluster.POOL_COLUMNS,
+        "provider pool launcher labels paused nodes max_servers priority full",
+        ("provider",),
+    ),
+    "hosts": Table(
+        _of_zk(cluster.hosts),
+        cluster.HOST_COLUMNS,
+        "host provider launcher state used nodes problem",
+        ("provider", "state"),
+    ),
+    "tenants": Table(
+        _of_zk(cluster.tenants), cluster.TENANT_COLUMNS, "tenant launcher limits used limit"
+    ),
+    "daemons": Table(
+        _of_zk(cluster.daemons),
+        cluster.DAEMON_COLUMNS,
+        "kind host state version running config details file",
+    ),
+    "waiting": Table(
+        _of_zk(cluster.by_cause),
+        cluster.WAITING_COLUMNS,
+        (
+            "key cause count label_counts tenants ids oldest reason suggestion code codes "
+            "problem labels state since"
+        ),
+        (),
+        ("-problem", "-count"),
+    ),
     "problems": Table(
         problems,
         {"severity": "Severity", "since": "Age", **status.PROBLEM_COLUMNS},
+        "severity launcher provider label problem since",
         ("severity", "provider", "label"),
         ("-severity",),
     ),

@@ -95,6 +95,13 @@ class Api:
         #: Tables with thousands of rows cache them.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
         self._source = _Source(nodepool, monotonic)
+        #: What reads the paths that have no parameters.
+        self._readers_of_paths: dict[str, Callable[[], dict[str, Any]]] = {
+            "": self._about,
+            "overview": self._overview,
+            "trends": self._trends,
+            "config": self._config,
+        }
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -187,48 +194,50 @@ class Api:
             )
         # The path is decoded already; only names have slashes in them.
         parts = request.path.removeprefix("/api/v1").strip("/").split("/", 2)
-        if parts == [""]:
-            return _json(
-                {
-                    "version": get_version_string(),
-                    "tables": sorted(TABLES),
-                    "event_types": TYPES,
-                    "explain": list(KINDS),
-                }
-            )
         if len(parts) == 1 and parts[0] in TABLES:
             return self._table(parts[0], request)
-        if parts == ["overview"]:
-            return _json(self._overview())
-        if parts == ["trends"]:
-            return _json(self._trends())
         if parts == ["usage"]:
             return self._usage_table(request.parameters)
-        if parts == ["config"]:
-            return _json(self._config())
+        reader = self._readers_of_paths.get(parts[0]) if len(parts) == 1 else None
         if len(parts) == 3 and parts[0] == "explain":
-            return self._explain(parts[1], parts[2])
-        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; /api/v1 lists what there is")
+            reader = functools.partial(self._explain, *parts[1:])
+        if reader is None:
+            raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; /api/v1 lists what there is")
+        if request.lists:
+            unknown = next(iter(request.lists))[:40]
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST,
+                f"{request.path[:80]} has no parameters; remove {unknown}",
+            )
+        return _json(reader())
+
+    @staticmethod
+    def _about() -> dict[str, Any]:
+        return {
+            "version": get_version_string(),
+            "tables": sorted(TABLES),
+            "event_types": TYPES,
+            "explain": list(KINDS),
+        }
 
     def _table(self, name: str, request: Request) -> Response:
         table, given = TABLES[name], request.parameters
         rows, choices = self._read(name)
-        known = list(rows[0]) if rows else None
         wanted: dict[str, list[str]] = {}
         for key, values in request.lists.items():
             if key in _NOT_FILTERS:
                 continue
-            if known is not None and key not in known:
+            if key not in table.keys:
                 raise HttpError(
                     http.HTTPStatus.BAD_REQUEST,
-                    f"{name} has no {key}; known are {', '.join(sorted(known))}",
+                    f"{name} has no {key}; known are {', '.join(sorted(table.keys))}",
                 )
             wanted[key] = [value for one in values for value in one.split(",")]
         test, text = test_of(wanted), (given.get("q") or "").lower()
         found = [row for row in rows if test(row) and (not text or _mentions(row, text))]
         sort, group = (given.get("sort") or "").split(","), given.get("group") or ""
         for key in filter(None, (*(each.lstrip("-") for each in sort), group)):
-            if known is not None and key not in known:
+            if key not in table.keys:
                 raise HttpError(
                     http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort or group by"
                 )
@@ -238,12 +247,12 @@ class Api:
         part = found[offset : offset + limit]
         form = given.get("format") or "json"
         if form == "csv":
-            return _csv(part, known or list(table.columns), name)
+            return _csv(part, table.keys, name)
         if form != "json":
             raise HttpError(
                 http.HTTPStatus.BAD_REQUEST, f"format must be json or csv, not {form[:40]}"
             )
-        shown = {"columns": table.shown(), "more": table.more(rows), "order": table.order}
+        shown = {"columns": table.shown(), "more": table.more(), "order": table.order}
         return _json(
             {**shown, "rows": part, "total": len(found), "choices": choices, "groups": groups}
         )
@@ -326,7 +335,7 @@ class Api:
         ]
         return {"launchers": reports.named([own, *others])}
 
-    def _explain(self, kind: str, name: str) -> Response:
+    def _explain(self, kind: str, name: str) -> dict[str, Any]:
         if kind not in KINDS:
             raise HttpError(
                 http.HTTPStatus.NOT_FOUND, f"Unknown kind {kind[:40]}; known are {', '.join(KINDS)}"
@@ -342,7 +351,7 @@ class Api:
             )
         except Unknown as error:
             raise HttpError(http.HTTPStatus.NOT_FOUND, str(error)) from None
-        return _json(found.record())
+        return found.record()
 
 
 class _Source:

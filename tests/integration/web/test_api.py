@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import urllib.parse
+import urllib.request
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from kazoo.exceptions import NoNodeError
 from nodepool.status import cluster
 from nodepool.web import streams, usage, v1
 from nodepool.web.server import WebApp
+from nodepool.web.tables import TABLES
 from nodepool.zk import reports
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
@@ -141,6 +143,35 @@ def test_malformed_requests_get_a_clear_4xx(site: Site, path: str, status: int) 
     found, headers, body = ask(site, path)
     assert found == status, body
     assert b"Traceback" not in body and "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("path", ["", "/overview", "/trends", "/config", "/explain/label/x"])
+def test_parameter_of_a_path_without_parameters_is_refused(site: Site, path: str) -> None:
+    status, _headers, body = ask(site, f"/api/v1{path}?nosuch=1")
+    assert status == 400 and b"has no parameters; remove nosuch" in body
+
+
+def test_unknown_key_of_an_empty_table_is_refused(site: Site) -> None:
+    for table in TABLES:
+        refuses_unknown_keys(site, table)
+
+
+def refuses_unknown_keys(site: Site, table: str) -> None:
+    for query in ("nosuch=1", "sort=-nosuch", "group=nosuch"):
+        status, _headers, body = ask(site, f"/api/v1/{table}?{query}")
+        assert status == 400 and f"{table} has no nosuch".encode() in body, query
+    keys = TABLES[table].keys
+    for query in (f"{keys[0]}=x", f"sort={keys[0]}", f"group={keys[0]}"):
+        assert ask(site, f"/api/v1/{table}?{query}")[0] == 200, query
+    first, _, _rows = ask(site, f"/api/v1/{table}?format=csv")[2].decode().partition("\r\n")
+    assert first.split(",") == keys
+
+
+def test_keys_of_tables_are_those_of_their_rows(fixed_address: str) -> None:
+    for name, table in TABLES.items():
+        with urllib.request.urlopen(f"{fixed_address}/api/v1/{name}") as answer:
+            rows = json.load(answer)["rows"]
+        assert rows and all(set(row) == set(table.keys) for row in rows), name
 
 
 @pytest.mark.spec(

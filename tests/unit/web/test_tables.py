@@ -59,12 +59,14 @@ def test_columns_have_the_type_of_their_numbers(name: str) -> None:
     assert {each["key"]: each["type"] for each in table.shown()} == {
         key: TYPES.get(key) for key in table.columns
     }
-    more = table.more([{**dict.fromkeys(table.columns), "origin": 1, "build_id": 2}])
-    expected = [("origin", "Origin"), ("build_id", "Build id")]
-    assert [(each["key"], each["title"]) for each in more] == [
-        pair for pair in expected if pair[0] not in table.columns
-    ]
-    assert table.more([]) == []
+    keys = [each["key"] for each in (*table.shown(), *table.more())]
+    assert len(keys) == len(set(keys)) and set(keys) == set(table.keys)
+    assert {*table.choices, *(key.lstrip("-") for key in table.order)} <= set(keys)
+
+
+def test_other_columns_have_their_key_as_title() -> None:
+    assert [each["title"] for each in TABLES["tenants"].more()] == ["Used", "Limit"]
+    assert {"key": "hold_job", "title": "Hold job", "type": None} in TABLES["nodes"].more()
 
 
 def test_causes_that_end_only_with_help_come_first_and_then_the_largest() -> None:
