@@ -85,7 +85,8 @@ def check(pages: str, request: Request) -> None:
         text = "Not found; the pages are disabled (webapp: pages)"
         raise HttpError(http.HTTPStatus.NOT_FOUND, text, "not-allowed")
     if request.method not in ("GET", "HEAD"):
-        raise HttpError(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD")
+        allowed = (("Allow", "GET, HEAD"),)
+        raise HttpError(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD", headers=allowed)
     if pages == EVERYWHERE:
         return
     # A foreign page whose name resolves to this machine must not read it through the browser: so

@@ -32,7 +32,7 @@ from nodepool.web.http import (
 from nodepool.web.shares import Shares
 from nodepool.web.streams import Follower, Streams
 from nodepool.web.tables import Launcher
-from nodepool.web.v1 import EVENTS, PAGES, Api
+from nodepool.web.v1 import API, EVENTS, PAGES, Api
 from nodepool.zk.zookeeper import ZooKeeper
 
 log = logging.getLogger("nodepool.WebApp")
@@ -129,12 +129,13 @@ class Application:
                 )
             return found
         except Exception as error:
-            return self._failure(as_answer(error, request.path, is_call), request.path, is_call)
+            return self.failure(as_answer(error, request.path, is_call), request.path)
 
     @staticmethod
-    def _failure(error: HttpError, path: str, is_call: bool) -> Response:
+    def failure(error: HttpError, path: str) -> Response:
+        """Return the answer for an error: JSON below ``/api/v1``, else a text."""
         headers = (*NO_STORE, *error.headers)
-        if not is_call:
+        if not is_api(path):
             body = error.text.encode("utf-8", "replace")
             return Response(body, status=error.status, headers=headers, cors=not Api.serves(path))
         problem = Problem(error.status.phrase, error.status.value, error.code, error.text)
@@ -229,6 +230,10 @@ class Application:
         if since is not None and entry.made_at <= since:
             return Response(b"", content_type, http.HTTPStatus.NOT_MODIFIED, headers)
         return Response(entry.body, content_type, headers=headers)
+
+
+def is_api(path: str) -> bool:
+    return f"{path}/".startswith(API)
 
 
 def _fields(parameters: Mapping[str, str], listing: Listing) -> tuple[str, ...] | None:

@@ -29,6 +29,15 @@ _OF_DENIED = {
     http.HTTPStatus.SERVICE_UNAVAILABLE: (RETRY,),
 }
 
+_CODES = {
+    http.HTTPStatus.FORBIDDEN: "not-allowed",
+    http.HTTPStatus.NOT_FOUND: "not-found",
+    http.HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
+    http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too-large",
+    http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "too-large",
+    http.HTTPStatus.SERVICE_UNAVAILABLE: "busy",
+}
+
 #: Sends a part of an answer; waits while the client reads too slowly.
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -38,20 +47,20 @@ log = logging.getLogger("nodepool.WebApp")
 class HttpError(Exception):
     """Answered with this status and text.
 
-    :ivar code: for programs, where errors are JSON.
+    :ivar code: for programs, where errors are JSON; by default that of the status.
     """
 
     def __init__(
         self,
         status: http.HTTPStatus,
         text: str,
-        code: str = "bad-request",
+        code: str = "",
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
-        self.code = code
+        self.code = code or _CODES.get(status, "bad-request")
         self.headers = headers
 
 

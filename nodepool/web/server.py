@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import logging
 import os
 import socket
@@ -23,10 +24,10 @@ from nodepool.metrics.prometheus import Exposition
 from nodepool.web import connections
 from nodepool.web.access import LOOPBACK, Callers
 from nodepool.web.actions.actions import Actions
-from nodepool.web.application import Application
+from nodepool.web.application import Application, is_api
 from nodepool.web.cache import ResponseCache
 from nodepool.web.connections import Connections, HttpConnection
-from nodepool.web.http import Request, Response, Stream, Write
+from nodepool.web.http import HttpError, Request, Response, Stream, Write
 from nodepool.web.shares import Shares
 from nodepool.web.streams import Streams
 from nodepool.web.tables import Launcher
@@ -171,17 +172,17 @@ class WebApp(threading.Thread):
             request = await _read(given, connection)
         except web.HTTPException as error:
             # The library discards the rest of the request, and then disconnects.
-            error.force_close()
-            raise
+            if not is_api(given.path):
+                error.force_close()
+                raise
+            failed = HttpError(http.HTTPStatus(error.status), error.text or error.reason)
+            response = _plain(self._application.failure(failed, given.path))
+            response.force_close()
+            return response
         try:
             answer = await self._application.answer(request)
             if isinstance(answer, Response):
-                headers = [("Server", "nodepool"), *answer.headers]
-                if answer.status != 304:
-                    headers.append(("Content-Type", answer.content_type))
-                if answer.cors:
-                    headers.append(("Access-Control-Allow-Origin", "*"))
-                return web.Response(body=answer.body, status=answer.status, headers=headers)
+                return _plain(answer)
             return await _stream(answer, given)
         finally:
             connection.busy = False
@@ -215,6 +216,15 @@ def _begin(
     return web.BaseRequest(
         head, body, protocol, writer, task, loop, client_max_size=connections.MOST_BODY
     )
+
+
+def _plain(answer: Response) -> web.Response:
+    headers = [("Server", "nodepool"), *answer.headers]
+    if answer.status != 304:
+        headers.append(("Content-Type", answer.content_type))
+    if answer.cors:
+        headers.append(("Access-Control-Allow-Origin", "*"))
+    return web.Response(body=answer.body, status=answer.status, headers=headers)
 
 
 async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:

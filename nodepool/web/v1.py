@@ -190,7 +190,9 @@ class Api:
         zk = self._nodepool.getZK()
         if zk is None or not zk.synced:
             raise HttpError(
-                http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again"
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                "ZooKeeper's content is being read, try again",
+                "no-zookeeper",
             )
         # The path is decoded already; only names have slashes in them.
         parts = request.path.removeprefix("/api/v1").strip("/").split("/", 2)
