@@ -150,7 +150,8 @@ def create(context: Context) -> int:
         ]
         ids += [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
         if not args.json:  # a killed command leaves few requests that it has not named
-            print("\n".join(ids[-len(answers) :]), flush=True)
+            for request_id in ids[-len(answers) :]:
+                print(request_id, flush=True)
     why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(
         context.zk, args.labels, args.provider
     )
