@@ -24,7 +24,7 @@ JOBS, IDLE, TOGETHER = 100, 10, 10
 
 @pytest.fixture
 def slivers(bench: Bench, tmp_path: pathlib.Path) -> Iterator[SliverBench]:
-    for nm in make_daemon(tmp_path, overcommit={"disk": 4.0}):
+    for nm in make_daemon(tmp_path, overcommit={"disk": 100.0}):
         yield SliverBench(bench, nm)
         for launcher in bench.launchers:
             launcher.kill()

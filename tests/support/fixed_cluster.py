@@ -555,7 +555,9 @@ def write(kazoo: Any) -> None:
             next_try=NOW + 600,
         )
     )
-    store.write(UploadFailure(IMAGE, "lab", BUILD, "0000000002", "quota exceeded"))
+    failure = UploadFailure(IMAGE, "lab", BUILD, "0000000002", "quota exceeded")
+    failure.next_try = NOW + 600
+    store.write(failure)
     problems = [
         {
             "provider": "east",

@@ -78,7 +78,7 @@ def _operation(route: Route, of: dict[Any, Any]) -> dict[str, Any]:
     if route.body is not None:
         answers["413"] = {
             "description": "The body has more than 65,536 bytes",
-            "content": {"text/plain": {}},
+            "content": {PROBLEM: {"schema": of[Problem]}},
         }
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": of[route.body]}}}
     if (route.method, route.path) == ("POST", "/leases"):
