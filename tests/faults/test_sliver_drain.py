@@ -146,7 +146,8 @@ def test_what_is_removed_from_the_configuration_while_it_is_drained_loses_no_job
     if kind == "label":
         assert slivers.slivers() == set()
     else:
-        assert f"sliver {jobs[0].sliver} ends with its lease" in launcher.text()
+        said = f"sliver {jobs[0].sliver} ends with its lease"
+        wait_for(lambda: said in launcher.text(), 30, "the reason in the log")
     assert f"{kind} {name} is used again" in slivers.run("undrain", kind, name)
 
 
