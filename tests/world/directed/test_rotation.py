@@ -250,11 +250,13 @@ def test_nodes_that_canaries_keep_on_the_earlier_build_are_launched_once(
 
 
 def test_lowered_min_ready_deletes_the_oldest_nodes(bench: LauncherBench) -> None:
-    start(bench, setup(4), 4)
-    newest = max(bench.nodes(**FREE), key=lambda node: node.state_time)
+    _launcher, older = start(bench, setup(3), 3)
+    time.sleep(1)
+    bench.config(setup(4))
+    (newest,) = {node.id for node in bench.wait_nodes(4, **FREE)} - older
     bench.config(setup(1))
     (left,) = bench.wait_nodes(1, **FREE)
-    assert left.id == newest.id
+    assert left.id == newest
     time.sleep(120)
     assert [node.id for node in bench.nodes()] == [left.id]
 
