@@ -39,7 +39,7 @@ cd "$(dirname "$0")"
 n=0
 while [ ! -s {KILLS} ] && [ $n -lt 30 ] && grep -q '^oom_kill [1-9]' \\
     /sys/fs/cgroup/memory.events 2> /dev/null; do sleep 0.1; n=$((n + 1)); done
-sed 's/%/%25/g; s/^/::error title=Out of memory::/' {KILLS}
+sed 's/%/%25/g; s/^/::error title=Out of memory::/' {KILLS} 2> /dev/null || :
 """
 
 

@@ -721,7 +721,7 @@ def test_status_as_text() -> None:
     ]
 
 
-def job_ended(folder: pathlib.Path, kills: str, counter: str | None) -> str:
+def job_ended(folder: pathlib.Path, kills: str | None, counter: str | None) -> str:
     """Return what the script for the end of a job writes, with this counter of kills."""
     events = folder / "memory.events"
     if counter is not None:
@@ -729,7 +729,8 @@ def job_ended(folder: pathlib.Path, kills: str, counter: str | None) -> str:
     script = folder / "job-ended.sh"
     assert listener.JOB_ENDED.count("/sys/fs/cgroup/memory.events") == 1
     script.write_text(listener.JOB_ENDED.replace("/sys/fs/cgroup/memory.events", str(events)))
-    (folder / "kills").write_text(kills)
+    if kills is not None:
+        (folder / "kills").write_text(kills)
     done = subprocess.run(
         ["bash", "-e", script], capture_output=True, text=True, timeout=60, check=False, cwd="/"
     )
@@ -742,6 +743,10 @@ def test_end_of_a_job_names_each_kill_in_its_log(tmp_path: pathlib.Path, counter
     expected = "::error title=Out of memory::100%25 one\n::error title=Out of memory::two\n"
     assert job_ended(tmp_path, "100% one\ntwo\n", counter) == expected
     assert job_ended(tmp_path, "", None if counter is None else "0") == ""
+
+
+def test_end_of_a_job_that_has_removed_the_file_is_no_failure(tmp_path: pathlib.Path) -> None:
+    assert job_ended(tmp_path, None, "0") == ""
 
 
 def test_end_of_a_job_waits_for_the_name_of_what_the_control_group_counts(
