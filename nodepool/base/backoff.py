@@ -63,7 +63,6 @@ class KeyedBackoff:
         """Record a failure; return when (by the given clock) to retry.
 
         :param final: no attempt with this subject can succeed: infinity is returned.
-
         :param together: failures before this time count as one, because those attempts ran
             concurrently.
         """
