@@ -41,10 +41,13 @@ class NodeCounts:
     pools: Counter[PoolKey] = field(default_factory=Counter)
     free: Counter[str] = field(default_factory=Counter)
 
-    def add(self, node: Node, sign: int = 1) -> None:
+    def add(self, node: Node, free: bool, sign: int = 1) -> None:
+        """Count the node, or no longer.
+
+        :param free: a request could get it, if it is not locked.
+        """
         state, provider = node._state or "", node.provider
         self.states[state] += sign
-        free = _is_free(node)
         for label in node._type:
             self.labels[label][state] += sign
             self.free[label] += sign * free
@@ -61,14 +64,9 @@ class NodeCounts:
         return NodeCounts(+self.states, providers, labels, +self.pools, +self.free)
 
 
-def _is_free(node: Node) -> bool:
-    """Return whether a request could get the node, if it is not locked."""
-    return (
-        node._state == READY
-        and node.allocated_to is None
-        and node.requestor != VERIFIER
-        and node.unfit() is None
-    )
+def _is_idle(node: Node) -> bool:
+    """Return whether a request could get the node, if it is fit and not locked."""
+    return node._state == READY and node.allocated_to is None and node.requestor != VERIFIER
 
 
 def _uses(node: Node) -> tuple[Any, ...]:
@@ -79,7 +77,7 @@ def _uses(node: Node) -> tuple[Any, ...]:
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
     found = NodeCounts()
     for node in nodes:
-        found.add(node)
+        found.add(node, _is_idle(node) and node.unfit() is None)
     return found
 
 
@@ -241,12 +239,16 @@ class NodeTree(Tree[Node]):
             self.unfit[node_id] = reason
             self.log.error("Node %s is not assigned to requests: %s", node_id, reason)
 
+    def _is_free(self, node: Node) -> bool:
+        """Return whether a request could get the node shown, if it is not locked."""
+        return _is_idle(node) and node._id not in self.unfit
+
     def _count(self, node: Node, sign: int, moved: bool) -> None:
         """Add the node to the indexes, or remove it.
 
         :param moved: what counts towards limits has changed, too.
         """
-        self.counted.add(node, sign)
+        self.counted.add(node, self._is_free(node), sign)
         state, provider, labels = node._state, node.provider, node._type
         node_id = node._id or ""
         if state in (HOLD, USED, DELETING) or (state == READY and node.allocated_to):
@@ -281,7 +283,7 @@ class NodeTree(Tree[Node]):
         if before is not None:
             for label in before._type:
                 self.free[before.provider, before.pool][label].pop(node_id, None)
-        if node is not None and node_id not in self.contenders and _is_free(node):
+        if node is not None and node_id not in self.contenders and self._is_free(node):
             labels = self.free.setdefault((node.provider, node.pool), {})
             for label in node._type:
                 labels.setdefault(label, {})[node_id] = None

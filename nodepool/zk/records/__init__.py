@@ -178,7 +178,7 @@ _NODE_PLAIN = (
     "requestor",
     "node_properties",
 )
-#: Those of them whose texts are equal in many nodes: each text is kept once.
+#: Those of them, and others, whose texts are equal in many nodes: each text is kept once.
 _NODE_SHARED = frozenset(
     {
         "cloud",
@@ -193,6 +193,7 @@ _NODE_SHARED = frozenset(
         "python_path",
         "tenant_name",
         "requestor",
+        "username",
     }
 )
 _NOBODY: AbstractSet[str] = frozenset()
@@ -222,6 +223,28 @@ _NODE_KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (("connection_port",), (int, dict), "neither a number nor an object"),
     (("slot",), (int, NoneType), "not a number"),
 )
+
+
+#: The resources of nodes by their names, amounts and types, and how many there are at most.
+_RESOURCES: dict[tuple[object, ...], dict[str, Any]] = {}
+MOST_RESOURCES = 1000
+
+
+def _shared(resources: dict[str, Any]) -> dict[str, Any]:
+    """Return equal resources of another node, if there are any.
+
+    Most nodes have those of their label. Copies of nodes have their own.
+    """
+    key = (*resources, *resources.values(), *map(type, resources.values()))
+    try:
+        found = _RESOURCES.get(key)
+    except TypeError:  # an amount that is a list or an object: the record is unfit
+        return resources
+    if found is None:
+        if len(_RESOURCES) >= MOST_RESOURCES:
+            _RESOURCES.clear()
+        found = _RESOURCES[key] = resources
+    return found
 
 
 class Node(BaseModel):
@@ -360,9 +383,12 @@ class Node(BaseModel):
         self._type = [*map(intern, [kind] if isinstance(kind, str) else kind or ())]
         for name in _NODE_PLAIN:
             setattr(self, name, get(name))
+        self.username = get("username", "zuul")
         for name in _NODE_SHARED & d.keys():
             if type(value := d[name]) is str:
                 setattr(self, name, intern(value))
+        if isinstance(self.resources, dict):
+            self.resources = _shared(self.resources)
         for name in _NODE_KEYS:
             text_of(d, name)
         if "connection_port" in d:
@@ -371,7 +397,6 @@ class Node(BaseModel):
             self.connection_port = get("ssh_port", 22)
         keys = get("host_keys")
         self.host_keys = keys if isinstance(keys, list) else []
-        self.username = get("username", "zuul")
         expiration = get("hold_expiration")
         if expiration is not None:
             try:
@@ -404,6 +429,11 @@ class Node(BaseModel):
         if not all(isinstance(key, str) for key in self.host_keys):
             return "host_keys is not a list of strings"
         return None
+
+    def copy(self) -> Self:
+        other = super().copy()
+        other.resources = other.resources and dict(other.resources)
+        return other
 
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> Self:

@@ -194,18 +194,18 @@ SECRETS = frozenset({"connection_port", "ssh_port", "driver_data"})
 
 
 def text_of(d: Mapping[str, Any], key: str) -> str | None:
-    """Return a field that everybody searches, compares and sorts.
+    """Return a field that everybody searches, compares and sorts; equal texts are kept once.
 
     :raises RecordError: it is neither a text nor null.
     """
     value = d.get(key)
     if value is not None and not isinstance(value, str):
         raise RecordError(f"{key} is not a text but {type(value).__name__}")
-    return value
+    return intern(value) if type(value) is str else value
 
 
 def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
-    """Return a list of texts.
+    """Return a list of texts; equal texts are kept once.
 
     :raises RecordError: it is not a list of texts.
     """
@@ -214,4 +214,4 @@ def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise RecordError(f"{key} is not a list of texts")
-    return list(value)
+    return [*map(intern, map(str, value))]
