@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from nodepool.base.backoff import Backoff
@@ -44,12 +44,20 @@ class WorkQueue(Generic[K]):
         with self._condition:
             return len(self._ready) + len(self._due)
 
-    def add(self, key: K, urgent: bool = True) -> None:
+    def add(self, key: K) -> None:
         """Make the key ready now, even if it was delayed."""
         with self._condition:
             self._due.pop(key, None)
-            if self._add(key, urgent):
+            if self._add(key, True):
                 self._condition.notify()
+
+    def add_all(self, keys: Iterable[K]) -> None:
+        """Make all the keys ready now, after those that are added one by one."""
+        with self._condition:
+            for key in keys:
+                self._due.pop(key, None)
+                self._add(key, False)
+            self._condition.notify_all()
 
     def _add(self, key: K, urgent: bool) -> bool:
         if key in self._working:

@@ -119,7 +119,11 @@ class LauncherEvents:
         """Check everything, because the mirror is complete (again)."""
         self._feed.begin()
         self._state.launch_failures.flush()
+        self._statistics.wake()
         self._assignment.rebuild()
+        self._assignment.wake()
+        for worker in self._state.workers.values():
+            worker.capacity_changed()
         self._nodes.check_all()
         self._probes.check_all()
         self._cleanup.wake()
@@ -156,11 +160,15 @@ class LauncherEvents:
                 self._capacity(old)
                 self._min_ready_label(old)
             return
+        handler = self._state.handlers.get(new.allocated_to) if new.allocated_to else None
+        changed = old is None or old._state != new._state or old.allocated_to != new.allocated_to
+        if changed and handler is not None and handler.BLOCKING:
+            if new._state in (READY, FAILED, ABORTED):
+                handler.pw.progress(handler)
         tree = self._state.zk.node_tree if self._state.zk is not None else None
-        if tree is None:
-            return
-        state = new._state
-        locked = node_id in tree.contenders
+        if tree is None or not tree.synced.is_set():
+            return  # all_synced follows: tens of thousands of nodes are read at a start
+        state, locked = new._state, node_id in tree.contenders
         if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
             self._nodes.check_soon(node_id)
         freed = state == READY and new.allocated_to is None and not locked
@@ -169,12 +177,8 @@ class LauncherEvents:
             self._capacity(new)
         elif old is not None and old.tenant and old.tenant != new.tenant:
             self._assignment.recheck(Code.TENANT_LIMIT, tenant=old.tenant)
-        if old is None or old._state != state or old.allocated_to != new.allocated_to:
+        if changed:
             self._min_ready_label(new)
-            if new.allocated_to and state in (READY, FAILED, ABORTED):
-                handler = self._state.handlers.get(new.allocated_to)
-                if handler is not None and handler.BLOCKING:
-                    handler.pw.progress(handler)
 
     def _node_lock_changed(self, node_id: str, locked: bool) -> None:
         if locked or self._state.zk is None:

@@ -136,18 +136,17 @@ class NodeProbes(Reconciler[str]):
         """Schedule a new idle node; end the probe of one that is not idle any more."""
         due = self._due.get(node_id, (0.0, 0.0))[0]
         if node_id in self._probes or (free and due <= 0.0):
-            self.queue.add(node_id, False)
+            self.queue.add(node_id)
 
     def check_soon(self, node_id: str) -> None:
-        self.queue.add(node_id, False)
+        self.queue.add(node_id)
 
     def check_all(self) -> None:
         """Schedule all idle nodes, because intervals or the mirror have changed."""
         tree = self.state.zk.node_tree
         with tree.lock:
             backing = {i for i, node in tree.nodes.items() if backing_data(node) is not None}
-        for node_id in self._free().union(list(self._probes), backing):
-            self.check_soon(node_id)
+        self.queue.add_all(self._free().union(list(self._probes), backing))
 
     def _free(self) -> set[str]:
         tree = self.state.zk.node_tree

@@ -79,8 +79,8 @@ class NodeReconciler(Reconciler[str]):
         super().join(timeout)
         wait([self._last_deletion], timeout and max(0.1, began + timeout - time.monotonic()))
 
-    def check_soon(self, node_id: str, urgent: bool = True) -> None:
-        self.queue.add(node_id, urgent)
+    def check_soon(self, node_id: str) -> None:
+        self.queue.add(node_id)
 
     def check_all(self) -> None:
         """Check every node once, with low priority, as a safety net.
@@ -106,8 +106,7 @@ class NodeReconciler(Reconciler[str]):
                 or (node.requestor or "").startswith((METASTATIC, VERIFIER))
             )
         ]
-        for node_id in ids:
-            self.check_soon(node_id, urgent=False)
+        self.queue.add_all(ids)
 
     # -- one node
 

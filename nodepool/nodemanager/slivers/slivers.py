@@ -86,10 +86,10 @@ class Slivers:
 
     def check_all(self) -> None:
         """Reconcile all slivers that have a record or resources, after more urgent ones."""
-        for name in self.names() | {
-            key.partition("_")[2] for key in self._database.locals() if key.startswith("sliver_")
-        }:
-            self.queue.add(name, urgent=False)
+        keys = self._database.locals()
+        self.queue.add_all(
+            self.names() | {key.partition("_")[2] for key in keys if key.startswith("sliver_")}
+        )
 
     # -- status
 

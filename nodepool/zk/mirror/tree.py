@@ -7,6 +7,7 @@ being read.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -259,37 +260,48 @@ class Tree(Generic[R]):
             self._read_below(path, parts, generation)
 
     def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
-        generation = self._generation
-
-        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
-            left = self.reading.get(path, 1) - 1
-            if left > 0:
-                self.reading[path] = left
-            else:
-                self.reading.pop(path, None)
-            if sync_generation is not None and sync_generation != self._generation:
-                return
-            self._note_error(error)
-            if error is None:
-                data, stat = result
-                self._note(stat, sync_generation is not None)
-                self.take(parts, path, data, stat)
-                if sync_generation is not None and self.wants_children(parts, stat):
-                    self._read_below(path, parts, sync_generation)
-            elif isinstance(error, NoNodeError):
-                self._deleted(parts, path)
-            elif isinstance(error, NoAuthError):  # it affects this record only
-                self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
-            else:
-                self._failed(generation, f"read {path}", error)
-            if sync_generation is not None:
-                self._done_one(sync_generation)
-
         client = self.client.client
         if client is not None:
             self.reads += 1
             self.reading[path] = self.reading.get(path, 0) + 1
-            client.submit(GetData(client.full_path(path), None), Reply(answer))
+            # Not a closure, which has an object for each variable: all reads are started together.
+            answered = functools.partial(
+                self._answered, path, parts, self._generation, sync_generation
+            )
+            client.submit(GetData(client.full_path(path), None), Reply(answered))
+
+    def _answered(
+        self,
+        path: str,
+        parts: list[str],
+        generation: int,
+        sync_generation: int | None,
+        result: Any,
+        error: BaseException | None,
+        _zxid: int,
+    ) -> None:
+        left = self.reading.get(path, 1) - 1
+        if left > 0:
+            self.reading[path] = left
+        else:
+            self.reading.pop(path, None)
+        if sync_generation is not None and sync_generation != self._generation:
+            return
+        self._note_error(error)
+        if error is None:
+            data, stat = result
+            self._note(stat, sync_generation is not None)
+            self.take(parts, path, data, stat)
+            if sync_generation is not None and self.wants_children(parts, stat):
+                self._read_below(path, parts, sync_generation)
+        elif isinstance(error, NoNodeError):
+            self._deleted(parts, path)
+        elif isinstance(error, NoAuthError):  # it affects this record only
+            self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
+        else:
+            self._failed(generation, f"read {path}", error)
+        if sync_generation is not None:
+            self._done_one(sync_generation)
 
     def take(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
         """Show these data; an invalid record is ignored and logged once per change."""

@@ -432,7 +432,8 @@ class Node(BaseModel):
 
     def copy(self) -> Self:
         other = super().copy()
-        other.resources = other.resources and dict(other.resources)
+        if isinstance(self.resources, dict):  # others are unfit
+            other.resources = dict(self.resources)
         return other
 
     @classmethod

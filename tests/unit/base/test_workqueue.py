@@ -65,7 +65,10 @@ def test_like_the_model(operations: list[tuple[Any, ...]]) -> None:
     queue: WorkQueue[int] = WorkQueue(clock)
     for kind, *values in operations:
         if kind == "add":
-            queue.add(values[0], values[1])
+            if values[1]:
+                queue.add(values[0])
+            else:
+                queue.add_all([values[0]])
             model.due.pop(values[0], None)
             model.ready(values[0], values[1])
         elif kind == "later":
@@ -100,7 +103,7 @@ def test_a_key_added_while_worked_on_is_handed_out_again() -> None:
     queue.add("k")
     assert queue.get(0) == "k"
     queue.add("k")
-    queue.add("k", urgent=False)
+    queue.add_all(["k"])
     assert queue.get(0) is None
     queue.done("k")
     assert queue.get(0) == "k"
@@ -114,7 +117,7 @@ def test_an_earlier_time_wins_and_urgent_keys_go_first() -> None:
     queue.add_later("late", 10)
     queue.add_later("late", 5)
     queue.add_later("late", 20)
-    queue.add("bulk", urgent=False)
+    queue.add_all(["bulk"])
     queue.add("now")
     assert [queue.get(0), queue.get(0), queue.get(0)] == ["now", "bulk", None]
     clock.now += 5

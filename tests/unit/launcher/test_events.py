@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -38,8 +39,12 @@ class Parts:
         self.nodes: dict[str, records.Node] = {}
         self.contenders: dict[str, set[str]] = {}
         self.node_tree = tree(
-            contenders=self.contenders, get=self.nodes.get, by_request={"200-1": {"0000000007"}}
+            contenders=self.contenders,
+            get=self.nodes.get,
+            by_request={"200-1": {"0000000007"}},
+            synced=threading.Event(),
         )
+        self.node_tree.synced.set()
         self.request_tree, self.image_tree, self.component_tree = (
             tree(),
             tree(),
@@ -151,6 +156,7 @@ EVERYTHING = {
     "min_ready.wake()",
 }
 CAPACITY = {"worker.capacity_changed()", "assignment.wake()"}
+EVERYTHING |= CAPACITY
 
 
 def test_complete_mirror_has_everything_looked_at(parts: Parts) -> None:
@@ -270,6 +276,16 @@ def test_change_of_a_node(parts: Parts, change: str) -> None:
     assert parts.node_changed(old, new) == woken
 
 
+@pytest.mark.parametrize("change", NODE_CHANGES)
+def test_nodes_that_a_mirror_reads_first_wake_nobody_before_it_is_complete(
+    parts: Parts, change: str
+) -> None:
+    old, new, _woken = NODE_CHANGES[change]
+    parts.node_tree.synced.clear()
+    if new is not None:
+        assert parts.node_changed(old, new) == set()
+
+
 def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
     parts.contenders["0000000001"] = {"x"}
     assert parts.node_changed(node(records.BUILDING), node()) == set()
@@ -321,6 +337,7 @@ def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_en
     parts: Parts, state: str, blocking: bool, woken: bool
 ) -> None:
     parts.handler = SimpleNamespace(BLOCKING=blocking, pw=parts.launcher.worker)
+    parts.node_tree.synced.clear()  # it waits for this node also then
     told = parts.node_changed(node("init", allocated_to="200-1"), node(state, allocated_to="200-1"))
     assert any(call.startswith("worker.progress(") for call in told) == woken
 

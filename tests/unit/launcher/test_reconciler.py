@@ -124,7 +124,7 @@ def test_check_of_all_nodes_omits_only_those_without_a_step(
     monkeypatch.setattr(made, "_request_missing", lambda request: request == "100-2")
     monkeypatch.setattr(reconciler, "shown", lambda _drain: "drained")
     checked: list[str] = []
-    monkeypatch.setattr(made, "check_soon", lambda node, **_urgent: checked.append(node))
+    monkeypatch.setattr(made.queue, "add_all", checked.extend)
     made.check_all()
     for node_id in nodes:
         steps.clear()

@@ -458,6 +458,7 @@ def test_equal_resources_of_nodes_are_kept_once() -> None:
     changed.resources["cores"] = 8
     assert one.resources == {"cores": 2, "ram": 4096} and changed.resources["cores"] == 8
     assert zk.Node("1").copy().resources is None
+    assert _with_resources("[4]").copy().resources == [4]
 
 
 @pytest.mark.parametrize(
