@@ -162,9 +162,9 @@ class LauncherEvents:
             return
         handler = self._state.handlers.get(new.allocated_to) if new.allocated_to else None
         changed = old is None or old._state != new._state or old.allocated_to != new.allocated_to
-        if changed and handler is not None and handler.BLOCKING:
-            if new._state in (READY, FAILED, ABORTED):
-                handler.pw.progress(handler)
+        ended = changed and new._state in (READY, FAILED, ABORTED)
+        if ended and handler is not None and handler.BLOCKING:
+            handler.pw.progress(handler)
         tree = self._state.zk.node_tree if self._state.zk is not None else None
         if tree is None or not tree.synced.is_set():
             return  # all_synced follows: tens of thousands of nodes are read at a start

@@ -465,7 +465,7 @@ class Leases:
         return of_nodes(lease_id, found) if found else None
 
     def _held_nodes(self, lease_id: str) -> list[Node]:
-        return _of(lease_id, self._zk.readNodes())
+        return _of(lease_id, self._zk.readUnreleasedNodes())
 
     def all(self) -> list[Lease]:
         """Return all leases, and all other held nodes, by id."""
@@ -479,12 +479,14 @@ class Leases:
         :param changing: also read the nodes whose last change the mirror does not show yet.
         """
         for request in self._zk.readRequests():
-            terms = Terms.read(request.requestor_data)
-            if terms is not None and request.requestor == REQUESTOR:
-                yield of_request(request, terms)
+            if request.requestor == REQUESTOR:
+                terms = Terms.read(request.requestor_data)
+                if terms is not None:
+                    yield of_request(request, terms)
         held: dict[str, list[Node]] = defaultdict(list)
         changed = self._zk.readChangingNodes() if changing else []
-        for node in {node.id: node for node in (*self._zk.readNodes(), *changed)}.values():
+        read = (*self._zk.readUnreleasedNodes(), *changed)
+        for node in {node.id: node for node in read}.values():
             if node.state == HOLD:
                 held[id_of(node)].append(node)
         for lease_id, nodes in held.items():

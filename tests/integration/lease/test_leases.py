@@ -91,6 +91,18 @@ def test_returned_lease_frees_its_nodes(bench: LauncherBench, leases: Leases) ->
     assert leases.all() == [] and not leases.give_back(lease.id)
 
 
+def test_calls_on_a_lease_do_not_go_through_all_nodes(
+    bench: LauncherBench, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be tens of thousands of idle ones."""
+    lease = held(bench, leases)
+    with monkeypatch.context() as patched:
+        patched.delattr("nodepool.zk.mirror.nodes.NodeTree.snapshot")
+        assert leases.get(lease.id) is not None and len(leases.all()) == 1
+        assert leases.renew(lease.id, 7200).state is LeaseState.HELD
+        assert leases.give_back(lease.id)
+
+
 def test_canceled_request_frees_its_nodes(bench: LauncherBench, leases: Leases) -> None:
     bench.start(config(provider()))
     lease_id = ready(bench, leases)
