@@ -142,6 +142,25 @@ def test_it_is_a_schema() -> None:
     jsonschema.Draft7Validator.check_schema(schema())
 
 
+def test_json_schema_has_no_defaults() -> None:
+    """Some validators write defaults into the document, even those of alternatives that do not
+    apply, and then refuse it (findings/fastjsonschema-rejects-by-default-of-other-branch.sh).
+    """
+
+    def defaults(part: Any) -> list[Any]:
+        if isinstance(part, list):
+            return [found for each in part for found in defaults(each)]
+        if not isinstance(part, dict):
+            return []
+        found = [part["default"]] if "default" in part else []
+        for keyword, value in part.items():
+            named = keyword in ("properties", "patternProperties", "definitions")
+            found += defaults(list(value.values()) if named else value)
+        return found
+
+    assert defaults(schema()) == []
+
+
 @pytest.mark.parametrize(
     "path",
     sorted(
