@@ -3,7 +3,7 @@
 # hosts run a task, and is renewed by creating it again with the same identifier. It tries the places in their order, and
 # does not search for its own one first: a host in the second place that renews after the first became free takes the
 # first in addition. Its old entry holds until it expires, and meanwhile another host is refused although one host uses
-# both places. A host that renews before the first place is free stays where it was.
+# both places.
 # Seen: "one and two start, one is gone: two renews: True; three of two places: False; holders: two two; when the old
 # entry of two has expired: three: True" (on one line).
 set -eu
