@@ -19,6 +19,7 @@ from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.cmd.commands.aliens import list_all
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing, running
+from nodepool.exceptions import NotFound
 from nodepool.process.program import describe
 from nodepool.zk import paths
 from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED, NODE_ID, number_of
@@ -236,8 +237,11 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
                 raise CommandError(
                     "its driver does not list it as a resource; hold it, then use `nodepool delete`"
                 )
-            lost.manager.adapter.deleteResource(lost.resource)
-            lost.result = "deleted"
+            try:
+                lost.manager.adapter.deleteResource(lost.resource)
+                lost.result = "deleted"
+            except NotFound:  # since it was listed; a launcher may have deleted it
+                lost.result = "gone"
         elif lost.instance is not None:
             _create_record(context, action, lost, lost.instance)
         else:

@@ -9,6 +9,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.base.problems import log_failure
 from nodepool.driver.statemachine.model import Adapter, Resource
+from nodepool.exceptions import NotFound
 from nodepool.zk.cluster import NODE_ID, View, number_of
 from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
@@ -105,6 +106,8 @@ class LeakSearch:
                 )
                 self._adapter.deleteResource(resource)
                 metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
+            except NotFound:
+                self._log.info("It no longer exists")
             except Exception as error:
                 log_failure(self._log, error, "Unable to delete leaked %s", resource.type)
 

@@ -10,6 +10,7 @@ import pytest
 
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.model import Resource
+from nodepool.exceptions import NotFound
 from nodepool.zk.cluster import CLUSTER_ID, NODE_ID
 from tests.support.histories import SoundHistory
 
@@ -65,6 +66,23 @@ def test_machine_without_a_record_is_deleted_when_it_was_seen_twice(
     cloud = Cloud()
     search(cloud, Tree([], []), runs)
     assert cloud.deleted == deleted
+
+
+def test_machine_that_is_gone_before_it_is_deleted_is_no_failure(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud()
+
+    def missing(_resource: Any) -> None:
+        raise NotFound
+
+    monkeypatch.setattr(cloud, "deleteResource", missing)
+    with caplog.at_level(logging.INFO):
+        search(cloud, Tree([], []), 2)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records][-1] == (
+        "INFO",
+        "It no longer exists",
+    )
 
 
 def test_machine_whose_record_the_mirror_does_not_show_yet_is_not_deleted() -> None:
