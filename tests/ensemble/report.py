@@ -67,6 +67,6 @@ def page(results: list[Result], omitted: dict[str, str]) -> str:
         f"{sum(map(len, gaps.values()))} faults exceed the limit of time",
     ]
     for result in bad:
-        lines += [f"  seed {result.seed}: {text.splitlines()[-1]}" for text in result.violations]
+        lines += [f"  seed {result.seed}: {text}" for text in result.violations]
     lines += [f"  seed {seed}: {gap}" for seed, gap in slow]
     return "\n".join(lines)

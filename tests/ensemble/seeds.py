@@ -72,8 +72,9 @@ class Run:
         began = time.monotonic()
         try:
             self._seed(result, only)
-        except Exception:
-            result.violations.append(traceback.format_exc())
+        except Exception as error:
+            say(traceback.format_exc())
+            result.violations.append(traceback.format_exception_only(error)[0].splitlines()[0])
             self._load.renew()
         result.seconds = time.monotonic() - began
         return result

@@ -81,15 +81,17 @@ class Gap:
     """The longest time of a fault without a fulfilled request, in seconds.
 
     :ivar unserved: the longest time of the fault without a leader and a follower.
+    :ivar longest: the limit of the first value.
     """
 
     fault: str
     seconds: float
     unserved: float
+    longest: float
 
     @property
     def too_long(self) -> bool:
-        return self.seconds > KINDS[self.fault].longest
+        return self.seconds > self.longest
 
     def __str__(self) -> str:
         return (
@@ -101,19 +103,28 @@ class Gap:
 def gaps(events: list[Event], windows: list[Window], end: float, served: list[float]) -> list[Gap]:
     """Return the gaps of all faults.
 
+    A fault that happens before the first request after the one before has the larger limit of both:
+    the launchers have not recovered from the first one.
+
     :param end: of the load.
     :param served: when there were a leader and a follower.
     """
     times = sorted(event["t"] for event in events if event["event"] == "fulfilled")
-    limits = [*(window.began for window in windows[1:]), end]
-    return [
-        Gap(
-            window.fault,
-            _longest(times, window.served, limit),
-            _longest(served, window.served, limit),
+    ends = [*(window.began for window in windows[1:]), end]
+    found, inherited = [], 0.0
+    for window, until in zip(windows, ends, strict=True):
+        longest = max(KINDS[window.fault].longest, inherited)
+        found.append(
+            Gap(
+                window.fault,
+                _longest(times, window.served, until),
+                _longest(served, window.served, until),
+                longest,
+            )
         )
-        for window, limit in zip(windows, limits, strict=True)
-    ]
+        recovered = any(window.served < t < until for t in times)
+        inherited = 0.0 if recovered else longest
+    return found
 
 
 def _longest(times: list[float], start: float, end: float) -> float:

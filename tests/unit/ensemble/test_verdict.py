@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ensemble import verdict
-from tests.ensemble.faults import Window
+from tests.ensemble.faults import KINDS, Window
 from tests.world.history import NEVER
 
 KILL = "leader killed"
@@ -24,9 +24,20 @@ def test_gap_counts_from_the_fault_to_the_next_one() -> None:
     windows = [Window(KILL, 10, 10, False), Window("slow disk", 20, 20, False)]
     events = [event("fulfilled", t) for t in (9, 12, 13, 19, 21, 27)]
     assert verdict.gaps(events, windows, 30, [11, 12, 25]) == [
-        verdict.Gap(KILL, 6, 8),
-        verdict.Gap("slow disk", 6, 5),
+        verdict.Gap(KILL, 6, 8, KINDS[KILL].longest),
+        verdict.Gap("slow disk", 6, 5, KINDS["slow disk"].longest),
     ]
+
+
+def test_fault_before_the_first_request_after_another_has_the_larger_limit() -> None:
+    windows = [
+        Window("all emptied", 10, 15, True),
+        Window(KILL, 16, 16, False),
+        Window(KILL, 20, 20, False),
+    ]
+    first, second, third = verdict.gaps([event("fulfilled", 19.5)], windows, 30, [])
+    assert first.longest == second.longest == KINDS["all emptied"].longest > third.longest
+    assert (second.seconds, second.too_long, third.too_long) == (3.5, False, True)
 
 
 def test_gap_begins_when_servers_that_all_stopped_serve_again() -> None:
