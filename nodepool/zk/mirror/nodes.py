@@ -69,6 +69,28 @@ def _is_idle(node: Node) -> bool:
     return node._state == READY and node.allocated_to is None and node.requestor != VERIFIER
 
 
+#: The resources of mirrored nodes by their names, amounts and types; how many there are at most.
+_RESOURCES: dict[tuple[object, ...], dict[str, Any]] = {}
+MOST_RESOURCES = 1000
+
+
+def _shared(resources: dict[str, Any]) -> dict[str, Any]:
+    """Return equal resources of another mirrored node, if there are any.
+
+    Most nodes have those of their label. Copies of nodes have their own.
+    """
+    key = (*resources, *resources.values(), *map(type, resources.values()))
+    try:
+        found = _RESOURCES.get(key)
+    except TypeError:  # an amount that is a list or an object: the record is unfit
+        return resources
+    if found is None:
+        if len(_RESOURCES) >= MOST_RESOURCES:
+            _RESOURCES.clear()
+        found = _RESOURCES[key] = resources
+    return found
+
+
 def _uses(node: Node) -> tuple[Any, ...]:
     """Return what counts towards limits."""
     return node.provider, node.pool, node.tenant, node._type, node.resources
@@ -197,6 +219,8 @@ class NodeTree(Tree[Node]):
             self.announce(self.lock_listeners, node_id, now)
 
     def _replace(self, node_id: str, node: Node | None) -> None:
+        if node is not None and isinstance(node.resources, dict):
+            node.resources = _shared(node.resources)
         with self.lock:
             old = self.nodes.get(node_id)
             if node is None:

@@ -225,28 +225,6 @@ _NODE_KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
 )
 
 
-#: The resources of nodes by their names, amounts and types, and how many there are at most.
-_RESOURCES: dict[tuple[object, ...], dict[str, Any]] = {}
-MOST_RESOURCES = 1000
-
-
-def _shared(resources: dict[str, Any]) -> dict[str, Any]:
-    """Return equal resources of another node, if there are any.
-
-    Most nodes have those of their label. Copies of nodes have their own.
-    """
-    key = (*resources, *resources.values(), *map(type, resources.values()))
-    try:
-        found = _RESOURCES.get(key)
-    except TypeError:  # an amount that is a list or an object: the record is unfit
-        return resources
-    if found is None:
-        if len(_RESOURCES) >= MOST_RESOURCES:
-            _RESOURCES.clear()
-        found = _RESOURCES[key] = resources
-    return found
-
-
 class Node(BaseModel):
     """A node (ZK-7). ``lock_contenders`` is set by the mirror."""
 
@@ -387,8 +365,6 @@ class Node(BaseModel):
         for name in _NODE_SHARED & d.keys():
             if type(value := d[name]) is str:
                 setattr(self, name, intern(value))
-        if isinstance(self.resources, dict):
-            self.resources = _shared(self.resources)
         for name in _NODE_KEYS:
             text_of(d, name)
         if "connection_port" in d:

@@ -15,6 +15,7 @@ from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.connection.protocol import CHANGED, CREATED
 from nodepool.zk.connection.reply import Reply
+from nodepool.zk.mirror import nodes
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.records import Node
 
@@ -295,3 +296,53 @@ def test_nodes_to_be_released_are_known_without_looking_at_all(
         assert [found.state for found in tree.to_release()] == [content["state"]] * wanted
     tree.vanished(["0000000001"], ONE)
     assert tree.to_release() == [] and not tree.unreleased
+
+
+def with_resources(tree: NodeTree, *texts: str) -> list[Node]:
+    """Show nodes with these resources; return their records."""
+    for number, text in enumerate(texts):
+        name = f"{number + 10:010}"
+        content = f'{{"state": "ready", "resources": {text}}}'.encode()
+        tree.take([name], f"{NODES}/{name}", content, stat(number + 1))
+    return [each for each in tree.snapshot() if each.id != "0000000001"]
+
+
+def test_equal_resources_of_mirrored_nodes_are_kept_once(tree: NodeTree) -> None:
+    one, other = with_resources(tree, *['{"cores": 2, "ram": 4096}'] * 2)
+    assert one.resources is other.resources == {"cores": 2, "ram": 4096}
+    changed = other.copy()
+    assert changed.resources is not None
+    changed.resources["cores"] = 8
+    assert one.resources == {"cores": 2, "ram": 4096}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"cores": 1}',
+        '{"cores": 1.0}',
+        '{"cores": true}',
+        '{"cores": [1]}',
+        '{"a": "cores", "cores": "a"}',
+        '{"cores": 1, "ram": 2}',
+        '{"ram": 2, "cores": 1}',
+        "{}",
+        "[4]",
+        "null",
+    ],
+)
+def test_resources_that_differ_in_type_or_order_are_shown_as_they_are(
+    tree: NodeTree, text: str
+) -> None:
+    others = ['{"cores": 1}', '{"cores": 1, "ram": 2}', '{"a": "cores", "cores": "a"}']
+    found = with_resources(tree, *others, text)[-1]
+    assert json.dumps(found.copy().resources) == json.dumps(found.resources) == text
+
+
+def test_number_of_shared_resources_is_limited(
+    tree: NodeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MOST_RESOURCES", 2)
+    found = with_resources(tree, *[f'{{"cores": {count}}}' for count in range(5)])
+    assert [node.resources for node in found] == [{"cores": count} for count in range(5)]
+    assert len(nodes._RESOURCES) <= 2

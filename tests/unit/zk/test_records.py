@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.zk import records
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.records import RecordError, parse_object
 
@@ -444,45 +443,3 @@ def test_nodes_keep_their_fields_in_slots_and_equal_texts_once() -> None:
     ]
     assert asked[0].node_types[0] is asked[1].node_types[0]
     assert asked[0].requestor is asked[1].requestor
-
-
-def _with_resources(text: str) -> zk.Node:
-    return zk.Node.fromDict({"state": "ready", "resources": json.loads(text)})
-
-
-def test_equal_resources_of_nodes_are_kept_once() -> None:
-    one, other = (_with_resources('{"cores": 2, "ram": 4096}') for _ in "12")
-    assert one.resources is other.resources == {"cores": 2, "ram": 4096}
-    changed = other.copy()
-    assert changed.resources is not None
-    changed.resources["cores"] = 8
-    assert one.resources == {"cores": 2, "ram": 4096} and changed.resources["cores"] == 8
-    assert zk.Node("1").copy().resources is None
-    assert _with_resources("[4]").copy().resources == [4]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"cores": 1}',
-        '{"cores": 1.0}',
-        '{"cores": true}',
-        '{"cores": [1]}',
-        '{"a": "cores", "cores": "a"}',
-        '{"cores": 1, "ram": 2}',
-        '{"ram": 2, "cores": 1}',
-        "{}",
-    ],
-)
-def test_resources_that_differ_in_type_or_order_are_stored_as_they_were(text: str) -> None:
-    for each in ('{"cores": 1}', '{"cores": 1, "ram": 2}', '{"a": "cores", "cores": "a"}'):
-        _with_resources(each)
-    node = _with_resources(text)
-    assert json.dumps(stored(node)["resources"]) == text
-
-
-def test_number_of_resources_that_are_kept_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MOST_RESOURCES", 2)
-    for count in range(5):
-        assert _with_resources(f'{{"cores": {count}}}').resources == {"cores": count}
-    assert len(records._RESOURCES) <= 2
