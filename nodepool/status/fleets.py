@@ -31,7 +31,7 @@ def names(zk: Facade) -> set[str]:
     """Return the fleets whose runners have leases or wait for one."""
     stored = (
         *(request.requestor_data for request in zk.readRequests()),
-        *(n.user_data for n in zk.readUnreleasedNodes()),
+        *(n.user_data for n in zk.readNodes()),
     )
     return {_fleet_of(each) for each in stored} - {""}
 
@@ -43,7 +43,7 @@ def leases_of(zk: Facade, name: str) -> tuple[list[NodeRequest], list[Node]]:
         for request in zk.readRequests()
         if request.state in (REQUESTED, PENDING) and _fleet_of(request.requestor_data) == name
     ]
-    return waiting, [node for node in zk.readUnreleasedNodes() if _fleet_of(node.user_data) == name]
+    return waiting, [node for node in zk.readNodes() if _fleet_of(node.user_data) == name]
 
 
 def facts_of(waiting: list[NodeRequest], working: list[Node]) -> Iterator[tuple[str, str]]:

@@ -60,6 +60,11 @@ def page(results: list[Result], omitted: dict[str, str]) -> str:
             )
             lines.append(ROW.format(fault, len(found), *cells))
     lines += [f"Omitted: {fault}: {reason}" for fault, reason in omitted.items()]
+    inherited = sum(
+        gap.longest > KINDS[gap.fault].longest for each in gaps.values() for gap in each
+    )
+    if inherited:
+        lines += ["", f"Faults during the recovery from another one, with its limit: {inherited}"]
     slow = [(result.seed, gap) for result in results for gap in result.slow]
     lines += [
         "",

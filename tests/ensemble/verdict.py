@@ -81,7 +81,7 @@ class Gap:
     """The longest time of a fault without a fulfilled request, in seconds.
 
     :ivar unserved: the longest time of the fault without a leader and a follower.
-    :ivar longest: the limit of the first value.
+    :ivar longest: the limit of ``seconds``.
     """
 
     fault: str
@@ -103,8 +103,8 @@ class Gap:
 def gaps(events: list[Event], windows: list[Window], end: float, served: list[float]) -> list[Gap]:
     """Return the gaps of all faults.
 
-    A fault that happens before the first request after the one before has the larger limit of both:
-    the launchers have not recovered from the first one.
+    A fault may begin before launchers have recovered from the one before, that is, before a request
+    is fulfilled. It then has the larger limit of both.
 
     :param end: of the load.
     :param served: when there were a leader and a follower.

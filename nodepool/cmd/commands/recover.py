@@ -241,7 +241,7 @@ def _apply(context: Context, action: str, lost: Lost) -> None:
                 lost.manager.adapter.deleteResource(lost.resource)
                 lost.result = "deleted"
             except NotFound:  # since it was listed; a launcher may have deleted it
-                lost.result = "gone"
+                lost.result = "no longer exists"
         elif lost.instance is not None:
             _create_record(context, action, lost, lost.instance)
         else:

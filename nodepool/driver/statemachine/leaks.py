@@ -107,7 +107,7 @@ class LeakSearch:
                 self._adapter.deleteResource(resource)
                 metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
             except NotFound:
-                self._log.info("It no longer exists")
+                self._log.info("The leaked %s %s no longer exists", resource.type, resource.id)
             except Exception as error:
                 log_failure(self._log, error, "Unable to delete leaked %s", resource.type)
 

@@ -42,9 +42,10 @@ class NodeCounts:
     free: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node, free: bool, sign: int = 1) -> None:
-        """Count the node, or no longer.
+        """Add the node to the numbers.
 
         :param free: a request could get it, if it is not locked.
+        :param sign: -1: subtract it.
         """
         state, provider = node._state or "", node.provider
         self.states[state] += sign
@@ -327,7 +328,8 @@ class NodeTree(Tree[Node]):
     def to_release(self) -> list[Node]:
         """Return the nodes of :attr:`unreleased`, sorted by id."""
         with self.lock:
-            return [self.nodes[node_id] for node_id in sorted(self.unreleased)]
+            # A driver that changes a record of the mirror leaves an id there.
+            return [self.nodes[each] for each in sorted(self.unreleased) if each in self.nodes]
 
     def counts(self) -> NodeCounts:
         """Return the node counts without iterating over the nodes."""

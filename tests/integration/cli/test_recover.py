@@ -79,4 +79,4 @@ def test_machine_that_is_gone_before_it_is_deleted_is_no_failure(
         assert nodepoolcmd.main(options) == 0
     finally:
         Drivers.load([])
-    assert [row["result"] for row in json.loads(capsys.readouterr().out)] == ["gone"]
+    assert [row["result"] for row in json.loads(capsys.readouterr().out)] == ["no longer exists"]

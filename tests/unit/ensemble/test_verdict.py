@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.ensemble import verdict
 from tests.ensemble.faults import KINDS, Window
+from tests.ensemble.report import page
+from tests.ensemble.seeds import Result
 from tests.world.history import NEVER
 
 KILL = "leader killed"
@@ -70,3 +72,11 @@ def test_only_requests_from_before_a_loss_of_data_may_be_lost() -> None:
     assert verdict.violations(events, [Window("all emptied", 0.1, 1.5, True)]) == []
     assert len(verdict.violations(events, [Window("all emptied", 0.1, 0.9, True)])) == 1
     assert len(verdict.violations(events, [Window(KILL, 0.1, 1.5, False)])) == 1
+
+
+def test_page_says_how_many_faults_have_the_limit_of_another() -> None:
+    limit = KINDS["all emptied"].longest
+    result = Result(3, gaps=[verdict.Gap(KILL, 3.5, 0.5, limit)])
+    text = page([result], {})
+    assert "Faults during the recovery from another one, with its limit: 1" in text
+    assert "0 of 1 faults exceed the limit of time" in text

@@ -346,3 +346,12 @@ def test_number_of_shared_resources_is_limited(
     found = with_resources(tree, *[f'{{"cores": {count}}}' for count in range(5)])
     assert [node.resources for node in found] == [{"cores": count} for count in range(5)]
     assert len(nodes._RESOURCES) <= 2
+
+
+def test_nodes_to_be_released_survive_a_record_that_somebody_has_changed(tree: NodeTree) -> None:
+    content = b'{"state": "ready", "allocated_to": "100-0000000001"}'
+    tree.take(["0000000010"], f"{NODES}/0000000010", content, stat(20))
+    (shown,) = tree.to_release()
+    shown.allocated_to = None
+    tree.vanished(["0000000010"], f"{NODES}/0000000010")
+    assert tree.to_release() == []

@@ -81,7 +81,7 @@ def test_machine_that_is_gone_before_it_is_deleted_is_no_failure(
         search(cloud, Tree([], []), 2)
     assert [(each.levelname, each.getMessage()) for each in caplog.records][-1] == (
         "INFO",
-        "It no longer exists",
+        "The leaked instance machine no longer exists",
     )
 
 
