@@ -323,7 +323,7 @@ def test_mounts_and_loop_devices_go(
     root.mkdir(parents=True)
     image.mkdir()
     device = loop_device(image / "image0.raw")
-    second = loop_device(images_dir / f"i-{HEX}.raw")
+    loop_device(images_dir / f"i-{HEX}.raw")
     other = loop_device(images_dir / f"i-{HEX}0.raw")
     try:
         subprocess.run(["mkfs.ext4", "-q", device], check=True)
@@ -342,10 +342,9 @@ def test_mounts_and_loop_devices_go(
         assert busy.wait(5) == -signal.SIGTERM
         assert (home / "precious").read_text() == "data"
         assert mounts.mount_points([str(tmp_base)]) == []
-        attached = mounts.loop_devices(lambda path: True)
-        assert os.path.basename(device) not in attached
-        assert os.path.basename(second) not in attached
-        assert os.path.basename(other) in attached
+        # Other programs may have taken the devices since.
+        attached = mounts.loop_devices(lambda path: path.startswith(str(tmp_path)))
+        assert attached == [os.path.basename(other)]
         assert os.listdir(tmp_base) == []
         assert os.listdir(journal) == []
         assert clean(entry, deadline()) == []
