@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -123,6 +124,11 @@ def _ask(condition: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return condition(), None
     except (AttributeError, LookupError, TypeError) as error:
+        return None, error
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 404:
+            raise
         return None, error
 
 
