@@ -119,7 +119,6 @@ class LauncherEvents:
         """Check everything, because the mirror is complete (again)."""
         self._feed.begin()
         self._state.launch_failures.flush()
-        self._statistics.wake()
         self._assignment.rebuild()
         self._assignment.wake()
         for worker in self._state.workers.values():

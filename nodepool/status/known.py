@@ -260,38 +260,48 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
     return None
 
 
+#: Labels of registered pools by provider and pool.
+_Offers = dict[str | None, dict[str | None, set[str]]]
+
+
 def stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
     """Return why no request gets idle nodes of registered providers -> these nodes."""
-    return remembered(zk, "stranded nodes", lambda: _stranded_nodes(zk))
-
-
-def _stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
-    offers: dict[str | None, dict[str | None, set[str]]] = defaultdict(dict)
-    for pool in zk.getRegisteredPools():
-        offers[pool.provider_name].setdefault(pool.name, set()).update(pool.labels)
-    found: dict[str, list[Node]] = defaultdict(list)
+    offers, found = _offers(zk), defaultdict(list)
     for node in zk.readNodes():
-        if node.state != READY or node.allocated_to is not None or node.provider not in offers:
-            continue
-        named = offers[node.provider]
-        labels = named.get(node.pool, named.get(None))  # another release may omit the name
-        place = f"pool {node.provider}-{node.pool}"
-        if labels is None:
-            found[f"{place} is no longer configured"].append(node)
-        elif labels.isdisjoint(node.type):
-            found[f"{place} no longer offers {', '.join(node.type)}"].append(node)
+        if (why := _why_stranded(offers, node)) is not None:
+            found[why].append(node)
     return found
 
 
 def of_stranded(zk: Facade, node: Node) -> Cause | None:
-    """Return why no request gets an idle node; None: requests get it."""
-    for why, nodes in stranded_nodes(zk).items():
-        if any(each.id == node.id for each in nodes):
-            return Cause(
-                f"no request gets it: {why}",
-                f"delete it with `nodepool delete {node.id}`, or offer its label there again",
-            )
-    return None
+    """Return why no request gets an idle node; None: requests get it, or it is not idle."""
+    why = _why_stranded(_offers(zk), node)
+    if why is None:
+        return None
+    return Cause(
+        f"no request gets it: {why}",
+        f"delete it with `nodepool delete {node.id}`, or offer its label there again",
+    )
+
+
+def _why_stranded(offers: _Offers, node: Node) -> str | None:
+    named = offers.get(node.provider)
+    if node.state != READY or node.allocated_to is not None or named is None:
+        return None
+    labels = named.get(node.pool, named.get(None))  # another release may omit the name
+    if labels is not None and not labels.isdisjoint(node.type):
+        return None
+    what = (
+        "is no longer configured" if labels is None else f"no longer offers {', '.join(node.type)}"
+    )
+    return f"pool {node.provider}-{node.pool} {what}"
+
+
+def _offers(zk: Facade) -> _Offers:
+    found: _Offers = defaultdict(dict)
+    for pool in zk.getRegisteredPools():
+        found[pool.provider_name].setdefault(pool.name, set()).update(pool.labels)
+    return found
 
 
 def configured_images(zk: Facade) -> dict[str, dict[str, Any]]:

@@ -531,10 +531,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     def _keep(self, node: zk.Node) -> None:
         """Report and unlock a node of another driver, whose machine nobody would find later."""
-        node_id, reason = (
-            node.id or "",
-            (f"another driver has created it: machine {node.external_id} may still run"),
-        )
+        node_id = node.id or ""
+        reason = f"another driver has created it: machine {node.external_id} may still run"
         self.log.warning("Deletion of node %s failed: %s", node_id, reason)
         self.label_problems.note(
             ",".join(map(str, node.type)),
