@@ -136,7 +136,7 @@ HEADLINES: dict[_Text, str] = {
     Code.NOTHING_FREE: "No free node in {pool}",
     Code.NOTHING_FREE_NO_EVENT: "No free node in {pool}",
 }
-#: Parameters that tell what blocks a request; the others differ between requests.
+#: Parameters that say what blocks a request; the others differ between requests.
 _BLOCKERS = ("provider", "tenant", "resource", "labels", "request", "error")
 _OPTIONS = {"instances": "max-servers", "cores": "max-cores", "ram": "max-ram"}
 

@@ -37,7 +37,7 @@ OPTIONS = {
 #: Seconds in which a server that refuses further logins is tried again, of the pauses, and to end a
 #: program.
 BUSY, PAUSES, END = 60.0, (0.2, 2.0), 10.0
-#: What ssh reports when a server has too many logins at once (MaxStartups).
+#: What ssh reports when a server has too many concurrent logins (MaxStartups).
 _TOO_MANY = re.compile(
     "kex_exchange_identification|Connection (?:closed|reset) by|Exceeded MaxStartups|Not allowed "
     "at this time"

@@ -1,4 +1,5 @@
-"""What quickstart and run-tests share: missing Debian packages and a virtual environment.
+"""Install missing Debian packages and create a virtual environment, for quickstart and run-tests.
+
 Standard library only.
 """
 
@@ -62,7 +63,7 @@ def say(text: str) -> None:
 
 
 def old_python() -> str | None:
-    """Why this interpreter does not do; None when it does."""
+    """Return why this interpreter cannot be used; None: it can."""
     if sys.version_info >= (3, 11):  # noqa: UP036 - the scripts are started by whatever python3 there is
         return None
     return f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}"
@@ -87,7 +88,7 @@ def missing_packages(images: bool, containers: bool = True, zookeeper: bool = Tr
 
 
 def _in_chroot() -> bool:
-    """Whether the root directory is no mount point, as after ``chroot DIRECTORY``."""
+    """Return whether the root directory is not a mount point, as after ``chroot DIRECTORY``."""
     try:
         mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -96,10 +97,10 @@ def _in_chroot() -> bool:
 
 
 def give_own_root() -> None:
-    """In a chroot, go on in a private mount namespace in which its directory is the root.
+    """In a chroot, continue in a private mount namespace in which its directory is the root.
 
-    Slivers get roots of their own by pivot_root, which the kernel refuses where the root is no
-    mount point.
+    Slivers get their root by pivot_root, which the kernel refuses where the root is not a mount
+    point.
     """
     if os.geteuid() != 0 or not _in_chroot():
         return
@@ -135,10 +136,10 @@ def give_own_root() -> None:
 
 
 def name_this_machine() -> None:
-    """Make sure that the machine's own name resolves, as Debian's installer does.
+    """Let the name of this machine resolve, as Debian's installer does.
 
-    Else sudo complains with every call, and diskimage-builder takes the complaint for the name of a
-    device.
+    Otherwise sudo complains with every call, and diskimage-builder takes the complaint for the name
+    of a device.
     """
     name = socket.gethostname()
     try:
@@ -171,7 +172,7 @@ def install_packages(
     """Install what is missing.
 
     :param images: also what building images needs.
-    :param log: for what the tools print; default: a file of its own.
+    :param log: for what the tools print; default: a new file.
     :param containers: also podman, which only tests use.
     :param zookeeper: also the real ZooKeeper, with Java.
 
@@ -197,7 +198,7 @@ def install(programs: dict[str, str]) -> None:
 
 
 def _log(log: pathlib.Path | None) -> pathlib.Path:
-    """Where the details go, said when it is first used."""
+    """Return the file of the details; its path is printed at the first use."""
     if log is None:
         handle, name = tempfile.mkstemp(prefix="nodepool-setup-", suffix=".log")
         os.close(handle)
@@ -256,7 +257,7 @@ def _install(packages: list[str], log: pathlib.Path | None) -> None:
 
 
 def _extent(plan: str) -> str:
-    """How much apt is about to install, in its own words."""
+    """Return how much apt is about to install, as apt prints it."""
     found = re.search(r"(\d+) newly installed", plan)
     sizes = re.search(r"Need to get (.*?) of archives|Need to get \S+/?(.*?) of archives", plan)
     disk = re.search(r"After this operation, (.*?) of additional disk space", plan)
@@ -281,27 +282,27 @@ _NO_ANSWER = re.compile(
 
 
 def explain(output: str, source: str) -> str:
-    """What went wrong, in one sentence."""
+    """Return what went wrong, in one sentence."""
     last = next(
         (line.strip() for line in reversed(output.splitlines()) if line.strip()),
         "nothing was printed",
     )
     if _NO_ROOM.search(output):
-        return "There is not enough disk space; make room and start again."
+        return "There is not enough disk space: free some and start again."
     if _BUSY.search(output):
         return "Another program is installing packages; wait for its end and start again."
     if _NO_ANSWER.search(output):
         return (
-            f"{source[0].upper()}{source[1:]} cannot be reached, or does not have what is wanted; "
-            "is there a network, or a proxy to set?"
+            f"{source[0].upper()}{source[1:]} cannot be reached, or does not have what is needed. "
+            "Check the network, and set a proxy if there is one"
         )
     return f"It failed: {last[:300]}"
 
 
 def virtual_environment(extras: str = "", log: pathlib.Path | None = None) -> pathlib.Path:
-    """Make (or bring up to date) the virtual environment in .venv; returns its python.
+    """Create or update the virtual environment in .venv; return its python.
 
-    :raises SystemExit: it cannot be made.
+    :raises SystemExit: it cannot be created.
     """
     problem = old_python()
     if problem is not None:

@@ -1,5 +1,6 @@
-"""Makes manual pages: of programs from their parsers and manual_pages.yaml, of files from the
-declarations of options.
+"""Create manual pages: of programs from their parsers, of files from the declarations of options.
+
+The programs' pages also use manual_pages.yaml.
 """
 
 from __future__ import annotations

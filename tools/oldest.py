@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the unit tests with the oldest packages that setup.cfg allows (three minutes).
+"""Run the unit tests with the oldest packages that setup.cfg allows (three minutes).
 
 A lower bound that another package excludes is an error. What the packages need, and what only tests
 use, is of today.

@@ -17,7 +17,7 @@ FIRST, SIZE, RANGES = 10240, 1536, 14
 
 
 class _Range:
-    """The range of this process; taken when it is first used."""
+    """The range of this process, which is reserved at its first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,5 +1,6 @@
-"""One line per step of a script, with the time it takes and a sign of life. Standard library
-only.
+"""Show one line per step of a script, with its time and signs of life.
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class StepFailed(Exception):
 
 
 class _Line:
-    """On a terminal the line is drawn again and again, with the seconds; else it grows by dots."""
+    """The line of a step: redrawn with the seconds on a terminal; elsewhere it grows by dots."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
@@ -65,7 +66,7 @@ class _Line:
 
 @contextlib.contextmanager
 def step(title: str, stream: TextIO | None = None) -> Iterator[None]:
-    """What is done inside is one line."""
+    """Show what the body does as one line."""
     line = _Line(title, stream or sys.stderr)
     try:
         yield
@@ -86,8 +87,7 @@ def run_step(
     environment: dict[str, str] | None = None,
     allowed: frozenset[int] = frozenset({0}),
 ) -> str:
-    """Run the commands, one after the other; what they print goes to the log. Returns what they
-    printed.
+    """Run the commands sequentially; log and return what they print.
 
     :param timeout: seconds for each.
     :raises StepFailed: one of them has failed, or takes too long.

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Runs the README's first command (without image) and the quick tests on another Debian release, in
-a root of its own.
+"""Run the README's first command (without image) and the quick tests on another Debian release.
 
-  tools/release.py trixie [TEST...]    bootstrap it with debootstrap (a minute), run, also these
+  tools/release.py trixie [TEST...]    bootstrap a root with debootstrap (a minute), run, also these
                                        tests with a ZooKeeper, remove it
 
 What runs in it is the last commit, in a clean clone, as root, with nothing installed but git and
@@ -27,7 +26,7 @@ from demo import image
 TIMEOUT = 1800.0
 MIRROR = "http://deb.debian.org/debian"
 SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
-#: Trusted certificates of this machine, which may reach its mirrors through a proxy of its own.
+#: Trusted certificates of this machine, which may reach its mirrors through its own proxy.
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 VERSIONS = """. /etc/os-release
 printf 'versions: %s, %s, ' "$PRETTY_NAME" "$(python3 --version)"
@@ -37,7 +36,7 @@ COMMANDS = (
     ["sh", "-c", VERSIONS],
     ["tools/run-tests", "--quick"],
 )
-#: In namespaces of their own, so that everything ends, and is unmounted, with the first process: a
+#: In separate namespaces, so that everything ends, and is unmounted, with the first process: a
 #: shell, which collects orphans.
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 ENTER = """set -e

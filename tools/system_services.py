@@ -1,4 +1,5 @@
-"""Packages are installed for their programs only: none of their services is started or enabled.
+"""Install packages for their programs only: none of their services is started or enabled.
+
 Standard library only.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 POLICY = "usr/sbin/policy-rc.d"
 MARK = "made by tools/quickstart of Nodepool, for as long as it installs packages; may be removed"
-#: Where a link means that something starts by itself.
+#: Where a link means that something starts automatically.
 PLACES = (
     "etc/systemd/system",
     "etc/systemd/user",
@@ -25,7 +26,7 @@ PLACES = (
 
 
 def links(root: pathlib.Path) -> set[pathlib.Path]:
-    """All links that make a service start at boot."""
+    """Return all links that make a service start at boot."""
     found: set[pathlib.Path] = set()
     for place in PLACES:
         found |= {
@@ -38,10 +39,10 @@ def links(root: pathlib.Path) -> set[pathlib.Path]:
 
 @contextlib.contextmanager
 def left_as_they_are(root: pathlib.Path = pathlib.Path("/")) -> Iterator[None]:
-    """Packages that are installed inside start nothing (Debian asks policy-rc.d), and what they
-    enable is disabled again.
+    """Keep packages that the body installs from starting services, and disable what they enable.
 
-    Of packages that are there already nothing is touched: their links are there before.
+    Debian asks policy-rc.d. Packages that are installed already are not changed: their links exist
+    before.
     """
     before = links(root)
     policy = root / POLICY

@@ -154,7 +154,7 @@ class Machine:
         :raises NodepoolError, NodeError: there is no node, or it is not usable.
         """
         settings, notes = self._settings, {"buildbot": self._mark, "start": START_ID}
-        # Returns at once, so that canceling need not wait for a node.
+        # Returns immediately, so that canceling need not wait for a node.
         self.lease = lease = settings.pool().lease(
             settings.label,
             wait=None,

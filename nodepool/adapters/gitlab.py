@@ -173,7 +173,7 @@ def prepare(args: argparse.Namespace) -> None:
         wait=job.timeout if args.wait is None else args.wait,
         key=job.key,
         notes={"key": job.key},
-        told=show_state,
+        on_change=show_state,
         tenant=None if me["tenant"] else tenant,
         purpose=f"job {job.id} {job.name} of {job.project}"[:200],
     )
@@ -273,7 +273,8 @@ def cleanup(args: argparse.Namespace) -> int:
                 one.give_back()
     except (NodepoolError, JobError, OSError, ValueError) as error:
         print(
-            f"nodepool: the node is not returned, it ends by itself: {printable(str(error))}",
+            "nodepool: the node was not returned; it is released when the lease ends: "
+            f"{printable(str(error))}",
             file=sys.stderr,
         )
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from nodepool.exceptions import ConfigurationError
 
-#: Wheel of this release beside ``nodepool`` -> a module of it, below ``nodepool``.
+#: Other wheel of this release -> a module of it, below ``nodepool``.
 WHEELS = {
     "nodepool-adapters": "adapters",
     "nodepool-lab": "lab",

@@ -127,15 +127,15 @@ class Pool(Calls):
         provider: str | None = None,
         priority: str | None = None,
         notes: Mapping[str, Any] | None = None,
-        told: Callable[[Lease], object] | None = None,
+        on_change: Callable[[Lease], object] | None = None,
     ) -> Lease:
         """Lease one node for each label; all come from one pool.
 
         :param for_: time until the end; None: as long as this program lives.
-        :param wait: longest time to wait for the nodes; None: return at once, see ``Lease.wait``.
+        :param wait: longest time to wait for the nodes; None: do not wait, see ``Lease.wait``.
         :param key: a second call with the same key gives the same lease.
-        :param told: is called with the lease as soon as it exists, and whenever what it waits for
-            has changed.
+        :param on_change: is called with the lease as soon as it exists, and whenever what it waits
+            for has changed.
         :raises NoCapacity: the nodes were not ready in time, and are no longer wanted, or cannot be
             had.
         :raises NotAllowed, NodepoolError: the server refuses the call.
@@ -157,7 +157,7 @@ class Pool(Calls):
         key = key or uuid.uuid4().hex
         while True:
             try:
-                return self._ask(body, key, limit, for_ is None, told)
+                return self._ask(body, key, limit, for_ is None, on_change)
             except NodepoolError as error:
                 # A server that ends takes its waiting leases along, and another user may take a
                 # node at the last moment.
@@ -171,11 +171,11 @@ class Pool(Calls):
         key: str,
         limit: float | None,
         attached: bool,
-        told: Callable[[Lease], object] | None,
+        on_change: Callable[[Lease], object] | None,
     ) -> Lease:
         wait = (
             0.0
-            if limit is None or told is not None
+            if limit is None or on_change is not None
             else min(POLL, max(0.0, limit - time.monotonic()))
         )
         answer = self.call(
@@ -184,7 +184,7 @@ class Pool(Calls):
         lease = Lease(self, answer, attached=attached)
         if limit is not None:
             try:
-                lease.wait(max(0.0, limit - time.monotonic()), told)
+                lease.wait(max(0.0, limit - time.monotonic()), on_change)
             except BaseException:
                 with contextlib.suppress(NodepoolError):
                     lease.give_back()
@@ -329,17 +329,17 @@ class Lease:
         return self
 
     def wait(
-        self, longest: Duration | None = None, told: Callable[[Lease], object] | None = None
+        self, longest: Duration | None = None, on_change: Callable[[Lease], object] | None = None
     ) -> Lease:
         """Wait until the nodes are yours.
 
-        :param told: is called first, and whenever what it waits for has changed.
+        :param on_change: is called first, and whenever what it waits for has changed.
         :raises NoCapacity: they are not in this time; the text says what they wait for.
         """
         limit = None if longest is None else time.monotonic() + seconds(longest)
         for change in self.changes(limit):
-            if told is not None:
-                told(change)
+            if on_change is not None:
+                on_change(change)
             if change.state == "held":
                 return self
         reason = (self.why or {}).get("text") or "no reason is known yet"

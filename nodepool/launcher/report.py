@@ -27,8 +27,8 @@ from nodepool.version import get_version_string
 from nodepool.zk import reading, reports
 from nodepool.zk.history import HistoryReader
 
-#: Seconds between two reports, at least; with thousands of waiting requests, one second for so many
-#: of them, up to a limit.
+#: Seconds between two reports, at least; with thousands of waiting requests, one second for this
+#: many of them, up to a limit.
 INTERVAL, PER_SECOND, MOST_INTERVAL = 2.0, 2500, 15.0
 #: Limits of a report: groups of waiting requests, ids in a group, and hosts and warnings of one
 #: provider.

@@ -1,6 +1,6 @@
 """OpenTelemetry traces (extra ``tracing``): spans of served requests and their launches.
 
-Zuul stores the context of its own span in ``requestor_data``; our spans are its children. The
+Zuul stores the context of its span in ``requestor_data``; our spans are its children. The
 environment variables of OpenTelemetry enable it: nothing is sent without
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
 """

@@ -79,8 +79,7 @@ class Ssh(Section):
     mode: str = option(
         vol.Any("connection", "sshd"),
         "connection",
-        "``sshd``: slivers with a network run a server of their own, at their own address and port "
-        "22",
+        "``sshd``: each sliver with a network runs its own server, at its own address and port 22",
     )
     connections: int = option(
         vol.All(int, vol.Range(min=1, max=10_000)), 20, "maximum logins of one sliver at a time"

@@ -64,7 +64,7 @@ class Host:
         #: Without cgroups nothing is limited, and slivers without a limit get no promise.
         self._unlimited = total if services.cgroups is not None else 0
         self._accounts: Accounting | None = None
-        #: Sliver -> rates that apply now instead of its own.
+        #: Sliver -> rates that apply now instead of its configured ones.
         self._cut: dict[str, dict[str, int]] = {}
 
     def prepare(self) -> None:

@@ -31,7 +31,7 @@ def absolute_path(text: str) -> str:
 def a_name(text: str) -> str:
     """Return the name of a thing; not one that means the place of all things (argument type)."""
     if text in ("", ".", ".."):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name" if text else "it is empty")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid name" if text else "it is empty")
     return text
 
 

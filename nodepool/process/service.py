@@ -181,8 +181,8 @@ class Runner:
         # started.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
-        # On a terminal it means that the terminal is gone; elsewhere, other daemons reload, which
-        # we do without a signal.
+        # On a terminal it means that the terminal was closed. Elsewhere, other daemons reload,
+        # which we do without a signal.
         signal.signal(signal.SIGHUP, self._signal if os.isatty(0) else self._hang_up)
         service = make_service()
         watchdog: Watchdog | None = getattr(service, "watchdog", None)

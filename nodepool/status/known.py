@@ -57,7 +57,7 @@ class Cause:
 
 def published_problems(zk: Facade) -> list[dict[str, Any]]:
     """Return the problems that launchers publish."""
-    return remembered(zk, "told problems", lambda: _published_problems(zk))
+    return remembered(zk, "published problems", lambda: _published_problems(zk))
 
 
 def _published_problems(zk: Facade) -> list[dict[str, Any]]:

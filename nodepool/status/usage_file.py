@@ -1,6 +1,6 @@
 """The file ``usage-log``: a row for each node that has ended (SQLite).
 
-Sums of many rows are stored beside them, so that a table of a million nodes takes no longer than
+Sums of many rows are stored with them, so that a table of a million nodes takes no longer than
 one of thousands. They are only a cache: a row that changes invalidates those from its time on.
 """
 
@@ -29,7 +29,7 @@ APPLICATION, VERSION = 0x4E706C75, 1
 TOGETHER = 10_000
 #: Seconds to wait for another program that writes the file.
 BUSY = 5.0
-#: An id that is created again so many seconds after its end is of another node: ZooKeeper was
+#: An id that is created again this many seconds after its end is of another node: ZooKeeper was
 #: emptied.
 AGAIN = 3600.0
 

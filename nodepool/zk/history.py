@@ -64,7 +64,7 @@ class HistoryWriter:
             return  # builds and drains have separate records, and launchers and builders have logs
         with self._lock:
             if event["type"] == KILLED:
-                self._oldest = -FLUSH_AFTER  # at once
+                self._oldest = -FLUSH_AFTER  # immediately
             elif not self._waiting:
                 self._oldest = self._monotonic()
             self._waiting.append(event)

@@ -1,8 +1,7 @@
-"""Stands in for neutron's agents, since the fake hypervisor plugs nothing: agents.py NEUTRON_CONF
-[DELAY].
+"""Stand in for neutron's agents, because the fake hypervisor plugs nothing.
 
-Reports a living L2 and L3 agent over neutron's own RPC, and answers new ports and floating IPs with
-"up" after DELAY seconds.
+Usage: agents.py NEUTRON_CONF [DELAY]. Reports a living L2 and L3 agent over neutron's RPC, and
+answers new ports and floating IPs with "up" after DELAY seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ AGENT = "ovs-agent-compute1"
 
 
 class Ports:
-    """Ports of servers come up."""
+    """Sets ports of servers to "up"."""
 
     target = oslo_messaging.Target(version="1.5")
 
@@ -60,7 +59,7 @@ class Ports:
 
 
 class Routers:
-    """Floating IPs become ACTIVE."""
+    """Sets floating IPs to ACTIVE."""
 
     target = oslo_messaging.Target(version="1.5")
 

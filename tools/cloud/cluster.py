@@ -38,11 +38,11 @@ SERVICES = ("keystone", "glance", "placement", "nova", "neutron", "cinder")
 
 
 class CloudError(Exception):
-    """Something does not start; the text says what, and where its log is."""
+    """A service does not start; the text names it and its log."""
 
 
 def install() -> None:
-    """Debian's packages and the venv, if they are missing. Raises CloudError."""
+    """Install Debian's packages and the venv if they are missing. Raises CloudError."""
     missing = [name for name, program in PACKAGES.items() if not os.path.exists(program)]
     if missing:
         if os.geteuid() != 0:
@@ -87,7 +87,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def _no_service_starts() -> Any:
-    """Debian's packages start their servers at once; ours are private."""
+    """Keep Debian's packages from starting their servers; ours are private."""
     policy = pathlib.Path("/usr/sbin/policy-rc.d")
     if policy.exists():
         yield
@@ -305,7 +305,7 @@ class Cloud:
         self._wait("rabbit", lambda: _answers(socket.AF_INET, ("127.0.0.1", ports["amqp"])))
 
     def _start_services(self) -> None:
-        """Databases and services in an order that wastes no processor."""
+        """Start databases and services in an order that wastes no processor time."""
         conf, first = self.dir / "conf", not (self.dir / "ready").exists()
         with ThreadPoolExecutor(2, thread_name_prefix="sync") as pool:
             if first:
@@ -363,7 +363,7 @@ class Cloud:
         self._run("content", "python", "-P", str(HERE / "content.py"), what, str(self.dir))
 
     def _discover(self) -> None:
-        """Until the hypervisor has reported; without it nothing can be scheduled."""
+        """Wait until the hypervisor has reported; without it nothing can be scheduled."""
         deadline = time.monotonic() + START_TIMEOUT
         command = (
             "nova-manage",
@@ -398,7 +398,7 @@ class Cloud:
             name,
             [
                 str(VENV / "bin" / "python"),
-                "-P",  # modules beside it are no modules of the service
+                "-P",  # other modules in its directory are not modules of the service
                 str(HERE / "wsgi.py"),
                 settings.WSGI[name],
                 str(port),
@@ -412,7 +412,7 @@ class Cloud:
         self._wait(name, lambda: _http(f"http://127.0.0.1:{port}/"))
 
     def _identities(self) -> None:
-        """The administrator, the catalogue, a user for the services."""
+        """Create the administrator, the catalog and a user for the services."""
         conf = self.dir / "conf" / "keystone"
         self._run(
             "keystone-bootstrap",
@@ -430,7 +430,7 @@ class Cloud:
     # --- down
 
     def down(self) -> None:
-        """End all processes; nothing to do when none runs."""
+        """End all processes that run."""
         pids = [
             (pid, began)
             for pid, began in self.values.get("pids", {}).values()
@@ -465,7 +465,7 @@ def _start_time(pid: int) -> int | None:
 
 
 def _members(sessions: set[int]) -> set[int]:
-    """Living processes of these sessions."""
+    """Return the living processes of these sessions."""
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdecimal():

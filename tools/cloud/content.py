@@ -1,4 +1,4 @@
-"""What is in the cloud of tools/openstack at first: content.py identities|content DIR."""
+"""Create the initial content of the cloud of tools/openstack: content.py identities|content DIR."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEADLINE = 120
 
 
 def identities(cloud: Any, state: dict[str, Any]) -> None:
-    """The catalogue; the project and the user of tests."""
+    """Create the catalog, and the project and the user of tests."""
     known = {(service.type, service.name) for service in cloud.identity.services()}
     for kind, (name, path) in PATHS.items():
         if (kind, name) not in known:
@@ -61,7 +61,10 @@ def identities(cloud: Any, state: dict[str, Any]) -> None:
 
 
 def content(cloud: Any, admin: Any) -> None:
-    """Flavors, networks, an image; when the stand-ins of the network's agents have reported."""
+    """Create flavors, networks and an image.
+
+    Waits until the stand-ins of the network's agents have reported.
+    """
     deadline = time.monotonic() + DEADLINE
     while sum(agent.is_alive for agent in admin.network.agents()) < 2:
         if time.monotonic() > deadline:

@@ -89,8 +89,10 @@ Section = dict[str, Any]
 
 
 def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -> None:
-    """All configuration files below the directory; readable by the owner only: they hold
-    passwords.
+    """Write all configuration files below the directory.
+
+    They contain passwords, so only the owner can read them.
+
     """
     ports, password = values["ports"], values["password"]
     conf = directory / "conf"
@@ -198,7 +200,7 @@ def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -
             "api": {"auth_strategy": "keystone"},
             "api_database": database("nova_api"),
             "database": database("nova"),
-            # Tokens that are taken back are refused at once.
+            # Revoked tokens are refused immediately.
             "keystone_authtoken": {**token, "token_cache_time": -1},
             "placement": service,
             "neutron": {**service, "metadata_proxy_shared_secret": password},
@@ -294,7 +296,7 @@ def _write(path: pathlib.Path, sections: dict[str, Section]) -> None:
 
 
 def _write_clouds(path: pathlib.Path, keystone: str, password: str) -> None:
-    """JSON is YAML."""
+    """Write clouds.yaml, in JSON, which is YAML."""
 
     def cloud(project: str, user: str) -> Section:
         return {

@@ -1,4 +1,4 @@
-"""Cinder's in-memory fake driver, which here also "copies" images: for tools/openstack."""
+"""Extend Cinder's in-memory fake driver, for tools/openstack: it also "copies" images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of tools/kubernetes: built, configured, started, stopped."""
+"""Build, configure, start and stop the servers of tools/kubernetes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CURRENT = "go.mod"
 MODULES = {"": CURRENT, "oldest": "oldest.mod"}[os.environ.get("NODEPOOL_KUBERNETES_SET", "")]
 PACKAGES = {"openssl": "openssl"}
 GO = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
-#: What the go command has to be, to fetch the version that go.mod names by itself.
+#: What the go command has to be, to fetch the version that go.mod names automatically.
 OLDEST_GO = (1, 21)
 BUILD_TIMEOUT, START_TIMEOUT, STOP_TIMEOUT = 3600.0, 120.0, 15.0
 NODES = 3
@@ -47,11 +47,11 @@ MACHINE = {
 
 
 class ClusterError(Exception):
-    """Something does not build or start; the text says what, and where its log is."""
+    """A server does not build or start; the text names it and its log."""
 
 
 def go() -> str:
-    """The go command; installed when there is none. Raises ClusterError."""
+    """Return the go command; install it if there is none. Raises ClusterError."""
     known = [path for path in (shutil.which("go"), *GO) if path and os.path.exists(path)]
     if not known:
         if os.geteuid() != 0:
@@ -63,8 +63,9 @@ def go() -> str:
 
 
 def _newer_go(old: str) -> str:
-    """Go itself is among the modules; older ones do not look for it by themselves. Raises
-    ClusterError.
+    """Return a newer go command, which is one of the modules; older ones do not download it.
+
+    Raises ClusterError.
     """
     match = re.search(r"^go ([\d.]+)$", (HERE / "go.mod").read_text(), re.MULTILINE)
     assert match is not None
@@ -115,14 +116,14 @@ def _go_version(path: str) -> tuple[int, ...]:
 
 
 def version(modules: str = MODULES) -> str:
-    """Of Kubernetes, as the module file pins it."""
+    """Return the version of Kubernetes, which the module file pins."""
     match = re.search(r"k8s\.io/kubernetes (v[\d.]+)", (HERE / modules).read_text())
     assert match is not None
     return match[1]
 
 
 def binaries(modules: str = MODULES) -> pathlib.Path:
-    """Where they are kept: one folder for each state of the sources."""
+    """Return where the servers are kept: one folder for each state of the sources."""
     names = (modules, modules.replace(".mod", ".sum"), "main.go")
     return (
         CACHE
@@ -131,7 +132,7 @@ def binaries(modules: str = MODULES) -> pathlib.Path:
 
 
 def install() -> None:
-    """Build the servers, if they are not there. Raises ClusterError."""
+    """Build the servers if they do not exist. Raises ClusterError."""
     missing = [name for name, program in PACKAGES.items() if shutil.which(program) is None]
     if missing:
         apt(*missing)
@@ -152,7 +153,7 @@ def _build(name: str, package: str, modules: str) -> None:
         f"{stamp}.gitMinor={number[1]}"
     )
     made = program.with_suffix(".new")
-    # Beside tests that measure.
+    # Concurrently with tests that measure.
     words = [
         "nice",
         "-n",
@@ -262,8 +263,10 @@ class ControlPlane:
             raise ClusterError(f"openssl {' '.join(words)}: {done.stderr}")
 
     def _certificates(self) -> None:
-        """A CA, the server's certificate, one for the proxy of aggregated servers, and the key
-        of service accounts.
+        """Create a CA, certificates and the key of service accounts.
+
+        The certificates are for the server and for the proxy of aggregated servers.
+
         """
         key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "3650")
         self._openssl(
@@ -426,7 +429,7 @@ class ControlPlane:
     def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, raw: bool = False
     ) -> Any:
-        """As the administrator. Raises urllib's errors."""
+        """Call the API as the administrator. Raises urllib's errors."""
         context = ssl.create_default_context(cafile=str(self.dir / "ca.crt"))
         kind = "application/strategic-merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Authorization": f"Bearer {self.values['token']}", "Content-Type": kind}
@@ -472,7 +475,7 @@ class ControlPlane:
     # --- down
 
     def down(self) -> None:
-        """Stop everything; what it has written stays."""
+        """Stop everything; keep what it has written."""
         pids = self.values.get("pids", {})
         for number, patience in (
             (signal.SIGTERM, STOP_TIMEOUT / 3),
@@ -496,7 +499,7 @@ class ControlPlane:
 def kubeconfig(
     server: str, ca: bytes, token: str, context: str = "admin", namespace: str = "default"
 ) -> str:
-    """In JSON, which is YAML."""
+    """Return a kubeconfig file, in JSON, which is YAML."""
     return json.dumps(
         {
             "apiVersion": "v1",
@@ -529,7 +532,7 @@ def _get(url: str) -> bytes:
 
 
 def start_time(pid: int) -> str | None:
-    """Tells a process from another one with its number; None: it is not there, or has ended."""
+    """Return the start time, which identifies a process; None: it does not exist, or has ended."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,4 @@
-"""The second half of tools/quickstart: runs in the virtual environment, with Nodepool's own
-modules.
-"""
+"""The second half of tools/quickstart, which runs in the virtual environment."""
 
 from __future__ import annotations
 
@@ -201,7 +199,7 @@ class Demo:
         )
 
     def _certificates(self) -> dict[str, str]:
-        """The CA of SSH certificates for leases."""
+        """Create the CA of SSH certificates for leases."""
         key = self.work / "ssh_ca"
         if not key.exists():
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
@@ -331,7 +329,7 @@ class Demo:
                 self.orders.append(order)
                 order.note("submitted", order.submitted)
             present = self.facade.request_tree.get(request.id)
-            if present is not None:  # it may have gone on before we knew its name
+            if present is not None:  # it may have proceeded before we knew its id
                 self._request_changed(order.request_id, None, present)
         self._wait(
             "Serving the requests",
@@ -399,7 +397,7 @@ class Demo:
         order.note(f"ssh: {out.stdout.strip()}")
         order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
 
-    def give_back(self) -> None:
+    def return_nodes(self) -> None:
         say("\nReturning the nodes (times since the return)")
         for order in self.orders:
             order.node.state = zk.USED
@@ -407,20 +405,20 @@ class Demo:
             order.returned = time.monotonic()
             self.facade.unlockNode(order.node)
 
-        def gone() -> bool:
+        def deleted() -> bool:
             now = time.monotonic()
             for order in self.orders:
                 if "gone" not in order.events and self.facade.node_tree.get(order.node.id) is None:
                     order.events["gone"] = (now - order.returned) * 1000
-                    say(f"  {order.events['gone']:8.1f} ms  node {order.node.id} is gone")
+                    say(f"  {order.events['gone']:8.1f} ms  node {order.node.id} is deleted")
             return all("gone" in o.events for o in self.orders)
 
-        self._wait("Deleting the nodes", gone)
+        self._wait("Deleting the nodes", deleted)
 
     def show(self) -> None:
-        """Everything, one after the other."""
+        """Show everything sequentially."""
         for label, count, what in (
-            ("host", 3, "this machine's own system, read-only below a disk of their own"),
+            ("host", 3, "this machine's own system, read-only below a separate disk"),
             *([(image.IMAGE, 2, "the image just built")] if self.builds_image else []),
         ):
             if label != "host":
@@ -429,7 +427,7 @@ class Demo:
             self.log_in()
             if label == "host":
                 self.slivers.show_limits([o.node for o in self.orders])
-            self.give_back()
+            self.return_nodes()
             if label == "host":
                 self.lease()
             self.nodes += [
@@ -461,8 +459,8 @@ class Demo:
         )
         try:
             self._watch("image-build", waiting)
-            # A builder that is there first builds the image without a request, and then again for
-            # it.
+            # A builder that starts first would build the image without a request, and then again
+            # for it.
             self._wait(
                 "Requesting the image",
                 lambda: (
@@ -482,7 +480,7 @@ class Demo:
                 waiting.kill()
         if waiting.returncode:
             raise SystemExit(
-                f"the image was not built; read {self.work}/build-logs, or leave the image out "
+                f"the image was not built; read {self.work}/build-logs, or skip the image "
                 "with --no-image"
             )
         with step("Uploading the image to the node manager", sys.stdout):
@@ -500,7 +498,7 @@ class Demo:
         ]
 
     def lease(self) -> None:
-        """Lease a node as a program would, without ZooKeeper and without a key of our own."""
+        """Lease a node as a program would, without ZooKeeper and without an SSH key."""
         say(
             "\nLeasing a node with nodepool.client, through the socket of the launcher (times "
             "since the call)"
@@ -549,11 +547,11 @@ It is running; try these in another terminal:
   np list                         the nodes; more columns with --detail
   np lease host --for 1h          lease a node; prints its address and port
   np lease list                   who has leased what, and for how long
-  np lease return                 give it back
+  np lease return                 return it
   export NODEPOOL_URL=unix://{self.work}/api.sock   for programs that use nodepool.client, np mcp
   np request-list                 all requests
-  np request create host --count 30    more than this machine has room for: some wait, and
-  np explain request ID           tells why, what would help, the place in line; so does its page
+  np request create host --count 30    more than this machine can hold: some wait
+  np explain request ID           why it waits, what helps, its place in the queue; its page, too
   tail -f {self.work}/launcher.log
 
   {program("nodepool-nm")} --url {self.slivers.url} top    slivers, live
@@ -562,7 +560,7 @@ Log in to a node (its port is in: np list --detail):
 
   ssh -i {self.slivers.key} -p PORT {self.slivers.username}@127.0.0.1
 
-For a browser: http://127.0.0.1:{self.web_port}/ui/    what goes on, what waits and why
+For a browser: http://127.0.0.1:{self.web_port}/ui/    nodes and requests, what waits and why
 For curl: http://127.0.0.1:{self.web_port}/api/v1, /node-list, /request-list, /ready, /metrics
 
 Ctrl-C stops everything.""")
@@ -574,7 +572,7 @@ Ctrl-C stops everything.""")
     # -- stopping
 
     def stop(self) -> list[str]:
-        """Stop all that was started; returns what would not go."""
+        """Stop all that was started; return what could not be stopped."""
         with self.condition:
             self.stopping = True
         say("")
@@ -585,7 +583,7 @@ Ctrl-C stops everything.""")
         left: list[str] = []
         if self.facade is not None:
             left += [
-                f"node {n.id} ({n.state}): goes with the rest"
+                f"node {n.id} ({n.state}): ends with the rest"
                 for n in self.facade.nodeIterator(cached=False)
                 if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)
             ]
@@ -616,7 +614,7 @@ Ctrl-C stops everything.""")
 
 
 def interrupt(*_: Any) -> None:
-    """Whatever ends us, what we started is stopped; asking again does not disturb that."""
+    """Stop what was started, whatever ends this program; further signals are ignored."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

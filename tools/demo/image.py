@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 def obstacle() -> str | None:
-    """Why no image can be built here; None when it can."""
+    """Return why no image can be built here; None: it can."""
     if os.geteuid() != 0:
         return "building an image needs root"
     missing = sorted(
@@ -46,7 +46,7 @@ def obstacle() -> str | None:
 
 
 def apt_mirrors(sources: str) -> dict[str, str]:
-    """The Debian mirrors that apt of this machine uses, for diskimage-builder.
+    """Return the Debian mirrors that apt of this machine uses, for diskimage-builder.
 
     :param sources: text of the sources lists, either format.
     """
@@ -71,7 +71,7 @@ def read_apt_sources() -> str:
 
 
 def loop_devices(work: pathlib.Path) -> list[str]:
-    """Those of files in the working directory, and what removes them."""
+    """Return the loop devices of files in the working directory, and how to remove them."""
     found = []
     for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # it goes at this moment

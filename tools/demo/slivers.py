@@ -1,6 +1,4 @@
-"""The node manager of tools/quickstart: real slivers on this machine, and a look at their
-limits.
-"""
+"""The node manager of tools/quickstart: real slivers on this machine, and their limits."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def say(text: str) -> None:
 
 
 class SliverDemo:
-    """A node manager with directories of its own in the working directory of the demonstration."""
+    """A node manager with its directories in the working directory of the demonstration."""
 
     def __init__(self, work: pathlib.Path) -> None:
         self.work = work
@@ -44,9 +42,9 @@ class SliverDemo:
         self.client = Client(self.url)
 
     def start(self) -> None:
-        """Start it and wait until it answers.
+        """Start the node manager and wait until it answers.
 
-        :raises SystemExit: it does not.
+        :raises SystemExit: it does not answer.
         """
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)],
@@ -91,7 +89,7 @@ class SliverDemo:
             )
 
     def _wait_ready(self) -> dict[str, Any]:
-        """What the node has.
+        """Wait until the node manager answers; show what the machine has.
 
         :raises SystemExit: it does not answer.
         """
@@ -111,7 +109,7 @@ class SliverDemo:
                 time.sleep(0.02)
 
     def provider(self, images: list[str]) -> dict[str, Any]:
-        """The provider for nodepool.yaml."""
+        """Return the provider for nodepool.yaml."""
         cores = os.cpu_count() or 1
         limits: dict[str, Any] = {}
         # There is no root in slivers of an ordinary user.
@@ -171,7 +169,7 @@ class SliverDemo:
         )
 
     def show_limits(self, nodes: list[Any]) -> None:
-        """A burner stays below its cap, and a hog is killed alone."""
+        """Show that a burner stays below its cap, and that only the memory hog is killed."""
         if self.backend != "native":
             self._show_rlimits(nodes)
             return
@@ -194,7 +192,7 @@ class SliverDemo:
         say(
             f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its "
             "node and the others "
-            f"{'go on' if alive else 'do NOT go on'}"
+            f"{'keep running' if alive else 'do NOT keep running'}"
         )
         self.limits = {
             "cpu_limit_cores": CPU_LIMIT,
@@ -204,7 +202,7 @@ class SliverDemo:
         }
 
     def _show_rlimits(self, nodes: list[Any]) -> None:
-        """Without root each process has limits, the node as a whole only one on their number."""
+        """Show the limits without root: of each process, and of their number."""
         say(
             f"\nLimits: {MEMORY} MiB for each process, 200 processes; those of CPU, disk and "
             "network need root"
@@ -221,7 +219,7 @@ class SliverDemo:
             "  a program that takes all memory was "
             f"{'refused more' if refused else 'NOT refused'}; the 201st process was "
             f"{'refused' if held else 'NOT refused'}; the others "
-            f"{'go on' if alive else 'do NOT go on'}"
+            f"{'keep running' if alive else 'do NOT keep running'}"
         )
         self.limits = {
             "memory_hog_killed": refused,
@@ -241,7 +239,7 @@ class SliverDemo:
         return True
 
     def stop(self) -> list[str]:
-        """Remove all slivers and end; what is left behind."""
+        """Remove all slivers and stop; return what is left behind."""
         if self.process is None:
             return []
         left: list[str] = []

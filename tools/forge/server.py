@@ -1,4 +1,4 @@
-"""The server of tools/gitea: built, configured, started, stopped."""
+"""Build, configure, start and stop the server of tools/gitea."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ class Gitea:
         self._connection = connection
 
     def queue(self) -> list[Job]:
-        # Of the words for states, "queued" is ready for a runner. Running jobs tell which of our
+        # Of the words for states, "queued" is ready for a runner. Running jobs show which of our
         # runners are busy.
         return [
             Job(

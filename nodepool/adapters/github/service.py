@@ -285,9 +285,9 @@ class Service:
                     self.trouble = ""
                     return answer.status_code, _parsed(content)
                 failure = _failure(url, answer, content)
-                told = _requested_pause(answer)
-                if told is not None:
-                    wait = told
+                requested = _requested_pause(answer)
+                if requested is not None:
+                    wait = requested
                 elif (
                     not (answer.status_code >= 500 and answer.status_code != 501 and repeat)
                     and answer.status_code not in again

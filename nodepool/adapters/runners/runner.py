@@ -479,7 +479,7 @@ class Runner:
 
     def _kill(self, lease: Lease) -> None:
         """End the program: the node is deleted, but a static one goes to the next user."""
-        # Steps of a job may have process groups of their own, in the session of the runner.
+        # Steps of a job may have their own process groups, in the session of the runner.
         script = (
             f'{HOME}; p=$(cat {self._folder}/pid); pkill -KILL -s "$p" 2> /dev/null || kill '
             '-KILL -- -"$p"'

@@ -45,7 +45,7 @@ from nodepool.zk.records import FAILED, FULFILLED
 ATTACHED, RENEW_EVERY = 120.0, 40.0
 #: Seconds between two attempts to renew after a failure.
 RETRY = 5.0
-#: Exit statuses beside 0 and that of the command.
+#: Exit statuses besides 0 and that of the command.
 NOT_IN_TIME, FAILED_STATUS, ENDED = 3, 4, 6
 #: Chosen if there is no other: the environment of a shell that holds a lease.
 VARIABLE = "NODEPOOL_LEASE"

@@ -216,7 +216,7 @@ class MachineAdapter(Adapter):
         try:
             job.quota = self.known_size(offer.size)
         except Exception as error:
-            # It is being created: a failed query of its size is no reason to discard it.
+            # It is being created: do not discard it because a query of its size has failed.
             job.log.warning(
                 "The size of %s is not known, it counts without cores and memory: %s",
                 job.name,

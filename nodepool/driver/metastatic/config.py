@@ -105,7 +105,7 @@ class MetastaticProviderConfig(ProviderConfig):
     boot_timeout: float = option(int, 120, "seconds until the slot's port answers")
     launch_timeout: float = option(int, 3600, "seconds for the whole launch")
     launch_retries: int = option(int, 3, "attempts in total")
-    # A failed slot is no failed machine.
+    # A failed slot does not count as a failed machine.
     max_launch_failures_per_hour: int = changed(
         ProviderConfig.max_launch_failures_per_hour, default=-1, shown="no limit"
     )

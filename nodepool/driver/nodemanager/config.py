@@ -250,7 +250,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         "seconds for the whole launch, including that of a backing node",
     )
     launch_retries: int = option(int, 3, "attempts in total")
-    # A failed sliver is no failed machine.
+    # A failed sliver does not count as a failed machine.
     max_launch_failures_per_hour: int = changed(
         ProviderConfig.max_launch_failures_per_hour, default=-1, shown="no limit"
     )

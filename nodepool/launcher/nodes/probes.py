@@ -47,7 +47,7 @@ WITNESSES = 6
 #: If at least this many nodes fail, and more than half, none is replaced; they are probed again
 #: after this many seconds.
 OUTAGE, AGAIN = 3, 300.0
-#: This many replaced nodes of a label within so many seconds are a problem.
+#: This many replaced nodes of a label within this many seconds are a problem.
 MANY, WINDOW = 3, 3600.0
 
 #: Yields seconds to wait, or None to wait for an answer.
@@ -564,7 +564,7 @@ class NodeProbes(Reconciler[str]):
         for label, replaced in sorted(self._replaced.copy().items()):
             reasons = [why for moment, why in replaced.copy() if now - moment < WINDOW]
             if len(reasons) >= MANY:
-                # Without provider and label: it is no reason why a request waits.
+                # Without provider and label: requests do not wait because of it.
                 text = (
                     f"{len(reasons)} idle nodes of label {label} failed their probes within an "
                     f"hour and were replaced, the last one: {reasons[-1]}"

@@ -193,7 +193,7 @@ class NodeReconciler(Reconciler[str]):
                 if (
                     count := sum(now - moment < window for moment in expired.copy())
                 ) >= ROUNDS * label.min_ready:
-                    # Without provider and label: it is no reason why a request waits.
+                    # Without provider and label: requests do not wait because of it.
                     text = (
                         f"{count} ready nodes of label {name} expired unused within "
                         f"{format_duration(window)}"

@@ -47,7 +47,7 @@ PACE, RETRY, RESYNC = 0.2, 1.0, 30.0
 MOST = 100
 #: Seconds after which outdated nodes that cannot be replaced yet, or a rotation, are a problem.
 STALLED, SLOW = 600.0, 3600.0
-#: Seconds after which a surplus is deleted: launchers do not apply and report a file at once, and
+#: Seconds after which a surplus is deleted: launchers need time to apply and report a file, and
 #: may lose their session.
 LASTING = 60.0
 #: Why a node is deleted that is not outdated.

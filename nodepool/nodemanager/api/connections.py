@@ -106,7 +106,7 @@ class Connections:
     """All connections and the threads that serve them.
 
     :param who: returns the peer of a verified certificate, or None.
-    :param run: starts a program and takes over the connection.
+    :param run: starts a program, which then owns the connection.
     """
 
     def __init__(

@@ -60,16 +60,14 @@ PRIVILEGES: dict[str, Privilege] = {
         frozenset((SYS_PTRACE,)),
     ),
     "docker": Privilege(
-        "containers inside, without cgroups of their own: a complete /proc and /sys in addition to "
-        "the masked ones, sysctls "
-        "of the sliver's own network (CAP_SETPCAP), and what it includes",
+        "containers inside, which have no cgroups: a complete /proc and /sys in addition to the "
+        "masked ones, sysctls of the sliver's own network (CAP_SETPCAP), and what it includes",
         frozenset((SETPCAP,)),
         includes=("apt", "mount", "network-admin", "seccomp", "tcpdump"),
     ),
     "seccomp": Privilege(
-        "programs install system call filters of their own, for which the kernel has one area "
-        "(net.core.bpf_jit_limit) for all "
-        "slivers and the host; no capability"
+        "programs install their own system call filters, for which the kernel has one area "
+        "(net.core.bpf_jit_limit) for all slivers and the host; no capability"
     ),
     "systemd": Privilege(
         "systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn "

@@ -30,8 +30,8 @@ def raise_limit() -> None:
 def raise_terminals() -> None:
     """Allow as many terminals on the host as the kernel supports.
 
-    A sliver that mounts a devpts of its own is limited there only by its memory and descriptors:
-    with the default of 4096 per host, one sliver could use up the terminals of all others.
+    A sliver that mounts its own devpts is limited there only by its memory and descriptors: with
+    the default of 4096 per host, one sliver could use up the terminals of all others.
     """
     try:
         with open(_TERMINALS, "r+") as file:

@@ -78,8 +78,8 @@ class Accounting:
     ) -> dict[str, dict[str, int]]:
         """Count what was sent since the last call (bytes: below the cap, exempt).
 
-        Returns, for each sliver past its threshold, the maximum rates to use instead of its own, in
-        bit/s.
+        Returns, for each sliver past its threshold, the maximum rates that replace the configured
+        ones, in bit/s.
 
         :param limit: bytes that each sliver may send of either kind; its RSpec may have a lower
             limit.

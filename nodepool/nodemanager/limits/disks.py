@@ -8,8 +8,8 @@ ms for some GiB. No file system of a sliver therefore runs out of blocks below i
 else fills the host.  The blocks stay allocated when files inside are deleted.  With overcommit,
 images stay sparse.
 
-A deleted disk is renamed immediately and unmounted in the background: unmounting takes the kernel a
-dozen turns of its own threads, which busy slivers delay.
+A deleted disk is renamed immediately and unmounted in the background: unmounting needs a
+dozen turns of threads of the kernel, which busy slivers delay.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Disks:
                 Problem(
                     "disk quota",
                     False,
-                    "install e2fsprogs (mke2fs); without it slivers get no disks of their own",
+                    "install e2fsprogs (mke2fs); without it slivers have no separate disks",
                 )
             )
         if not os.path.exists("/dev/loop-control"):

@@ -28,7 +28,7 @@ from nodepool.nodemanager.kernel.descriptors import held, readable
 from nodepool.nodemanager.pushed import service
 from nodepool.process import background
 
-#: Prefix of each line for the launcher: shells may print something of their own.
+#: Prefix of each line for the launcher: shells may print other lines.
 MARK = "nodepool:"
 #: Seconds.
 LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0

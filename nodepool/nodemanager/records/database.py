@@ -384,7 +384,8 @@ class Database(StoredEvents):
     def update_local(self, key: str, **values: object) -> dict[str, Any]:
         """Set these values (None removes one); return all.
 
-        A write of its own may be lost with the power: what it describes does not run on after that.
+        A write that is not part of another transaction may be lost with the power: what it
+        describes does not run after that.
         """
         with self._transaction(lasting=False) as cursor:
             before = self.local(key)

@@ -165,7 +165,7 @@ class _Extraction:
                 os.chmod(f"/proc/self/fd/{self.root}", stat.S_IMODE(member.mode) & 0o1777 | 0o500)
             return
         if parts[0] == "dev" and (len(parts) > 1 and not member.isdir()):
-            return  # slivers get a /dev of their own
+            return  # slivers get their own /dev
         if member.ischr() or member.isblk():
             raise TarError(
                 f"member {member.name!r}: device node (only allowed, and ignored, below dev/)"

@@ -377,7 +377,7 @@ class SliverReconciler:
             name: self._backend.number(name)
             for name in sorted(set(self._backend.found()) - set(known))
         }
-        # Those with a number first: nobody else may get it before they are gone.
+        # Those with a number first: nobody else may get it before they are removed.
         for name, index in sorted(strays.items(), key=lambda item: item[1] is None):
             log.warning("Removing sliver %s: it has no record in the database", name)
             if index is None or not self._database.take_index(name, index):

@@ -173,8 +173,8 @@ class ZooKeeperSource:
                 )
                 records.append({"record_key": f"sliver_{name}"})
                 continue
-            # Records get no version of their own: a session never reads backwards, while clocks of
-            # servers may differ.
+            # Records do not get a separate version: a session never reads backwards, while clocks
+            # of servers may differ.
             records.append(
                 {"plc_instantiated": True, **record, "account_type": "sliver", "name": name}
             )

@@ -40,7 +40,7 @@ from nodepool.zk.records import (
 from nodepool.zk.reports import ReportTree
 
 Event = dict[str, Any]
-#: The type that is written to the history at once.
+#: The type that is written to the history immediately.
 KILLED = "node-killed"
 Listener = Callable[[Event], Any]
 

@@ -241,7 +241,7 @@ class Node(BaseModel):
         "host_keys",
         "hold_expiration",
     }
-    # There are tens of thousands: a dictionary of so many attributes would be several times as
+    # There are tens of thousands: a dictionary of all attributes would be several times as
     # large.
     __slots__ = SLOTS = (
         *_NODE_PLAIN,

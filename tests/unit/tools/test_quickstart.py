@@ -83,7 +83,7 @@ def test_users_17_no_room(
     text = quickstart_options.obstacle(options())
     assert "has 0.2 GiB free and 0.7 GiB are needed" in text and "--no-image" not in text
     monkeypatch.setattr(quickstart_options.os, "geteuid", lambda: 0)
-    assert "leave the image out with --no-image" in quickstart_options.obstacle(
+    assert "skip the image with --no-image" in quickstart_options.obstacle(
         options(no_image=False)
     )
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / "venv")
@@ -113,7 +113,7 @@ def test_users_17_no_root(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> No
         ),
         (
             "E: Unable to locate package zookeeper",
-            "The Debian mirror cannot be reached, or does not have what is wanted",
+            "The Debian mirror cannot be reached, or does not have what is needed",
         ),
         ("dpkg: error: cannot copy: No space left on device\n", "There is not enough disk space"),
         (

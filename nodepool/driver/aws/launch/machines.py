@@ -183,7 +183,7 @@ class AwsCreateStateMachine(SteppedMachine):
         try:
             quota = size.result(0)
         except Exception as error:
-            # It runs: a failed query of its type is no reason to discard it.
+            # It runs: do not discard it because a query of its type has failed.
             self.log.warning(
                 "Size of instance %s is not known, it is counted without cores and memory: %s: %s",
                 key,

@@ -5,7 +5,7 @@ scheduler of Linux 6.18 and two processors, a sliver that forks endlessly keeps 
 weight from running for seconds, and one of endless loops doubles the time of each short task of the
 others.  Therefore slivers that use more than half of their fair share while processors are short
 have the weight of their nm_cpu_share, and all others :data:`FAVOUR` times that.  No sliver gets
-less than its fair share: a favored sliver uses at most half of its own, and the others keep their
+less than its fair share: a favored sliver uses at most half of its share, and the others keep their
 proportions.  The same applies among slivers with a guarantee, and to all others together: a
 guarantee is a share of the CPU, not the right to delay others.
 

@@ -30,14 +30,14 @@ DAEMON_WEIGHT = 1000
 REMOVE_TIMEOUT = 2.0
 
 
-def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int]:
+def division(guaranteed: int, reserve: int, others: int = 100) -> tuple[int, int]:
     """Return the minimum shares of the host's services and best effort, in per mille.
 
-    :param beside: weight of the host's other groups; best effort weighs as much as one of them,
+    :param others: weight of the host's other groups; best effort weighs as much as one of them,
         100.
     """
     rest = max(0, 1000 - guaranteed)
-    host = max(reserve, 10, rest * beside // (beside + 100))
+    host = max(reserve, 10, rest * others // (others + 100))
     return host, max(LEAST_BESTEFFORT, rest - host)
 
 
@@ -126,8 +126,8 @@ class CpuShares:
         if self._place is None:
             return
         files, root = FILES[self._place.kind], self._tree.root(self._place)
-        beside = _beside(self._place, root)
-        host, besteffort = division(sum(self.guarantees.values()), self.reserve, beside)
+        others = _weight_of_others(self._place, root)
+        host, besteffort = division(sum(self.guarantees.values()), self.reserve, others)
         left = besteffort * 10
         counted = {
             name: share
@@ -151,7 +151,7 @@ class CpuShares:
             with contextlib.suppress(FileNotFoundError):
                 files.cpu_weight(group, weight // FAVOUR if name in self._heavy else weight)
         with contextlib.suppress(FileNotFoundError):
-            files.cpu_weight(root, beside * (1000 - host) // host)
+            files.cpu_weight(root, others * (1000 - host) // host)
         self._weights = weights
 
     def start(self) -> None:
@@ -198,7 +198,7 @@ class CpuShares:
                 self.balance()
 
 
-def _beside(place: Place, root: Path) -> int:
+def _weight_of_others(place: Place, root: Path) -> int:
     """Return the weight of the host's other groups; processes in no group count as one."""
     weights = []
     with contextlib.suppress(OSError):
