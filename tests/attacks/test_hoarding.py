@@ -157,7 +157,7 @@ def test_one_sliver_hoards(host: NmDaemon, kind: str, most: int, check: Callable
     assert host.ssh(ATTACKER, "echo well", timeout=60) == "well\n"
 
 
-def test_terminals_of_a_devpts_of_its_own_are_not_taken_from_others(host: NmDaemon) -> None:
+def test_terminals_of_a_separate_devpts_are_not_taken_from_others(host: NmDaemon) -> None:
     host.put("mounter", rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["mount"])
     try:
         with hoard(host, "mounter", "mounted_terminals") as count:

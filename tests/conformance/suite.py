@@ -103,7 +103,9 @@ class DriverConformance:
         self.wait_empty(bench, cloud)
 
     @supported
-    def test_four_at_once(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
+    def test_four_launches_run_concurrently(
+        self, bench: DriverBench, cloud: CloudUnderTest
+    ) -> None:
         self.start(bench, cloud)
         requests = [bench.submit(LABEL) for _ in range(4)]
         nodes = [

@@ -129,7 +129,7 @@ def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> No
     "BLD-17: the session expired and others built: the build is failed, its local files are deleted"
 )
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
-def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> None:
+def test_other_builder_continues_the_work(bench: BuilderBench, cut: Cut, when: str) -> None:
     first, lost, hold = lose_session(bench, cut, when)
     # The other one builds without being held.
     bench.config("b1", images=[bench.image(env={"CREATE_HOLD": str(bench.scratch.parent)})])
@@ -151,7 +151,7 @@ def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> N
 @pytest.mark.spec(
     "BLD-17: one stands still while the other builds: one result counts, the loser's files go"
 )
-def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
+def test_both_build_concurrently(bench: BuilderBench, cut: Cut) -> None:
     """The second builds still when the first comes back with its result."""
     slow = bench.hold("after", "i0")
     first = cut.start()

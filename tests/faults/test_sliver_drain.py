@@ -85,7 +85,7 @@ def test_launcher_killed_during_a_drain_loses_no_job(slivers: SliverBench) -> No
     assert slivers.slivers() == set()
 
 
-def test_second_operator_is_told_of_the_first_and_both_wait(slivers: SliverBench) -> None:
+def test_second_operator_sees_the_first_and_both_wait(slivers: SliverBench) -> None:
     slivers.start(slivers.config())
     jobs = slivers.jobs(2)
     first = slivers.command("drain", "host", "h0", "--wait", "--reason", "new disks")

@@ -117,7 +117,7 @@ CRASHES = [
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-def test_crash_beside_other_launchers_loses_nothing(bench: Bench, crash: str) -> None:
+def test_crash_alongside_other_launchers_loses_nothing(bench: Bench, crash: str) -> None:
     """A second launcher with the same provider, and one with another provider of the label, end
     what the dead one began.
     """

@@ -101,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
         _MIRROR,
         "            for path in paths:\n",
         "            for path in ():\n",
-        f"{_MIRRORED}test_creation_of_another_client_beside_ours_is_read_after_the_answer",
+        f"{_MIRRORED}test_concurrent_creation_of_another_client_is_read_after_the_answer",
     ),
     "locks-are-taken-without-looking": Mutation(
         _LOCKS,
@@ -113,7 +113,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOUSEKEEPING,
         "            present = slots.zk.getNode(node.id)\n            if present is None:",
         "            present = node\n            if present is None:",
-        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read "
+        f"{_SLOTS}test_backing_node_just_adopted_by_another_launcher_stays_locked[record read "
         "after]",
     ),
     # -- requests are accepted and get their nodes
@@ -153,7 +153,7 @@ MUTATIONS: dict[str, Mutation] = {
         _WRITES,
         "            add_unlocked_check(txn, directory, exists)\n            changed.nodes",
         "            changed.nodes",
-        f"{_CAS}test_request_is_not_fulfilled_at_once_if_it_is_locked",
+        f"{_CAS}test_request_is_not_fulfilled_immediately_if_it_is_locked",
     ),
     "creation-ignores-request-lock": Mutation(
         _WRITES,
@@ -216,7 +216,7 @@ MUTATIONS: dict[str, Mutation] = {
         _ENGINE,
         "                    self.handler.zk.kazoo_client.abandoned.add(result)\n",
         "                    pass\n",
-        f"{_GUARDS}test_locks_that_a_handler_obtains_after_its_end_are_given_back",
+        f"{_GUARDS}test_locks_that_a_handler_obtains_after_its_end_are_released",
     ),
     "declines-ignore-locks": Mutation(
         _FACADE,
@@ -298,7 +298,7 @@ MUTATIONS: dict[str, Mutation] = {
         _WORKER,
         "                self._request_dropped(request_id)\n",
         "                pass\n",
-        f"{_POOL}test_clean_up_is_told_of_requests_that_were_dropped[How.DROPPED]",
+        f"{_POOL}test_clean_up_is_notified_of_requests_that_were_dropped[How.DROPPED]",
     ),
     "handlers-outlive-their-session": Mutation(
         "nodepool.launcher.pool",
@@ -391,14 +391,14 @@ MUTATIONS: dict[str, Mutation] = {
         _EVENTS,
         "by_request.get(request_id, ())):\n                self._nodes.check_soon(node_id)",
         "by_request.get(request_id, ())):\n                pass",
-        f"{_WOKEN}test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on",
+        f"{_WOKEN}test_nodes_of_a_deleted_request_are_checked_and_its_handler_continues",
     ),
     "vanished-requests-do-not-wake": Mutation(
         _EVENTS,
         "            if handler is not None:\n                handler.pw.progress(handler)\n       "
         "     for",
         "            for",
-        f"{_WOKEN}test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on",
+        f"{_WOKEN}test_nodes_of_a_deleted_request_are_checked_and_its_handler_continues",
     ),
     "min-ready-is-not-woken-by-nodes": Mutation(
         _EVENTS,
@@ -416,7 +416,7 @@ MUTATIONS: dict[str, Mutation] = {
         _EVENTS,
         "                worker.session_lost()\n",
         "                pass\n",
-        f"{_WOKEN}test_lost_session_is_told_to_all_that_hold_something",
+        f"{_WOKEN}test_lost_session_is_reported_to_all_that_hold_something",
     ),
     "dead-launchers-are-not-noticed": Mutation(
         _EVENTS,
@@ -434,7 +434,7 @@ MUTATIONS: dict[str, Mutation] = {
         _EVENTS,
         "                self._assignment.session_lost()\n            self._cleanup.wake()",
         "                self._assignment.session_lost()",
-        f"{_WOKEN}test_lost_session_is_told_to_all_that_hold_something",
+        f"{_WOKEN}test_lost_session_is_reported_to_all_that_hold_something",
     ),
     "forgotten-claims-are-kept": Mutation(
         _ASSIGNMENT,
@@ -494,7 +494,7 @@ MUTATIONS: dict[str, Mutation] = {
         _BACKING,
         "    txn.delete(paths.request(request_id))\n",
         "",
-        f"{_META}test_node_is_not_taken_over_if_its_request_is_gone",
+        f"{_META}test_node_is_not_adopted_if_its_request_was_deleted",
     ),
     "backing-nodes-are-adopted-without-our-lock": Mutation(
         _HOUSEKEEPING,
@@ -506,7 +506,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOUSEKEEPING,
         "self._slots.zk.forceUnlockNode(node, node.version)",
         "self._slots.zk.forceUnlockNode(node)",
-        f"{_SLOTS}test_backing_node_just_taken_over_by_another_launcher_stays_locked[record read "
+        f"{_SLOTS}test_backing_node_just_adopted_by_another_launcher_stays_locked[record read "
         "before]",
     ),
     "backing-locks-are-removed-at-first-sight": Mutation(
@@ -620,7 +620,7 @@ MUTATIONS: dict[str, Mutation] = {
         '        if not value.get("boot") or value["boot"] != boot_id():\n',
         "        if False:\n",
         "tests/integration/zk/test_previous_session.py::test_the_session_of_another_machine_is_"
-        "left_alone",
+        "not_changed",
     ),
     # -- the mirror
     "mirror-trusts-its-own-writes": Mutation(
@@ -951,7 +951,7 @@ MUTATIONS: dict[str, Mutation] = {
         "worker = self.state.workers.get(hand_to) if hand_to is not None else None",
         "worker = None",
         "tests/world/directed/test_hoarding.py::test_a_request_with_nodes_moves_to_the_best_pool_"
-        "with_room[names0]",
+        "with_capacity[names0]",
     ),
     "all-pools-are-asked-at-once": Mutation(
         "nodepool.launcher.requests.moves",
@@ -1017,8 +1017,8 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.launcher.launcher",
         "because(Code.LAUNCHING if handler.accepted else Code.NOT_LOOKED_AT)",
         "because(Code.LAUNCHING)",
-        "tests/unit/launcher/test_reasons.py::test_request_that_no_pool_has_accepted_is_not_said_"
-        "to_be_launched"
+        "tests/unit/launcher/test_reasons.py::test_request_that_no_pool_has_accepted_is_not_shown_"
+        "as_launching"
         "[False-False-expected2]",
     ),
     # -- slivers of node managers

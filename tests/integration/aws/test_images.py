@@ -149,7 +149,7 @@ def test_import_that_fails(builders: BuilderBench, aws: AwsCloud) -> None:
 
 
 @pytest.mark.parametrize("fault", ["ExpiredToken", "Throttling", "drop"])
-def test_an_import_outlives_failed_looks(
+def test_an_import_outlives_failed_polls(
     builders: BuilderBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr("nodepool.driver.aws.adapter.READ_DEADLINE", 0.2)
@@ -448,7 +448,7 @@ def test_upload_to_s3_survives_a_bad_moment(builders: BuilderBench, aws: AwsClou
 
 
 @pytest.mark.parametrize("size", [100_000, 20_000_000], ids=["whole", "parts"])
-def test_a_throttled_upload_to_s3_begins_anew(
+def test_a_throttled_upload_to_s3_restarts(
     bench: LauncherBench, aws: AwsCloud, tmp_path: Any, size: int
 ) -> None:
     """What the first try has read of the file is sent again."""

@@ -54,7 +54,7 @@ def test_launched_node_has_its_fields_and_is_deleted(bench: LauncherBench, aws: 
 
 
 @pytest.mark.spec("AWS-3.2: four parallel requests succeed and are deleted")
-def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_four_launches_run_concurrently(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     requests = [bench.submit("small") for _ in range(4)]
     for request in requests:
@@ -357,7 +357,7 @@ def test_dedicated_host_of_an_unclear_launch(
     assert aws.instances("terminated"), "there was one"
 
 
-def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_others_on_a_host_are_unchanged(bench: LauncherBench, aws: AwsCloud) -> None:
     spend_node_ids(bench.zk)
     start(bench, aws)
 

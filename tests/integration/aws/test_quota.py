@@ -136,7 +136,7 @@ def unmanaged(bench: LauncherBench) -> float:
     return float(quota.get_resources().get("L-1216C47A", 0))
 
 
-def test_what_others_use_is_asked_for_anew(
+def test_what_others_use_is_requested_again(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer before may be hours old: it shows what is deleted meanwhile."""

@@ -96,7 +96,7 @@ def test_start_continues_when_the_connection_is_back(
     assert [one["state"] for one in builders.zk.getBuilders()] == ["running"]
 
 
-def test_start_without_a_connection_says_what_it_waits_for_until_it_is_canceled(
+def test_start_without_a_connection_logs_what_it_waits_for_until_it_is_canceled(
     builders: BuilderBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = break_connection(monkeypatch, "register", math.inf)

@@ -447,7 +447,7 @@ def test_record_without_data_is_removed(builders: BuilderBench, cloud: BalkyClou
     wait_for(lambda: builders.zk.getBuildIds(IMAGE) == [kept], what="third empty build gone")
 
 
-def test_upload_of_a_build_that_is_gone(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_upload_of_a_deleted_build(builders: BuilderBench, cloud: BalkyCloud) -> None:
     build_id = "d" * 32
     builders.zk.kazoo_client.ensure_path(f"/nodepool/images/{IMAGE}/builds")
     store_upload(builders, build_id, "balky")
@@ -753,7 +753,7 @@ def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -
 @pytest.mark.spec(
     "issue 11, users 5: it is told that images go which this configuration does not name"
 )
-def test_images_of_another_configuration_are_told_of(
+def test_images_of_another_configuration_are_reported(
     builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):

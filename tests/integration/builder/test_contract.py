@@ -394,7 +394,7 @@ def test_state_time_is_a_time(record: Any) -> None:
     "issue 3: provider gone from the configuration during the upload: one clear error, no image "
     "stays"
 )
-def test_provider_gone_during_upload(
+def test_provider_removed_during_upload(
     builders: BuilderBench, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone, other = BalkyCloud(tmp_path, "gone"), BalkyCloud(tmp_path, "other")

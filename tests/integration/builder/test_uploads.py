@@ -164,7 +164,7 @@ def test_record_and_progress_while_uploading(builders: BuilderBench, cloud: Balk
 
 
 @pytest.mark.spec("issue 3: an upload starts within 0.2 s after its build")
-def test_upload_starts_at_once(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_upload_starts_immediately(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.make(config(builders, cloud.provider()))
     builder.upload_interval = 3600
     builder.start()
@@ -779,7 +779,7 @@ def test_uploads_run_in_parallel(builders: BuilderBench, tmp_path: pathlib.Path)
         builders.wait_upload(provider=cloud.name)
 
 
-def test_no_upload_is_done_twice_at_once(builders: BuilderBench, cloud: BalkyCloud) -> None:
+def test_no_upload_is_done_twice_concurrently(builders: BuilderBench, cloud: BalkyCloud) -> None:
     """The same image is not sent to a provider twice at the same time, not even of two builds."""
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))

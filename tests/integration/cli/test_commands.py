@@ -700,7 +700,7 @@ def test_wait_returns_the_outcome_as_status(console, plain, state, status):
     assert ("declined by l1" in reply.stdout) == (state == "failed")
 
 
-def test_request_wait_timeout_and_gone(run, plain):
+def test_request_wait_reports_timeout_and_deletion(run, plain):
     request_id = run("request", "create", "a").strip()
     out = run("request", "wait", request_id, "--timeout", "0.2", status=3)
     assert out.split()[2:4] == [request_id, "requested"]
@@ -823,7 +823,7 @@ def test_accept_detached_and_return(run, plain, by):
         assert node.state == "used" and not node.lock_contenders
 
 
-def test_accept_detached_lasts_as_long_as_it_says(run, config, plain):
+def test_accept_detached_lasts_as_long_as_it_reports(run, config, plain):
     request_id, nodes = make_fulfilled(plain)
     found = json.loads(run("request", "accept", request_id, "--detach", "--for", "2h", "--json"))
     assert [node["id"] for node in found] == nodes
@@ -908,7 +908,7 @@ def test_config_validate_needs_no_zookeeper(tmp_path):
     assert nodepoolcmd.main(["-c", str(bad), "config-validate"]) == 1
 
 
-def test_audit_log_tells_refused_changes_from_done_ones(run, plain, monkeypatch):
+def test_audit_log_distinguishes_refused_changes_from_done_ones(run, plain, monkeypatch):
     noted = []
     monkeypatch.setattr(
         "nodepool.zk.history.append",

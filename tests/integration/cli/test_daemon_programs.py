@@ -176,7 +176,7 @@ def test_threads_that_wait_for_answers_end_with_the_process(launcher):
     )
 
 
-def test_second_signal_exits_at_once(launcher):
+def test_second_signal_exits_immediately(launcher):
     with launcher.start("-f", HANG="1", LIMIT="60") as process:
         wait_for(launcher.ready)
         process.send_signal(signal.SIGTERM)
@@ -256,7 +256,7 @@ def test_missing_directories_are_reported_at_start(launcher):
     )
 
 
-def test_systemd_is_told(launcher, tmp_path):
+def test_systemd_is_notified_of_changes(launcher, tmp_path):
     import socket
 
     path = str(tmp_path / "notify")

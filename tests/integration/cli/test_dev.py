@@ -133,7 +133,7 @@ def test_user_logs_in_to_the_first_node_and_nothing_is_left(dev: Start) -> None:
     assert run.remains() == []
 
 
-def test_killed_one_leaves_no_daemon_and_the_next_goes_on_with_its_node(dev: Start) -> None:
+def test_killed_one_leaves_no_daemon_and_the_next_continues_with_its_node(dev: Start) -> None:
     run = dev()
     node = run.wait_ready()
     run.end(signal.SIGKILL)

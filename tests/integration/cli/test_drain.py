@@ -108,7 +108,7 @@ def test_end_of_a_drain_is_in_the_audit_log_with_its_kind(
     assert found == [("drain pool", name), ("undrain", name)]
 
 
-def test_drain_goes_on_waiting_while_the_connection_is_lost(
+def test_drain_continues_waiting_while_the_connection_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a complete mirror nodes cannot be counted."""

@@ -232,7 +232,7 @@ def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):
 
 
 @pytest.mark.spec("BLD-18: import overwrites existing nodes, leaves others alone")
-def test_import_tells_what_it_did(run, plain, tmp_path):
+def test_import_reports_what_it_did(run, plain, tmp_path):
     build = make_build(plain)
     path = tmp_path / "export.json"
     run("export-image-data", str(path))

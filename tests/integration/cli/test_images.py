@@ -236,7 +236,7 @@ def test_image_list_detail(run, rows, plain):
 
 
 @pytest.mark.parametrize("form", ["json", "yaml", "csv", "table"])
-def test_acting_commands_tell_what_they_did(run, plain, form):
+def test_acting_commands_report_what_they_did(run, plain, form):
     build = make_build(plain)
     number = make_upload(plain, build)
     upload = [
@@ -302,7 +302,7 @@ def test_nonsense_is_not_found(run, plain, bad):
         assert run("dib-image-delete", f"{IMAGE}-{bad}") == "Build ID not found\n"
 
 
-def test_deleting_looks_again_when_the_record_changes(run, plain, monkeypatch):
+def test_deleting_reads_the_record_again_when_it_changes(run, plain, monkeypatch):
     """Between reading and writing a builder starts the upload: its record is not overruled."""
     build = make_build(plain)
     number = make_upload(plain, build, state="failed")
@@ -334,7 +334,7 @@ def test_deleting_looks_again_when_the_record_changes(run, plain, monkeypatch):
     assert original(plain, IMAGE, build, "p", number).state == "uploading"
 
 
-def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):
+def test_deleting_continues_after_a_harmless_change(run, plain, monkeypatch):
     build = make_build(plain)
     original = zk_module.ZooKeeper.getBuild
     changed = []
@@ -458,7 +458,7 @@ def test_wait_for_a_failure(start, plain, builder):
     assert plain.hasBuildRequest(IMAGE)
 
 
-def test_a_failed_build_whose_record_is_gone(start, plain, builder):
+def test_a_failed_build_whose_record_was_deleted(start, plain, builder):
     process = start("image-build", IMAGE, "--wait", "--format", "json")
     wait_for(lambda: plain.hasBuildRequest(IMAGE), what="the request")
     build = builder.begin()
@@ -486,7 +486,7 @@ def test_a_build_that_failed_before_anybody_looked(plain, builder, zk_chroot):
     assert (outcome.status, outcome.build, outcome.reason) == (1, build, "no space")
 
 
-def test_a_build_that_is_ready_before_the_command_looks_is_not_requested_again(zk):
+def test_a_build_that_is_ready_before_the_command_checks_is_not_requested_again(zk):
     asked = []
 
     def submit(image):
@@ -501,7 +501,7 @@ def test_a_build_that_is_ready_before_the_command_looks_is_not_requested_again(z
     assert asked == [after] and after < build.stat.czxid
 
 
-def test_a_request_that_is_served_at_once_has_the_number_of_its_creation(zk, monkeypatch):
+def test_a_request_that_is_served_immediately_has_the_number_of_its_creation(zk, monkeypatch):
     create = zk.kazoo_client.create
 
     def create_and_serve(path, **options):
@@ -578,7 +578,7 @@ def test_a_request_that_is_withdrawn(start, plain, builder):
     assert status == 1 and "the request was deleted" in out
 
 
-def test_waiting_tells_about_pause_busy_builders_and_lost_ones(start, plain, builder):
+def test_waiting_reports_pause_busy_builders_and_lost_ones(start, plain, builder):
     builder.register()
     other = Builder(plain)
     other.image = "other-image"
@@ -695,7 +695,7 @@ def test_a_lost_session_does_not_end_the_waiting(plain, builder, zk_chroot):
     assert [(o.status, o.build, o.reason) for o in outcomes] == [(1, build, "no space")]
 
 
-def test_an_upload_goes_on_in_a_new_session(plain, zk_chroot):
+def test_an_upload_continues_in_a_new_session(plain, zk_chroot):
     client = zk_chroot.connect()
     store = ProgressStore(client.client)
     upload = UploadProgress(IMAGE, "b" * 32, "p", "0000000001", bytes_total=1)

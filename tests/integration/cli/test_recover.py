@@ -59,7 +59,7 @@ def test_machines_of_another_provider_in_the_same_cloud_are_neither_listed_nor_d
     assert [path.name for path in (tmp_path / "cloud").glob("i-*")] == ["i-of-p1.json"]
 
 
-def test_machine_that_is_gone_before_it_is_deleted_is_no_failure(
+def test_deletion_of_a_machine_that_no_longer_exists_succeeds(
     zk_chroot: Chroot,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],

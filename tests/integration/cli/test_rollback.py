@@ -82,7 +82,7 @@ def test_rollback_is_audited(run, plain, uploads):
 
 
 @pytest.mark.spec("CLI-5.21; BLD-22.2")
-def test_second_rollback_says_who_was_first_and_fails(run, plain, uploads):
+def test_second_rollback_names_the_first_operator_and_fails(run, plain, uploads):
     old, new = uploads
     run("image-rollback", IMAGE, "--reason", "no network")
     with pytest.raises(CommandError) as refused:

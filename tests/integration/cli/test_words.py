@@ -96,7 +96,7 @@ def test_users_9_not_found_keeps_text_and_status_of_old(
         (["alien-image-list", "nosuch"], "provider nosuch is neither in .* nor in ZooKeeper"),
     ],
 )
-def test_users_9_what_was_silent_is_told(
+def test_users_9_what_was_silent_is_reported(
     run: Run, file: str, command: list[str], words: str
 ) -> None:
     _out, err = run(*command)
@@ -314,7 +314,7 @@ def test_users_19_why_zookeeper_cannot_be_reached(
     )
 
 
-def test_users_20_import_tells_of_running_daemons(
+def test_users_20_import_names_running_daemons(
     run: Run, zk_chroot: Chroot, tmp_path: pathlib.Path
 ) -> None:
     from nodepool.zk.components import BuilderComponent

@@ -290,7 +290,7 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
 
 
 @pytest.mark.spec("DRV-14.4, DRV-1.7; issue 2: a broken driver never disables another")
-def test_broken_driver_beside_good_ones(
+def test_broken_driver_alongside_good_ones(
     bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path
 ) -> None:
     broken = {

@@ -77,7 +77,7 @@ def snapshot(kazoo: Any, path: str) -> tuple[Any, int]:
 
 
 @pytest.mark.spec("ZK-10.6: no children under a request, never recreated, never bumped back")
-def test_requests_are_left_alone(bench: LauncherBench) -> None:
+def test_requests_are_unchanged(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     kazoo = bench.zuul.client
     request_id, _nodes = bench.fulfilled("fake-label")
@@ -468,7 +468,7 @@ def test_hold_of_a_static_node(bench: LauncherBench, run: Any) -> None:
 
 
 @pytest.mark.spec("CLI-9: web: ready, lists; changes made by a builder started later show up")
-def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None:
+def test_web_alongside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None:
     pool = bench.make(
         {**config(provider()), "diskimages": [{"name": "fake-image-disk", "elements": ["vm"]}]}
     )

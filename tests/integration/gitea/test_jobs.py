@@ -180,7 +180,7 @@ def test_busy_runner_is_not_removed(daemon: Daemon, gitea: Forge) -> None:
 
 @pytest.mark.spec("Gitea 1: a token without the scope is told which it needs")
 @pytest.mark.parametrize("scopes", ["read:repository", "read:admin"])
-def test_token_without_rights_starts_nothing_and_says_what_it_needs(
+def test_token_without_rights_starts_nothing_and_reports_what_it_needs(
     daemon: Daemon, gitea: Forge, scopes: str
 ) -> None:
     token = gitea.server.user_token(gitea.server.user, scopes)

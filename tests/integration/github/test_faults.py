@@ -164,7 +164,7 @@ def test_deleted_scale_set_is_made_again(site: Site, service: Emulator) -> None:
 
 
 @pytest.mark.spec("GitHub 4: a second listener waits, says so, and takes over")
-def test_second_daemon_takes_over(
+def test_second_daemon_continues_the_work_of_the_first(
     site: Site, service: Emulator, program: Program, pool: Pool
 ) -> None:
     program.behave(seconds=5)

@@ -127,7 +127,7 @@ def test_daemons_accept_the_configuration_of_the_chart(
         read_config(str(tmp_path / "github.yaml"), SCHEMA)
 
 
-def test_values_that_look_like_numbers_or_templates_arrive_unchanged(helm: Helm) -> None:
+def test_values_in_the_form_of_numbers_or_templates_arrive_unchanged(helm: Helm) -> None:
     """Helm holds numbers as floating point, and YAML takes some strings for numbers."""
     labels = [
         {"name": "0022", "min-ready": 12345678},

@@ -520,7 +520,7 @@ def test_images_are_pulled(scene: Scene) -> None:
 
 
 @pytest.mark.spec("KUB-6, KUB-3: certificates that are not verified, as the kubeconfig says")
-def test_unverified_certificates_are_accepted_if_kubeconfig_says_so(
+def test_unverified_certificates_are_accepted_if_kubeconfig_allows_them(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = pathlib.Path(scene.kubeconfig)

@@ -63,7 +63,7 @@ def test_lease_is_granted_in_one_call(api: Api) -> None:
     assert shown == {**lease, "token": None}
 
 
-def test_waiting_lease_says_why_and_is_handed_over_when_its_nodes_are_ready(api: Api) -> None:
+def test_waiting_lease_shows_why_and_is_handed_over_when_its_nodes_are_ready(api: Api) -> None:
     token = api.token()
     held = [api.call("POST", "/leases", NEW, token).content["id"] for _ in range(4)]
     status, lease, _ = api.call("POST", "/leases", {**NEW, "wait": 0}, token)

@@ -196,7 +196,7 @@ def test_command_shows_no_negative_time_on_a_machine_whose_clock_differs(
     assert ("1 min 4" in shown(bench, capsys, "show", lease_id)) == (skew < 0)
 
 
-def test_least_lease_of_an_asker_whose_clock_is_behind_ends_at_once(api: Api) -> None:
+def test_least_lease_of_an_asker_whose_clock_is_behind_ends_immediately(api: Api) -> None:
     """The launcher alone decides: what the asker takes for a minute may be none."""
     asker = Leases(api.bench.zk, lambda: time.time() - LEAST - 1)
     lease_id = asker.ask(["fake-label"], ALICE).id
@@ -206,7 +206,7 @@ def test_least_lease_of_an_asker_whose_clock_is_behind_ends_at_once(api: Api) ->
     refused(Reason.ENDED, lambda: asker.renew(lease_id, 60))
 
 
-def test_operator_is_told_the_end_of_an_overdue_lease_without_a_negative_time(api: Api) -> None:
+def test_operator_sees_the_end_of_an_overdue_lease_without_a_negative_time(api: Api) -> None:
     # No launcher serves its provider: it is not deleted.
     _lease_id, node_id = stored(api.bench, -DAY, provider="away")
     answer = api.call("DELETE", f"/nodes/{node_id}", token=api.token("carol", Role.OPERATE))

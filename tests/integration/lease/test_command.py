@@ -273,7 +273,7 @@ def test_command_gets_the_signal_and_its_lease_is_returned(
     assert Leases(bench.zk).all() == []
 
 
-def test_lease_of_a_killed_holder_ends_by_itself(
+def test_lease_of_a_killed_holder_ends_automatically(
     bench: LauncherBench, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = start("small")
@@ -347,7 +347,7 @@ def test_label_that_nobody_has_fails(
     assert Leases(bench.zk).all() == []
 
 
-def test_ended_lease_is_reported_with_a_status_of_its_own(
+def test_ended_lease_is_reported_with_a_separate_status(
     run: Run, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -183,7 +183,7 @@ def refused(reason: Reason, call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("moment", ["waiting", "fulfilled", "locked"])
-def test_lease_of_an_asker_that_dies_before_the_transaction_is_gone(
+def test_lease_of_an_asker_that_dies_before_the_transaction_is_deleted(
     scene: Scene, moment: str
 ) -> None:
     with scene.asker(moment) as (_process, lease_id):
@@ -307,7 +307,7 @@ def test_lease_that_is_returned_twice_is_returned_once(scene: Scene) -> None:
     assert not scene.leases.give_back(lease.id)
 
 
-def test_lease_goes_on_without_a_node_that_is_deleted(scene: Scene) -> None:
+def test_lease_continues_without_a_node_that_is_deleted(scene: Scene) -> None:
     lease = scene.held()
     deleted, left = (node.id or "" for node in lease.nodes)
     scene.zuul.write_node(deleted, state=DELETING)
@@ -350,7 +350,7 @@ def test_nothing_is_handed_over_if_a_node_is_locked_by_others(
     scene.wait_free(lease_id)
 
 
-def test_nothing_is_handed_over_if_a_node_is_gone(scene: Scene) -> None:
+def test_nothing_is_handed_over_if_a_node_was_deleted(scene: Scene) -> None:
     lease_id, nodes = scene.ready()
     scene.zuul.write_node(nodes[0], state=DELETING)
     scene.wait_gone(nodes[0])

@@ -194,7 +194,7 @@ def test_job_that_gets_no_node_in_time_fails_with_the_reason(start: Start, pool:
         (("--label", "small"), {"job_info": None}, "does not describe a job"),
     ],
 )
-def test_impossible_job_fails_at_once_with_the_reason(
+def test_impossible_job_fails_immediately_with_the_reason(
     start: Start, arguments: tuple[str, ...], job: dict[str, Any], text: str
 ) -> None:
     result = start(*arguments).run({"build_script": "true"}, response(**job))

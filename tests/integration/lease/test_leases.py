@@ -296,7 +296,7 @@ def test_request_of_zuul_with_the_id_of_a_lost_lease_keeps_its_node(
     assert [node.state for node in bench.nodes()] == [READY]
 
 
-def test_lease_whose_asker_dies_before_the_hand_over_is_gone(
+def test_lease_whose_asker_dies_before_the_hand_over_is_deleted(
     bench: LauncherBench, leases: Leases
 ) -> None:
     other = bench.chroot.connect()

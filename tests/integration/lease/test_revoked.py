@@ -137,7 +137,7 @@ def test_stream_ends_when_its_user_loses_the_access(
     mine.wait_end()
 
 
-def test_streams_go_on_while_zookeeper_cannot_be_reached(
+def test_streams_continue_while_zookeeper_cannot_be_reached(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admissions, "CHECK", 0.1)
@@ -155,7 +155,7 @@ def test_streams_go_on_while_zookeeper_cannot_be_reached(
     mine.wait_end()
 
 
-def test_streams_without_a_token_and_of_users_go_on(
+def test_streams_without_a_token_and_of_users_continue(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admissions, "CHECK", 0.1)

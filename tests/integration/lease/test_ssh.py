@@ -114,7 +114,7 @@ def run(
     return status, out.getvalue(), err.getvalue()
 
 
-def test_forty_commands_at_once_succeed(path: str, node: ssh.Node) -> None:
+def test_forty_concurrent_commands_succeed(path: str, node: ssh.Node) -> None:
     with concurrent.futures.ThreadPoolExecutor(40) as threads:
         found = list(
             threads.map(
@@ -139,7 +139,7 @@ def test_status_is_that_of_the_command(path: str, node: ssh.Node, status: int) -
     assert run(path, node, f"exit {status}") == (status, b"", b"")
 
 
-def test_command_on_a_network_device_runs_once_whatever_it_says(
+def test_command_on_a_network_device_runs_once_whatever_it_prints(
     path: str, node: ssh.Node, tmp_path: pathlib.Path
 ) -> None:
     """Its text and status may be those of a refused login, which is repeated."""

@@ -87,7 +87,7 @@ def test_take_over_waits_for_the_lock(
     assert bench.zk.getNodeLockContenders(present) == [OWNER]
 
 
-def test_node_is_not_taken_over_if_its_request_is_gone(bench: Bench, other: OtherClient) -> None:
+def test_node_is_not_adopted_if_its_request_was_deleted(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
     (request,) = wait_for(bench.requests)
     late = other.before(
@@ -105,7 +105,7 @@ def test_node_is_not_taken_over_if_its_request_is_gone(bench: Bench, other: Othe
     )
 
 
-def test_node_in_another_state_is_not_taken_over(bench: Bench, other: OtherClient) -> None:
+def test_node_in_another_state_is_not_adopted(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
     late = other.before(sets(NODES, state="in-use"), lambda path: other.write(path, state="hold"))
     backing = bench.fulfil()
@@ -120,7 +120,7 @@ def test_node_in_another_state_is_not_taken_over(bench: Bench, other: OtherClien
     )
 
 
-def test_node_given_to_another_request_is_not_taken_over(bench: Bench, other: OtherClient) -> None:
+def test_node_given_to_another_request_is_not_adopted(bench: Bench, other: OtherClient) -> None:
     machine = advanced(bench)
     other.before(
         sets(NODES, state="in-use"), lambda path: other.write(path, allocated_to="100-0000009999")

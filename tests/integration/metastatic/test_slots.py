@@ -404,7 +404,7 @@ def test_backing_node_that_something_is_done_with_is_not_released(
     assert record.releasing == (reason == "releasing")
 
 
-def test_slot_of_a_backing_node_that_is_gone_is_not_reserved(make: Callable[..., Bench]) -> None:
+def test_slot_of_a_deleted_backing_node_is_not_reserved(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
     machine.advance()
@@ -599,7 +599,7 @@ def test_lost_backing_node(make: Callable[..., Bench]) -> None:
     assert [r.node_id for r in bench.records()] == [new.id]
 
 
-def test_backing_node_that_dies_before_it_is_taken_over(make: Callable[..., Bench]) -> None:
+def test_backing_node_that_dies_before_it_is_adopted(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
     machine.advance()
@@ -731,7 +731,7 @@ def seen_by_mirror(zk: ZooKeeper, backing: Node) -> Node:
 @pytest.mark.parametrize(
     "read_before", [False, True], ids=["record read after", "record read before"]
 )
-def test_backing_node_just_taken_over_by_another_launcher_stays_locked(
+def test_backing_node_just_adopted_by_another_launcher_stays_locked(
     make: Callable[..., Bench], zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, read_before: bool
 ) -> None:
     monkeypatch.setattr(housekeeping, "SIGNING_TIME", 0.0)  # it protects the node, too

@@ -407,7 +407,7 @@ def test_label_beyond_the_whole_quota_is_declined(
     assert openstack_cloud.calls()["compute POST /servers"] == 2
 
 
-def test_servers_of_others_are_counted_and_left_alone(
+def test_servers_of_others_are_counted_and_not_changed(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody's servers, one of a deleted flavor, one in ERROR, one shut off: counted, left

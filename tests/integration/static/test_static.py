@@ -270,7 +270,7 @@ def test_max_parallel_jobs_gives_that_many_nodes(bench: DriverBench) -> None:
 
 @pytest.mark.spec("LAU-21.175")
 @pytest.mark.spec("STA-6.11: an allocated READY node is left alone by the cleanup")
-def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
+def test_allocated_ready_nodes_are_unchanged(bench: DriverBench) -> None:
     bench.start(config(host()), cleanup_interval=0.2, delete_interval=0.2)
     bench.wait_nodes("a")
     first = bench.submit("a")
@@ -314,7 +314,7 @@ def test_two_labels_in_one_request(bench: DriverBench) -> None:
 
 @pytest.mark.spec("LAU-21.178: static and cloud providers work side by side")
 @pytest.mark.spec("STA-6.13: static and cloud providers side by side")
-def test_beside_another_provider(bench: DriverBench) -> None:
+def test_two_providers_concurrently(bench: DriverBench) -> None:
     content = config(host())
     content["labels"].append({"name": "cloudy"})
     content["providers"].append(

@@ -111,7 +111,7 @@ sys.exit(demo.main())
     assert "Traceback" in (tmp_path / "quickstart.log").read_text()
 
 
-def test_closed_network_is_told_which_mirror_is_missing() -> None:
+def test_closed_network_prints_which_mirror_is_missing() -> None:
     main = demo_image.apt_mirrors("deb http://mirror.example/debian bookworm main\n")
     assert "no mirror of security.debian.org, so the build uses the public one" in (
         demo_image.missing_mirrors(main) or ""

@@ -31,7 +31,7 @@ def get(site: Site, path: str) -> Any:
     return json.loads(urllib.request.urlopen(f"{site.address}/api/v1/{path}", timeout=30).read())
 
 
-def test_list_of_nodes_says_who_has_each(site: Site) -> None:
+def test_list_of_nodes_shows_who_has_each(site: Site) -> None:
     lease = {"lease": {"owner": "alice", "via": "token", "purpose": "bisect"}}
     made = [
         ({"state": "hold", "user_data": lease, "comment": "lease alice"}, "alice"),

@@ -35,7 +35,7 @@ def health(seen: Browser) -> Any:
     return seen.page.get_by_role("region", name="Health")
 
 
-def test_cluster_without_problems_says_so(site: Site) -> None:
+def test_cluster_without_problems_is_healthy(site: Site) -> None:
     with browser(site.address) as seen:
         seen.open("/ui/")
         wait_for(
@@ -244,7 +244,7 @@ def test_charts_show_values_on_hover_and_as_a_table(
         assert seen.accessible() == []
 
 
-def test_charts_without_data_say_what_is_missing(site: Site) -> None:
+def test_charts_without_data_name_what_is_missing(site: Site) -> None:
     with browser(site.address) as seen:
         seen.open("/ui/")
         chart(seen, "Wait of requests").get_by_text(

@@ -206,7 +206,7 @@ def test_find_and_unknown(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: empty states that teach: what would appear here, when, and the command")
-def test_empty_tables_say_what_would_appear_there(site: Site) -> None:
+def test_empty_tables_explain_what_would_appear_there(site: Site) -> None:
     with browser(site.address) as seen:
         for path, text in (
             ("requests", "nodepool request create LABEL"),
@@ -270,7 +270,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
 
 @pytest.mark.spec("issue: requests with the reason each one waits, live")
 @pytest.mark.core
-def test_reason_comes_by_itself(site: Site) -> None:
+def test_reason_is_shown_without_a_request(site: Site) -> None:
     """The launcher tells why a request waits some time after it has come; nothing else happens
     then.
     """

@@ -104,7 +104,7 @@ def taken(seen: Browser, path: str) -> bytes:
 @pytest.mark.parametrize(
     "scheme, width, names", [("light", 1280, tuple(PAGES)), ("dark", 390, NARROW)]
 )
-def test_pages_look_as_before(
+def test_pages_are_rendered_as_before(
     fixed_address: str, tmp_path: pathlib.Path, scheme: str, width: int, names: tuple[str, ...]
 ) -> None:
     options = {

@@ -14,7 +14,7 @@ FINGERPRINT = "ssh-ed25519 SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
 
 @pytest.mark.spec("issue: a node page that answers who has it and how one gets in")
 @pytest.mark.core
-def test_node_page_says_who_has_it_and_how_to_log_in(site: Site) -> None:
+def test_node_page_shows_who_has_it_and_how_to_log_in(site: Site) -> None:
     node = site.bench.ready_node(
         "fake-provider",
         "main",

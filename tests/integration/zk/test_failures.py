@@ -76,7 +76,7 @@ def two(zk_chroot: Chroot) -> Launchers:
     return Launchers(zk_chroot)
 
 
-def test_launchers_that_write_at_once_lose_no_failure(two: Launchers) -> None:
+def test_launchers_that_write_concurrently_lose_no_failure(two: Launchers) -> None:
     def many(by: int) -> None:
         for number in range(20):
             error = f"{by} {number}"

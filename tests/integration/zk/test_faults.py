@@ -287,7 +287,7 @@ def test_marks_of_others_stay(
     assert all(other.exists(path) for path in [theirs, *longer])
 
 
-def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(
+def test_a_mark_that_may_be_ours_is_released(
     zk: Any, answers: Answers, wait_back: Callable[[], None]
 ) -> None:
     mark = TurnLock(zk.kazoo_client, "us", "min-ready", "small")

@@ -74,7 +74,9 @@ def test_one_idle_node_at_a_time_is_deleted_until_the_deletion_is_stuck(
     assert zk.deleteOldestUnusedNode("p", "main") is more
 
 
-def test_making_room_does_not_wait_for_the_answer(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeing_capacity_does_not_wait_for_the_answer(
+    zk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = idle(zk)
     monkeypatch.setattr(
         zk.writer, "MAX_IN_FLIGHT", 0
@@ -200,7 +202,9 @@ def test_missing_record_does_not_count_as_a_missing_directory(zk: Any) -> None:
     assert zk.writer.sent == sent + 1
 
 
-def test_lock_that_was_taken_and_released_between_two_readings_is_told_as_free(zk: Any) -> None:
+def test_lock_that_was_acquired_and_released_between_two_readings_is_reported_as_free(
+    zk: Any,
+) -> None:
     node = idle(zk)
     told: list[tuple[str, bool]] = []
     zk.node_tree.lock_listeners.append(lambda node_id, locked: told.append((node_id, locked)))

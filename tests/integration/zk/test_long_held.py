@@ -51,7 +51,7 @@ def test_lock_that_another_client_holds_is_not_taken(lock: HeldLock, zk_chroot: 
     assert HeldLock(zk_chroot.connect(), DIRECTORY).held
 
 
-def test_result_is_written_at_once_while_the_lock_is_held(lock: HeldLock) -> None:
+def test_result_is_written_immediately_while_the_lock_is_held(lock: HeldLock) -> None:
     written: list[bool] = []
     lock.store(lambda: written.append(lock.regained), usable(), lambda: True)
     assert written == [False]

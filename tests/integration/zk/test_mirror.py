@@ -182,7 +182,7 @@ def test_counts_follow_states(zk: Any) -> None:
 
 
 @pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
-def test_large_transactions_at_once(zk: Any) -> None:
+def test_large_transactions_concurrently(zk: Any) -> None:
     states: list[str] = []
     zk.client.client.add_listener(states.append)
     client, written = zk.writer._client, []
@@ -254,7 +254,7 @@ def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
     assert (worker._arriving(label), zk.node_tree.min_ready) == (0, set())
 
 
-def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> None:
+def test_indexes_keep_nothing_of_tenants_and_labels_without_nodes(zk: Any) -> None:
     for resources in ({"cores": 0.1}, {"cores": 0}, None):
         node = make_node(state="in-use", tenant_name="t", resources=resources)
         zk.storeNode(node)

@@ -126,7 +126,7 @@ def test_a_directory_that_is_missing_does_no_harm(
 @pytest.mark.spec(
     "issue 11, point 7: what ran on another machine, or before a boot, may live on there"
 )
-def test_the_session_of_another_machine_is_left_alone(
+def test_the_session_of_another_machine_is_not_changed(
     zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"

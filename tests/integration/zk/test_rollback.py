@@ -444,7 +444,7 @@ def test_first_upload_that_is_verified_after_the_next_has_arrived_is_used(scene:
 
 
 @pytest.mark.spec("BLD-25.4")
-def test_bad_upload_is_not_used_again_and_the_next_one_is_verified_beside_it(scene: Scene) -> None:
+def test_bad_upload_is_not_used_again_and_the_next_one_is_verified(scene: Scene) -> None:
     (old,) = scene.build(50, "east")
     bad = finish(scene, old, 40)
     scene.rollbacks.hold_back(bad)

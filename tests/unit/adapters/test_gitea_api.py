@@ -135,7 +135,7 @@ def test_job_that_moves_to_the_next_page_is_counted_once(served: Served) -> None
         ("repos/acme/widget", "/repos/acme/widget", "write:repository"),
     ],
 )
-def test_token_without_rights_is_told_which_it_needs(
+def test_token_without_rights_is_refused_with_those_it_needs(
     served: Served, scope: str, path: str, needed: str
 ) -> None:
     operation = f"GET /api/v1{path}/actions/jobs"

@@ -312,7 +312,7 @@ def test_call_that_is_repeated_is_reported_at_its_first_failure(
     assert "503" in logged and logged.endswith("; the call is repeated for up to 3 s")
 
 
-def test_longer_wait_than_allowed_is_an_error_at_once(answers: Answers, calls: Service) -> None:
+def test_longer_wait_than_allowed_is_an_error_immediately(answers: Answers, calls: Service) -> None:
     answers.give("GET", SETS, {"message": "slow down"}, 429, **{"Retry-After": "3600"})
     with pytest.raises(ServiceError, match="slow down"):
         calls.find("set", 1)
@@ -414,7 +414,7 @@ def handle(
 
 
 @pytest.mark.spec("GitHub 1.3, 8.1: the number comes from the statistics, not from the events")
-def test_wanted_number_is_that_of_the_statistics(
+def test_required_number_is_that_of_the_statistics(
     answers: Answers, calls: Service, one: ScaleSet
 ) -> None:
     assigned = {
@@ -465,7 +465,9 @@ def test_wanted_number_is_that_of_the_statistics(
 @pytest.mark.spec(
     "GitHub 5: at most max - totalAssignedJobs are acquired; the others when there is room"
 )
-def test_offers_wait_until_there_is_room(answers: Answers, calls: Service, one: ScaleSet) -> None:
+def test_offers_wait_until_there_is_capacity(
+    answers: Answers, calls: Service, one: ScaleSet
+) -> None:
     offers = [
         {"messageType": "JobAvailable", "runnerRequestId": number} for number in (11, 12, 13, 14)
     ]

@@ -192,7 +192,7 @@ def test_adopted_runner_is_kept_although_its_node_does_not_answer_at_first(live:
     assert (runner.fleet.done, runner.fleet.failures) == (1, 0)
 
 
-def test_launcher_that_is_away_for_long_says_nothing_about_the_node(
+def test_launcher_that_is_away_for_long_reports_nothing_about_the_node(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -217,7 +217,7 @@ def test_launcher_that_is_away_for_long_says_nothing_about_the_node(
     )
 
 
-def test_busy_launcher_says_nothing_about_the_node(
+def test_busy_launcher_reports_nothing_about_the_node(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -232,7 +232,7 @@ def test_busy_launcher_says_nothing_about_the_node(
     assert live(lease)[0].fleet.failures == 0
 
 
-def test_job_goes_on_although_it_cannot_be_noted(live: Any) -> None:
+def test_job_continues_although_it_cannot_be_recorded(live: Any) -> None:
     lease = Held("busy", "busy", "ended 0\n")
     lease.error = AWAY
     runner, _forge = live(lease, job="acme/widget: build")
@@ -579,7 +579,7 @@ def idle(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_runner_of_a_silent_node_is_replaced_at_once_if_the_forge_has_given_it_no_job(
+def test_runner_of_a_silent_node_is_replaced_immediately_if_the_forge_has_given_it_no_job(
     fleet: Fleet, idle: Any
 ) -> None:
     for answers in ([BROKEN], ["idle", BROKEN]):

@@ -144,7 +144,7 @@ def test_environment_without_elements() -> None:
     assert "TMPDIR" not in environment
 
 
-def test_programs_beside_python_are_found_once_and_last() -> None:
+def test_programs_in_the_directory_of_python_are_found_once_and_last() -> None:
     programs = os.path.dirname(sys.executable)
     for path in (f"/usr/bin:{programs}", f"{programs}:/usr/bin"):
         assert build_environment(image(), "/i", None, {"PATH": path}, None)["PATH"] == path

@@ -346,7 +346,7 @@ def test_write_test_leaves_nothing_when_the_builder_is_killed(
     assert seen == [set()]
 
 
-def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock_says(
+def test_note_of_an_upload_that_is_being_written_is_kept_whatever_the_clock(
     tmp_path: pathlib.Path,
 ) -> None:
     unfinished = tmp_path / upload_journal.DIRECTORY / f"{NEW}note"

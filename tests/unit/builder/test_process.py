@@ -394,7 +394,7 @@ def test_hook_ends_in_time(bench: Bench, script: str) -> None:
     assert not [process for process in processes.processes() if process.session == session]
 
 
-def test_script_whose_program_is_killed_first_does_not_go_on(
+def test_script_whose_program_is_killed_first_does_not_continue(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = bench.make("sleep 600; touch $D/went-on; sleep 600")

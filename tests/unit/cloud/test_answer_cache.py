@@ -177,7 +177,7 @@ def test_what_a_refusal_may_be_about(message: str, kinds: set[str] | None) -> No
     assert suspected_lookups(message) == kinds
 
 
-def test_an_old_answer_is_asked_for_anew() -> None:
+def test_an_old_answer_is_requested_again() -> None:
     clock, answers = Clock(), iter(range(9))
     memo = AnswerCache(clock)
     for now, answer in ((0, 0), (10, 0), (10.1, 1), (20, 1), (21, 2)):

@@ -87,7 +87,7 @@ def test_transient_errors_are_repeated_only_when_that_is_safe() -> None:
         ErrorKind.OTHER,
     ],
 )
-def test_other_errors_come_at_once(kind: ErrorKind) -> None:
+def test_other_errors_are_raised_immediately(kind: ErrorKind) -> None:
     calls, clock = make()
     script = Script(CloudError(kind), "never")
     with pytest.raises(CloudError):
@@ -225,7 +225,7 @@ def test_a_broken_classifier_does_no_harm() -> None:
         calls.call("list", Script(CloudError(ErrorKind.QUOTA)))
 
 
-def test_lanes_have_threads_of_their_own() -> None:
+def test_lanes_have_separate_threads() -> None:
     calls = CloudCalls("p", classify, {}, threads={"read": 1, "write": 1, "delete": 1})
     gate = threading.Event()
     try:

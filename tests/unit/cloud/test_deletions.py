@@ -63,7 +63,7 @@ def test_one_bad_id_does_not_keep_the_others() -> None:
     assert futures["b"].exception() is None
 
 
-def test_an_id_that_is_gone_counts_as_deleted() -> None:
+def test_an_unknown_id_counts_as_deleted() -> None:
     cloud = Cloud()
     cloud.bad["gone"] = ErrorKind.NOT_FOUND
     futures = [cloud.deletes.delete("instance", key) for key in ("gone", "there")]
@@ -116,7 +116,7 @@ def test_a_partial_answer_is_understood() -> None:
     assert cloud.calls == [["a", "b"], ["b"]]
 
 
-def test_stop_tells_those_who_wait() -> None:
+def test_stop_notifies_those_who_wait() -> None:
     cloud = Cloud()
     future = cloud.deletes.delete("instance", "a")
     cloud.deletes.stop()

@@ -36,7 +36,7 @@ class Cloud:
         }
 
 
-def test_only_watched_ids_are_asked_for_and_absence_is_told() -> None:
+def test_only_watched_ids_are_requested_and_absence_is_reported() -> None:
     cloud = Cloud()
     cloud.things = {"a": "running", "foreign": "running"}
     woken: list[str] = []
@@ -76,7 +76,7 @@ def test_nothing_is_asked_when_nobody_waits() -> None:
     assert cloud.questions == []
 
 
-def test_a_failed_look_harms_nobody_and_is_tried_again() -> None:
+def test_a_failed_poll_harms_nobody_and_is_retried() -> None:
     cloud = Cloud()
     woken: list[str] = []
     watch = cloud.watched.watch("a", lambda: woken.append("a"))
@@ -114,7 +114,7 @@ def test_an_object_that_cannot_be_looked_at_harms_no_other() -> None:
     assert bad.latest is not None and bad.latest.value == "running"
 
 
-def test_what_the_first_look_finds_done_is_expected_sooner() -> None:
+def test_what_the_first_poll_finds_done_is_expected_sooner() -> None:
     """Else one slow change would make all later ones be seen late."""
     cloud = Cloud()
     for takes in (20.0,) * 9 + (4.0,) * 20:
@@ -127,7 +127,7 @@ def test_what_the_first_look_finds_done_is_expected_sooner() -> None:
     assert seen - 4.0 <= 2 * FLOOR
 
 
-def test_the_usual_time_is_learned_and_most_looks_are_saved() -> None:
+def test_the_usual_time_is_learned_and_most_polls_are_saved() -> None:
     cloud = Cloud()
     for _ in range(3):
         watch = cloud.watched.watch("a", lambda: None, "launch")
@@ -146,7 +146,7 @@ def test_the_usual_time_is_learned_and_most_looks_are_saved() -> None:
     assert cloud.watched.expected("launch") == 60
 
 
-def test_look_again_respects_the_floor() -> None:
+def test_next_poll_respects_the_floor() -> None:
     cloud = Cloud()
     watch = cloud.watched.watch("a", lambda: None)
     watch.again()
@@ -260,7 +260,7 @@ def changes(cloud: Cloud, after: float, count: int = 30) -> tuple[float, float]:
     return sum(looks[-20:]) / 20, sum(late[-20:]) / 20
 
 
-def test_changes_that_always_take_equally_long_are_seen_by_the_first_look() -> None:
+def test_changes_that_always_take_equally_long_are_seen_by_the_first_poll() -> None:
     plain, narrow = Cloud(), Cloud()
     narrow.watched.narrow = True
     looks, late = changes(narrow, 7.3)
@@ -281,7 +281,7 @@ def test_changes_of_different_length_are_waited_for_as_before() -> None:
     assert cloud.watched._early("launch", 7.5) == EARLY * 7.5
 
 
-def test_nothing_is_asked_before_the_first_look_of_an_unknown_kind() -> None:
+def test_nothing_is_asked_before_the_first_poll_of_an_unknown_kind() -> None:
     cloud = Cloud()
     cloud.watched.watch("a", lambda: None, "launch", first=2.0)
     cloud.timers.pass_time(1.9)

@@ -84,7 +84,7 @@ def test_no_turn_within_the_deadline() -> None:
     rate.acquire(clock.now + 20)
 
 
-def test_stop_ends_waits_at_once() -> None:
+def test_stop_ends_waits_immediately() -> None:
     rate = AdaptiveRate("test", 0.001)
     rate.acquire()
     ends: list[BaseException] = []

@@ -521,7 +521,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
         npconfig.loadSecureConfig(config, secure, ENV)
         assert npconfig.checkRecentConfig(config, main, secure)
 
-    def test_secrets_are_not_told(self, write, caplog):
+    def test_secrets_are_not_printed(self, write, caplog):
         config = load(write, self.MAIN)
         secure = write(
             "diskimages: [{name: image, env-vars: {S: true, T: [hunter2]}}]", "secure.yaml"

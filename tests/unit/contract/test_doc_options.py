@@ -139,7 +139,7 @@ def test_texts_of_defaults_name_existing_options(reference: Any, driver: str) ->
             assert name in known, f"{path}: {name} is no option"
 
 
-def test_what_is_missing_is_told(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = reference.texts("aws")
     said["rate"] = ("2", "")
     monkeypatch.setattr(

@@ -53,6 +53,15 @@ SPOKEN = frozenset(
         "saw",
     ]
 )
+#: The same for names of tests, which are promises: reported, deleted, capacity, concurrently ...
+VAGUE = re.compile(
+    r"""_(?:
+        told | tells? | beside | gone | room | anew | at_once | by_itself | of_(?:its|their)_own
+      | looks? | said | says? | heard | one_after_the_other | gives?_back | given_back | goe?s?_on
+      | left_alone | left_out | taken_over | takes_over | wanted
+    )(?:_|$)""",
+    re.VERBOSE,
+)
 LONGEST = 88  # characters of the first line of a docstring
 
 
@@ -107,6 +116,17 @@ def spoken_names(source: str) -> list[tuple[int, str]]:
     ]
 
 
+def vague_names(source: str) -> list[tuple[int, str]]:
+    """Return the tests whose names have words to avoid."""
+    return [
+        (node.lineno, node.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and node.name.startswith("test_")
+        and VAGUE.search(node.name)
+    ]
+
+
 def homonyms(tree: ast.AST) -> list[tuple[int, str]]:
     """Return the classes whose names do not say whose client or connection they are."""
     return [
@@ -116,7 +136,7 @@ def homonyms(tree: ast.AST) -> list[tuple[int, str]]:
     ]
 
 
-def test_clients_and_connections_say_whose_they_are() -> None:
+def test_names_of_clients_and_connections_have_their_owner() -> None:
     found = {
         str(path.relative_to(REPOSITORY / "nodepool"))
         for path in (REPOSITORY / "nodepool").rglob("*.py")
@@ -145,6 +165,7 @@ def scripts(folder: str) -> list[pathlib.Path]:
         ("nodepool", spoken_names),
         ("tools", avoided),
         ("tools", returns_nothing),
+        ("tests", vague_names),
     ],
 )
 def test_texts_are_plain(folder, find) -> None:
@@ -189,3 +210,8 @@ def test_other_texts_pass(code) -> None:
 def test_long_first_lines_are_found() -> None:
     assert len(too_long(f'def f():\n    """{"x" * LONGEST}."""')) == 1
     assert too_long(f'def f():\n    """{"x" * (LONGEST - 1)}.\n\n    {"x" * 100}"""') == []
+
+
+def test_vague_names_are_found() -> None:
+    assert vague_names("def test_a_node_is_gone(): ...") == [(1, "test_a_node_is_gone")]
+    assert vague_names("def test_a_node_is_deleted(): ...") == []

@@ -90,7 +90,7 @@ def test_plug_in_runs_once_for_many_requests_although_its_token_expires_soon(
     assert headers == ["Bearer token-one"] * 10 and cluster.count() <= before + 1
 
 
-def test_refused_token_is_replaced_at_once(cluster: Cluster) -> None:
+def test_refused_token_is_replaced_immediately(cluster: Cluster) -> None:
     access = KubeconfigAccess(None)
     assert access.authorization() == "Bearer token-one"
     cluster.token("newer")

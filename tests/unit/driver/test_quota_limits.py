@@ -69,7 +69,7 @@ def left(provider: Provider) -> float:
 
 
 @pytest.mark.spec("DRV-6.4: if fetching limits fails and an older value exists, use that")
-def test_older_limits_do_when_the_cloud_does_not_tell(
+def test_older_limits_apply_when_the_cloud_reports_none(
     provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (left(provider), provider.asked) == (4, 1)
@@ -155,7 +155,7 @@ class Unspeakable(Exception):
     [TimeoutError("no answer"), SystemExit(3), Unspeakable()],
     ids=lambda e: type(e).__name__,
 )
-def test_a_cloud_that_does_not_tell_is_asked_now_and_then(
+def test_a_cloud_that_reports_no_quota_is_asked_now_and_then(
     provider: Provider, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     rests: list[float] = []
@@ -183,7 +183,7 @@ def test_a_cloud_that_does_not_tell_is_asked_now_and_then(
     assert provider.fits_one(used=4)
 
 
-def test_who_asks_when_no_renewal_is_under_way_is_woken_at_once(provider: Provider) -> None:
+def test_who_asks_when_no_renewal_is_under_way_is_woken_immediately(provider: Provider) -> None:
     woken = threading.Event()
     provider.when_limits_known(woken.set)
     assert woken.is_set()

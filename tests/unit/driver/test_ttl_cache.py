@@ -66,7 +66,7 @@ def test_first_call_is_synchronous_and_raises(parts: Any) -> None:
 @pytest.mark.spec(
     "DRV-14.29: the TTL cache returns the old value at once when stale and the new one later"
 )
-def test_stale_value_at_once_new_one_later(parts: Any) -> None:
+def test_stale_value_is_returned_immediately_and_the_new_one_later(parts: Any) -> None:
     wrapped, source, executor, now = parts
     assert wrapped() == 1
     now[0] += 9.9
@@ -111,7 +111,7 @@ def test_failed_refresh_keeps_the_value(parts: Any, caplog: pytest.LogCaptureFix
     assert executor.queue == []
 
 
-def test_an_old_error_is_not_told_again(parts: Any) -> None:
+def test_an_old_error_is_not_reported_again(parts: Any) -> None:
     wrapped, source, executor, now = parts
     assert wrapped() == 1
     source.error = ValueError("for a moment")
@@ -131,7 +131,7 @@ def test_executor_that_is_down(parts: Any) -> None:
     assert wrapped() == 1
 
 
-def test_arguments_are_passed_but_not_told_apart() -> None:
+def test_arguments_are_passed_but_not_distinguished() -> None:
     class Adapter:
         def __init__(self, executor: Executor) -> None:
             self.list = LazyExecutorTTLCache(10, executor)(self.fetch)

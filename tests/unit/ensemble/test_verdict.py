@@ -74,7 +74,7 @@ def test_only_requests_from_before_a_loss_of_data_may_be_lost() -> None:
     assert len(verdict.violations(events, [Window(KILL, 0.1, 1.5, False)])) == 1
 
 
-def test_page_says_how_many_faults_have_the_limit_of_another() -> None:
+def test_page_shows_how_many_faults_have_the_limit_of_another() -> None:
     limit = KINDS["all emptied"].longest
     result = Result(3, gaps=[verdict.Gap(KILL, 3.5, 0.5, limit)])
     text = page([result], {})

@@ -58,7 +58,7 @@ def room() -> Room:
     return Room()
 
 
-def test_waiting_requests_are_looked_at_when_there_may_be_room_again(room: Room) -> None:
+def test_waiting_requests_are_checked_when_there_may_be_capacity_again(room: Room) -> None:
     room.capacity_changed()
     assert not room.assignment.wake.called and room.published == 0
     room.note_full(["label"], because(Code.BUSY))

@@ -170,7 +170,7 @@ def test_mirror_of_which_one_tree_is_not_read_yet_wakes_nobody(parts: Parts) -> 
     assert parts.woken() == set()
 
 
-def test_lost_session_is_told_to_all_that_hold_something(parts: Parts) -> None:
+def test_lost_session_is_reported_to_all_that_hold_something(parts: Parts) -> None:
     assert parts.state_changed(KazooState.LOST) == {
         "worker.session_lost()",
         "statistics.session_lost()",
@@ -333,7 +333,7 @@ def test_probes_of_a_node_follow_whether_it_is_free(
         (records.BUILDING, True, False),
     ],
 )
-def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_end(
+def test_handler_of_a_driver_that_blocks_continues_when_its_node_has_reached_an_end(
     parts: Parts, state: str, blocking: bool, woken: bool
 ) -> None:
     parts.handler = SimpleNamespace(BLOCKING=blocking, pw=parts.launcher.worker)
@@ -379,7 +379,7 @@ def test_request_that_somebody_has_accepted_is_watched_once(parts: Parts) -> Non
     assert parts.request_changed("200-1", new, new) == {told}
 
 
-def test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on(parts: Parts) -> None:
+def test_nodes_of_a_deleted_request_are_checked_and_its_handler_continues(parts: Parts) -> None:
     parts.handler = SimpleNamespace(pw=parts.launcher.worker)
     woken = parts.request_changed("200-1", request(), None)
     assert {"assignment.request_changed('200-1', None)", "nodes.check_soon('0000000007')"} < woken
@@ -387,12 +387,12 @@ def test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on(pa
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_min_ready_is_told_of_changes_of_its_requests(parts: Parts, gone: bool) -> None:
+def test_min_ready_is_notified_of_changes_of_its_requests(parts: Parts, gone: bool) -> None:
     made = request(requestor=MIN_READY)
     assert "min_ready.wake()" in parts.request_changed("100-1", made, None if gone else made)
 
 
-def test_statistics_are_made_anew_after_each_change(parts: Parts) -> None:
+def test_statistics_are_computed_again_after_each_change(parts: Parts) -> None:
     tell(parts.node_tree.listeners, "0000000001", None, node())
     assert parts.launcher.statistics.wake.called
     parts.launcher.reset_mock()

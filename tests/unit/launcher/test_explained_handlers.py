@@ -21,7 +21,7 @@ from nodepool.reasons import Code, because
         ({"accepted": False}, Code.NOT_LOOKED_AT),
     ],
 )
-def test_request_without_nodes_that_is_returned_is_not_said_to_launch(
+def test_request_without_nodes_that_is_returned_is_not_shown_as_launching(
     state: dict[str, Any], code: Code
 ) -> None:
     """World seed 420: a request that two full pools passed to each other was explained with

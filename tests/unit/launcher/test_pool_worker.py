@@ -100,7 +100,7 @@ ANSWERS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_pool_without_room_asks_the_next_one(
+def test_a_pool_without_capacity_asks_the_next_one(
     pool: Pool, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.launcher_id, pool.running = "me", True
@@ -141,7 +141,7 @@ def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("how", [How.DROPPED, How.RETURNED])
-def test_clean_up_is_told_of_requests_that_were_dropped(pool: Pool, how: How) -> None:
+def test_clean_up_is_notified_of_requests_that_were_dropped(pool: Pool, how: How) -> None:
     pool.ended(handler(), Outcome(how))
     assert pool.dropped.called == (how is How.DROPPED)
 
@@ -160,7 +160,7 @@ def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool
     assert not pool.paused
 
 
-def test_other_launchers_are_told_that_a_pool_has_paused(pool: Pool) -> None:
+def test_other_launchers_see_that_a_pool_has_paused(pool: Pool) -> None:
     pool.capacity.pause_changed(handler(paused=True))
     assert pool._publish_at is not None
 

@@ -92,7 +92,7 @@ def test_words_are_unlike() -> None:
         (False, False, because(Code.NOT_LOOKED_AT)),
     ],
 )
-def test_request_that_no_pool_has_accepted_is_not_said_to_be_launched(
+def test_request_that_no_pool_has_accepted_is_not_shown_as_launching(
     paused: bool, accepted: bool, expected: Reason
 ) -> None:
     request = SimpleNamespace(node_types=["small"], state="requested")

@@ -362,7 +362,7 @@ def test_each_definition_is_in_the_manual():
     assert not missing
 
 
-def test_series_that_look_alike_do_not_break_the_scrape():
+def test_similar_series_do_not_break_the_scrape():
     client = metrics.Metrics()
     client.gauge("a.b", 1)
     client.gauge("a_b", 2)

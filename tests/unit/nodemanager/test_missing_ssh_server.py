@@ -16,7 +16,7 @@ def test_missing_ssh_server_is_named_with_its_package(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("backend", [native.NativeBackend, rootless.RootlessBackend])
-def test_backends_with_slivers_of_the_host_look_for_the_ssh_server(
+def test_backends_with_slivers_of_the_host_search_the_ssh_server(
     backend: type[base.Backend],
 ) -> None:
     assert "missing_ssh_server()" in inspect.getsource(backend.check)

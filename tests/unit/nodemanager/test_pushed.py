@@ -247,7 +247,7 @@ def test_daemon_without_its_launcher_removes_itself(base: pathlib.Path) -> None:
         ) from None
 
 
-def test_what_cannot_be_done_is_said(base: pathlib.Path) -> None:
+def test_what_cannot_be_done_is_reported(base: pathlib.Path) -> None:
     remote = Remote(
         base, owner="1", place="p1", address="127.0.0.1", config={"backend": "none-such"}
     )
@@ -327,7 +327,7 @@ def test_host_key_without_the_compiled_package(
         sshfiles.new_host_key()
 
 
-def test_directories_of_processes_that_are_gone(
+def test_directories_of_processes_that_have_ended(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) < 60 else None)

@@ -94,7 +94,7 @@ def test_link_connects_again_with_the_reason_in_the_meantime(
     scene.link.join()
 
 
-def test_removal_says_why_it_failed(tmp_path: pathlib.Path, ssh: Callable[..., None]) -> None:
+def test_removal_reports_why_it_failed(tmp_path: pathlib.Path, ssh: Callable[..., None]) -> None:
     link = Scene(tmp_path).link
     answers = """echo 'nodepool:{"state": "have"}'; echo 'nodepool:%s'; cat > /dev/null"""
     ssh(answers % '{"state": "busy", "text": "np1, np2"}')

@@ -24,7 +24,9 @@ def recovered(path: pathlib.Path, numbers: dict[str, int | None]) -> Database:
     return database
 
 
-def test_sliver_without_a_record_keeps_its_number_until_it_is_gone(tmp_path: pathlib.Path) -> None:
+def test_sliver_without_a_record_keeps_its_number_until_it_is_deleted(
+    tmp_path: pathlib.Path,
+) -> None:
     """Otherwise the first one that is gone frees the number of another, and a new sliver fails
     with it.
     """

@@ -35,14 +35,14 @@ def test_stale_pid_file(tmp_path, longer):
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "\n"])
-def test_unreadable_pid_file_is_taken_over(tmp_path, content):
+def test_unreadable_pid_file_is_replaced(tmp_path, content):
     path = tmp_path / "x.pid"
     path.write_text(content)
     with background.PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
-def test_pid_file_with_the_number_of_another_process_is_taken_over(tmp_path):
+def test_pid_file_with_the_number_of_another_process_is_replaced(tmp_path):
     path = tmp_path / "x.pid"
     path.write_text("1\n")
     with background.PidFile(str(path), timeout=0):
@@ -157,7 +157,7 @@ def test_systemd_is_notified(tmp_path, monkeypatch):
         assert sock.recv(100) == b"READY=1\nSTATUS=here"
 
 
-def test_killed_holder_is_taken_over(tmp_path):
+def test_killed_holder_is_adopted(tmp_path):
     path = tmp_path / "x.pid"
     code = (
         "import sys, signal\nfrom nodepool.process.background import "

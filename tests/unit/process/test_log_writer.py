@@ -67,7 +67,7 @@ def writer(logger: logging.Logger) -> Iterator[LogWriter]:
     writer.stop()
 
 
-def test_nobody_waits_for_the_disk_and_what_has_waited_is_written_at_once(
+def test_nobody_waits_for_the_disk_and_what_has_waited_is_written_immediately(
     logger: logging.Logger, stream: Stream, writer: LogWriter
 ) -> None:
     stream.ready.clear()

@@ -20,7 +20,7 @@ def fail() -> None:
     raise SystemExit("of a driver")
 
 
-def test_an_error_is_told() -> None:
+def test_an_error_is_reported() -> None:
     watchdog = Watchdog()
     thread = threading.Thread(target=fail, name="important")
     watchdog.guard(thread, may_end=lambda: True)
@@ -28,7 +28,7 @@ def test_an_error_is_told() -> None:
     assert watchdog.ended == ["thread important has ended (SystemExit: of a driver)"]
 
 
-def test_an_end_without_an_error_is_told_unless_it_is_in_order() -> None:
+def test_an_end_without_an_error_is_reported_unless_it_is_expected() -> None:
     watchdog = Watchdog()
     for may_end in (False, True):
         thread = threading.Thread(target=lambda: None, name=f"may end: {may_end}")
@@ -37,7 +37,7 @@ def test_an_end_without_an_error_is_told_unless_it_is_in_order() -> None:
     assert watchdog.ended == ["thread may end: False has ended (without an error)"]
 
 
-def test_nothing_is_told_while_stopping() -> None:
+def test_nothing_is_reported_while_stopping() -> None:
     watchdog = Watchdog()
     thread = threading.Thread(target=fail, name="important")
     watchdog.guard(thread)

@@ -100,9 +100,7 @@ class Cluster:
         return self._read("pools", [pool])
 
 
-def test_problems_of_a_whole_cluster_look_at_each_node_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_problems_of_a_whole_cluster_read_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: Counter[str] = Counter()
     real = known.of_node
 

@@ -129,7 +129,7 @@ def test_calls_show_rate_and_last_error(
     )
 
 
-def test_fields_begin_no_lines_of_their_own() -> None:
+def test_fields_begin_no_new_lines() -> None:
     found = Explanation("node", "1", "ready", facts=[("comment", "x\nnode 2: forged\x1b[2J")])
     assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"
 
@@ -163,7 +163,7 @@ def test_use_of_a_limit_has_units(resource: str, used: float, limit: float, text
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.121, "0.12 s"), (9.97, "10 s"), (299.4, "4 min 59 s")]
 )
-def test_measured_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+def test_measured_durations_read_naturally(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 

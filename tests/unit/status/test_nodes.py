@@ -61,7 +61,7 @@ def test_what_is_no_host_key_has_no_fingerprint(key: str) -> None:
         ({"connection_port": "secret"}, "node 0000000007 has no SSH port"),
     ],
 )
-def test_node_without_ssh_has_no_command_and_says_why(values: dict[str, Any], why: str) -> None:
+def test_node_without_ssh_has_no_command_and_shows_why(values: dict[str, Any], why: str) -> None:
     found = facts(node(**values))
     assert LOGIN not in found and found["no login with ssh"] == why
     assert "secret" not in str(found)
@@ -96,7 +96,7 @@ def test_lease_is_shown_with_its_owner_and_without_the_hash_of_its_token() -> No
     assert "f00" not in str(found)
 
 
-def test_hold_without_an_end_says_when_it_ends() -> None:
+def test_hold_without_an_end_shows_when_it_ends() -> None:
     found = facts(node(state=HOLD, comment="debugging", hold_job="acme nova"))
     assert found["hold ends"] == "when the node is deleted"
     assert (found["hold reason"], found["hold job"]) == ("debugging", "acme nova")

@@ -352,7 +352,7 @@ def test_yaml_and_csv():
 @pytest.mark.parametrize(
     "text", ["0000000007", "0000000008", "12e34567", "1.5", "-8", ".8e1", "0o17", "08"]
 )
-def test_texts_that_look_like_numbers_are_quoted_in_yaml(text: str) -> None:
+def test_texts_in_the_form_of_numbers_are_quoted_in_yaml(text: str) -> None:
     """Readers of YAML 1.2 take more texts for numbers than PyYAML does."""
     shown = status.output(
         status.Results([{"id": text, "count": 8}], {"id": "", "count": ""}), "yaml"

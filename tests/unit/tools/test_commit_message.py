@@ -49,7 +49,7 @@ def test_bad_message_is_refused_with_the_reason(message: str, expected: str) -> 
     assert expected in problem
 
 
-def test_exit_status_tells_git_to_refuse(tmp_path: pathlib.Path) -> None:
+def test_exit_status_makes_git_refuse(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "COMMIT_EDITMSG"
     for message, status in (("zk: keep the order\n", 0), ("zk: keep the order.\n", 1)):
         path.write_text(message)

@@ -67,7 +67,7 @@ def test_rows_run_tests_that_exist(matrix: Any) -> None:
         (-1, "5 passed in 1.2s", "FAILED: not finished within 60 min", ""),
     ],
 )
-def test_result_says_how_many_tests_ended_how(
+def test_result_counts_the_tests_by_outcome(
     matrix: Any, status: int, text: str, result: str, failed: str
 ) -> None:
     assert matrix.judge(status, text) == (result, failed)

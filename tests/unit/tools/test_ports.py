@@ -18,7 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_each_process_has_a_range_of_its_own_until_it_ends() -> None:
+def test_each_process_has_a_separate_range_until_it_ends() -> None:
     ours = ports.id_base(0)
     command = [sys.executable, "-c", OTHER]
     with subprocess.Popen(

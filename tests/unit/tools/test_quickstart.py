@@ -50,7 +50,7 @@ def fresh(tmp_path: pathlib.Path) -> pathlib.Path:
         (["--json", "/tmp"], 2, "--json /tmp: this is a directory"),
     ],
 )
-def test_users_16_answers_at_once(
+def test_users_16_answers_immediately(
     fresh: pathlib.Path, options: list[str], status: int, words: str
 ) -> None:
     done = subprocess.run(
@@ -72,7 +72,7 @@ def options(**values: Any) -> argparse.Namespace:
     )
 
 
-def test_users_17_no_room(
+def test_users_17_no_capacity(
     bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     import quickstart_options  # type: ignore[import-not-found]
@@ -83,9 +83,7 @@ def test_users_17_no_room(
     text = quickstart_options.obstacle(options())
     assert "has 0.2 GiB free and 0.7 GiB are needed" in text and "--no-image" not in text
     monkeypatch.setattr(quickstart_options.os, "geteuid", lambda: 0)
-    assert "skip the image with --no-image" in quickstart_options.obstacle(
-        options(no_image=False)
-    )
+    assert "skip the image with --no-image" in quickstart_options.obstacle(options(no_image=False))
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / "venv")
     with pytest.raises(
         SystemExit, match=r"has 256 MiB free; the virtual environment in \.venv takes 400 MiB"

@@ -89,7 +89,7 @@ def test_lanes_run_all_stages_and_show_what_they_print(
     assert "was run" in printed and "checked" in printed and "1 passed" in printed
 
 
-def test_progress_line_says_what_runs_and_how_long_it_takes(
+def test_progress_line_shows_what_runs_and_how_long_it_takes(
     runner: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "durations.json").write_text(
@@ -161,7 +161,7 @@ def test_rest_runs_one_variant_each_of_tests_that_take_a_part_of_the_time() -> N
 @pytest.mark.parametrize(
     ("options", "number"), [(["--rest"], 1), (["--rest", "--all-variants"], 20)]
 )
-def test_variants_are_left_out_in_the_rest_only(
+def test_variants_are_skipped_in_the_rest_only(
     tmp_path: pathlib.Path, options: list[str], number: int
 ) -> None:
     (tmp_path / "test_it.py").write_text(

@@ -329,7 +329,7 @@ def test_renewal_invalidates_entries_being_generated():
     assert inner == ["after"] and cache.get("page", lambda: "made twice").body == "after"
 
 
-def test_a_page_that_cannot_be_made_is_tried_anew():
+def test_a_page_that_cannot_be_created_is_tried_again():
     cache = ResponseCache(10)
     with pytest.raises(ZeroDivisionError):
         cache.get("page", lambda: bytes(1 // 0))

@@ -79,7 +79,7 @@ def test_what_is_there_at_first_is_no_news(zk: Zk, feed: Feed) -> None:
     assert feed.since(0) == ([], True)
 
 
-def test_reports_are_told_to_who_asks(zk: Zk, feed: Feed) -> None:
+def test_reports_are_sent_to_subscribers(zk: Zk, feed: Feed) -> None:
     heard: list[Event] = []
     others: list[Event] = []
     feed.subscribe(heard.append, reports=True)
@@ -328,7 +328,7 @@ def test_events_wait_for_a_write_that_succeeds(feed: Feed) -> None:
     assert feed.stored == feed.number == 2
 
 
-def test_kill_is_written_at_once(feed: Feed) -> None:
+def test_kill_is_written_immediately(feed: Feed) -> None:
     now = [100.0]
     kazoo: Any = Kazoo()
     writer = HistoryWriter(feed, lambda: now[0])

@@ -117,7 +117,7 @@ def state_of(tree: NodeTree, path: str) -> str | None:
     return found.state if found is not None else None
 
 
-def test_creation_of_another_client_beside_ours_is_read_after_the_answer(
+def test_concurrent_creation_of_another_client_is_read_after_the_answer(
     tree: NodeTree, server: Server
 ) -> None:
     three = f"{NODES}/0000000003"

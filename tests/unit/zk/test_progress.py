@@ -185,7 +185,7 @@ def test_fields_of_the_record():
     ]
 
 
-def test_infinite_numbers_are_left_out():
+def test_infinite_numbers_are_skipped():
     assert json.loads(upload(started=math.inf).serialize())["started"] is None
     assert json.loads(build(expected=math.nan).serialize())["expected"] is None
 
@@ -249,7 +249,7 @@ def test_writing_and_deleting(store, read):
     assert read() == module.ProgressData()
 
 
-def test_broken_records_are_left_out(store, read, caplog):
+def test_broken_records_are_skipped(store, read, caplog):
     for name, data in (("x", b"{"), ("y", b"[]"), ("z", b"{}"), ("empty", b"")):
         store._kazoo.create(f"{module.BUILDS}/{name}", data, makepath=True)
     store._kazoo.create(f"{module.UPLOADS}/nonsense", b"{}", makepath=True)

@@ -64,7 +64,7 @@ def test_write_that_others_prevent_at_each_attempt_is_no_success() -> None:
     assert kazoo.calls == ["set", "create"] * 3
 
 
-def test_what_we_may_not_read_hides_nothing_else_and_is_not_taken_for_gone() -> None:
+def test_what_we_may_not_read_hides_nothing_else_and_does_not_count_as_deleted() -> None:
     there: list[object] = [(b"1", None), NoAuthError(), NoNodeError(), (b"4", None)]
     kazoo: Any = Kazoo(get=[*there, *there])
     wanted = ["/a", "/b", "/c", "/d"]

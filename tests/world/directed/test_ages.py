@@ -192,7 +192,7 @@ def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(
     "issue 11: an external_id of an odd kind keeps no other ready node from being compared with "
     "the cloud"
 )
-def test_an_odd_external_id_beside_others(
+def test_an_odd_external_id_alongside_others(
     bench: LauncherBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.start(

@@ -78,7 +78,7 @@ def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("DRV-5.4")
-def test_a_driver_declines_for_reasons_of_its_own(
+def test_a_driver_declines_for_its_own_reasons(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StateMachineHandler, "getDeclinedReasons", lambda self: ["it is Sunday"])

@@ -59,7 +59,7 @@ def test_nodes_in_deletable_states_are_deleted_and_others_stay(
 
 
 @pytest.mark.spec(SPEC + "node_delete_DELETED_success; OST-3.20")
-def test_a_server_listed_as_deleted_counts_as_gone(bench: LauncherBench) -> None:
+def test_a_server_listed_as_deleted_counts_as_deleted(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     request_id, nodes = bench.fulfilled("fake-label")
     cloud = bench.cloud("fake-provider")
@@ -160,7 +160,7 @@ def test_ports_are_deleted_when_seen_down_twice(
 
 
 @pytest.mark.spec("DRV-14.26: equal upload numbers of different builds do not collide")
-def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
+def test_leaked_uploads_are_distinguished_by_build(bench: LauncherBench) -> None:
     from nodepool.driver.openstack.adapter import OpenStackResource
 
     pool = bench.make(config(provider()), cleanup_interval=1000)
@@ -327,7 +327,7 @@ def test_a_record_that_cannot_be_removed_at_first(
 @pytest.mark.spec(
     "issue 11, A3: a deletion that fails again and again does not keep a pool full of idle nodes"
 )
-def test_room_is_made_beside_a_stuck_deletion(
+def test_capacity_is_freed_despite_a_stuck_deletion(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodepool.zk.facade.nodes.DELETION_GUARD", 2)

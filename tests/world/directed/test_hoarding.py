@@ -41,7 +41,7 @@ def paused(pool: Any, name: str) -> bool:
     "issue 11, users 5 hoarding: eight at once are served at once by a pool of two and one of six"
 )
 @pytest.mark.parametrize("launchers", [1, 2])
-def test_all_that_fit_are_served_at_once(bench: LauncherBench, launchers: int) -> None:
+def test_all_that_fit_are_served_immediately(bench: LauncherBench, launchers: int) -> None:
     if launchers == 1:
         bench.start(config(ALPHA, BETA))
     else:
@@ -66,7 +66,7 @@ def test_all_that_fit_are_served_at_once(bench: LauncherBench, launchers: int) -
     "issue 11, users 5 hoarding: a request that waits at a full pool goes to one that gets room, "
     "nodes and all"
 )
-def test_a_paused_request_moves_to_a_pool_with_room(bench: LauncherBench) -> None:
+def test_a_paused_request_moves_to_a_pool_with_capacity(bench: LauncherBench) -> None:
     pool = bench.start(config(ALPHA, BETA))
     held = {
         name: [
@@ -119,7 +119,7 @@ def test_a_request_does_not_wait_for_ever_for_a_better_pool(
     "better one look open"
 )
 @pytest.mark.parametrize("names", [("fake-worse", "fake-worst"), ("fake-worst", "fake-worse")])
-def test_a_request_with_nodes_moves_to_the_best_pool_with_room(
+def test_a_request_with_nodes_moves_to_the_best_pool_with_capacity(
     bench: LauncherBench, names: tuple[str, str]
 ) -> None:
     priorities = {"fake-worse": 2, "fake-worst": 3}

@@ -167,7 +167,7 @@ def test_min_ready_creates_no_requests_while_launches_are_stopped(
     bench.wait_nodes(1, timeout=HOUR, state="ready", allocated_to=None)
 
 
-def test_retry_lets_launches_start_at_once(
+def test_retry_lets_launches_start_immediately(
     bench: LauncherBench, machines: Machines, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.start(config(provider()))
@@ -186,7 +186,7 @@ def test_retry_lets_launches_start_at_once(
     assert capsys.readouterr().out == "No launches of label fake-label have failed.\n"
 
 
-def test_changed_configuration_lets_launches_start_at_once(
+def test_changed_configuration_lets_launches_start_immediately(
     bench: LauncherBench, machines: Machines
 ) -> None:
     bench.start(config(provider()))

@@ -156,7 +156,9 @@ def test_min_ready_without_a_pool(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("issue 11: a cloud that does not answer holds up no other's min-ready nodes")
-def test_a_slow_cloud_beside_others(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_cloud_alongside_others(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
 
     ready, go_on = StateMachineProvider.labelReady, threading.Event()

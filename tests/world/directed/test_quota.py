@@ -133,7 +133,9 @@ def test_over_quota_error_pauses_and_is_retried(bench: LauncherBench, ignore: bo
 @pytest.mark.spec(
     "DRV-14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried"
 )
-def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_that_is_not_reported(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a new node each second nor a request that keeps what has failed."""
     monkeypatch.setattr("nodepool.driver.statemachine.stage.REFUSED", Backoff(0.2, 30.0))
     pool = bench.start(config(provider()))
@@ -223,7 +225,7 @@ def test_provider_quota_is_obeyed(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("LAU-21.84; DRV-14.17")
-def test_provider_quota_is_ignored_when_told(bench: LauncherBench) -> None:
+def test_provider_quota_is_ignored_when_configured_so(bench: LauncherBench) -> None:
     bench.quota(cores=0)
     pool = bench.start(config(provider(pool={"ignore-provider-quota": True, "max-servers": 1})))
     first, _nodes = bench.fulfilled("fake-label")
@@ -271,7 +273,7 @@ def test_provider_wont_wedge(bench: LauncherBench) -> None:
     assert left[0].state == "ready"
 
 
-def test_pool_goes_on_while_zookeeper_does_not_answer_that_a_node_makes_room(
+def test_pool_continues_while_zookeeper_does_not_answer_that_a_node_frees_capacity(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(
@@ -558,7 +560,7 @@ def test_limits_that_grow_while_a_request_waits(
     assert limits.asked == 1
 
 
-def test_limits_are_left_alone_while_a_request_waits_for_its_pool(
+def test_limits_are_unchanged_while_a_request_waits_for_its_pool(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
@@ -650,7 +652,7 @@ def test_burst_that_fits_stays_at_the_provider_of_best_priority(bench: LauncherB
     assert [node.provider for node in nodes] == ["fake-good"] * 8
 
 
-def test_burst_that_fits_beside_idle_nodes_deletes_none_and_does_not_pause(
+def test_burst_that_fits_alongside_idle_nodes_deletes_none_and_does_not_pause(
     bench: LauncherBench,
 ) -> None:
     pool = bench.start(

@@ -76,7 +76,7 @@ def test_users_4_a_misspelt_label(
     assert "fake-one-main: does not offer hsot" in command("request-list", "--detail")[0]
 
 
-def test_users_4_without_wait_the_command_tells_as_well(
+def test_users_4_without_wait_the_command_reports_as_well(
     bench: LauncherBench, command: Command
 ) -> None:
     bench.start(config(provider(labels=["host"])))
@@ -207,7 +207,7 @@ def test_reasons_end_with_the_request(bench: LauncherBench, command: Command) ->
     assert "Declined by: fake-provider-main on " in command("request", "show", kept)[0]
 
 
-def test_a_reason_for_a_request_that_has_gone_meanwhile_does_not_stay(bench: LauncherBench) -> None:
+def test_a_reason_for_a_request_that_was_deleted_meanwhile_is_removed(bench: LauncherBench) -> None:
     from nodepool.zk.records import NodeRequest
 
     pool = bench.start(config(provider()))

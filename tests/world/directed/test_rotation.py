@@ -70,7 +70,7 @@ def test_rotation_keeps_all_but_max_unready_nodes(
     assert (min(counts) == 50 - missing) or missing == 50
 
 
-def test_label_without_min_ready_is_replaced_at_once(bench: LauncherBench) -> None:
+def test_label_without_min_ready_is_replaced_immediately(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     idle = [bench.ready_node("fake-provider", "main", "fake-label") for _ in range(3)]
     rotate(bench, "provider", "fake-provider")
@@ -79,7 +79,7 @@ def test_label_without_min_ready_is_replaced_at_once(bench: LauncherBench) -> No
     assert not bench.nodes()
 
 
-def test_nodes_in_use_are_left_alone(bench: LauncherBench) -> None:
+def test_nodes_in_use_are_unchanged(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     request, _nodes = bench.fulfilled("fake-label")
     (used,) = bench.zuul.accept(request)

@@ -143,7 +143,7 @@ def test_a_launch_during_a_rename(bench: LauncherBench, monkeypatch: pytest.Monk
     "issue 11, B1: nor the first look at a request whose pool, or its manager, has gone meanwhile"
 )
 @pytest.mark.parametrize("tenant", [None, "t"])
-def test_the_first_look_during_a_rename(
+def test_the_first_read_during_a_rename(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, tenant: str | None
 ) -> None:
     limits = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5}]}

@@ -88,7 +88,7 @@ GUARDS: dict[str, Mutation] = {
         _IN_RUNNER,
         "        if busy:  # it says nothing about the node",
         "        if False:",
-        f"{_RUNNERS}test_busy_launcher_says_nothing_about_the_node",
+        f"{_RUNNERS}test_busy_launcher_reports_nothing_about_the_node",
     ),
     "secrets-of-runners-are-readable": Mutation(
         _IN_RUNNER,
@@ -160,13 +160,13 @@ GUARDS: dict[str, Mutation] = {
         _IN_LISTENER,
         "free = self.capacity() - self._assigned",
         "free = len(offers)",
-        f"{_GITHUB}test_offers_wait_until_there_is_room",
+        f"{_GITHUB}test_offers_wait_until_there_is_capacity",
     ),
     "messages-with-open-offers-are-acknowledged": Mutation(
         _IN_LISTENER,
         "            if not self._offers[ident]:\n",
         "            if True:\n",
-        f"{_GITHUB}test_offers_wait_until_there_is_room",
+        f"{_GITHUB}test_offers_wait_until_there_is_capacity",
     ),
     "names-of-running-jobs-are-registered-again": Mutation(
         _IN_LISTENER,

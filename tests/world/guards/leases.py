@@ -55,7 +55,7 @@ GUARDS: dict[str, Mutation] = {
         _IN_ADMISSIONS,
         "if found.status in _REFUSED:",
         "if True:",
-        f"{_REVOKED}test_streams_go_on_while_zookeeper_cannot_be_reached",
+        f"{_REVOKED}test_streams_continue_while_zookeeper_cannot_be_reached",
     ),
     "roles-of-running-programs-are-not-checked": Mutation(
         _IN_ACTIONS,
@@ -287,7 +287,7 @@ GUARDS: dict[str, Mutation] = {
         "nodepool.web.actions.operators",
         'if terms is not None and call.query.get("force") != "true":',
         "if False:",
-        f"{_CLOCKS}test_operator_is_told_the_end_of_an_overdue_lease_without_a_negative_time",
+        f"{_CLOCKS}test_operator_sees_the_end_of_an_overdue_lease_without_a_negative_time",
     ),
     "owners-take-all-places-for-programs": Mutation(
         _IN_EXECUTION,

@@ -222,13 +222,16 @@ GUARDS: dict[str, Mutation] = {
         f"{_DISKS}test_held_by_another_namespace[65536]",
     ),
     "quotas-below-the-use-are-set": Mutation(
-        _IN_DISKS, "        if used > kib * KIB:", "        if False:", f"{_DISKS}test_less_at_once"
+        _IN_DISKS,
+        "        if used > kib * KIB:",
+        "        if False:",
+        f"{_DISKS}test_smaller_limit_applies_immediately",
     ),
     "quotas-do-not-bind-root": Mutation(
         _IN_DISKS,
         "    control.write_text(str(surplus + reserve))",
         "    control.write_text(str(reserve))",
-        f"{_DISKS}test_less_at_once",
+        f"{_DISKS}test_smaller_limit_applies_immediately",
     ),
     "links-in-place-of-images-are-followed": Mutation(
         _IN_DISKS,

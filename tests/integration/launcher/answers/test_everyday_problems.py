@@ -196,7 +196,7 @@ def test_failed_upload_of_one_of_two_providers_is_no_cause_of_a_label(desk: Desk
     answer(desk, "label", "fake-label", "1 request waiting", "instances: 1 needed, 0 of 1 left")
 
 
-def test_label_is_explained_by_the_upload_of_its_own_provider(desk: Desk) -> None:
+def test_label_is_explained_by_the_upload_of_its_provider(desk: Desk) -> None:
     desk.start(two_providers(["fake-label"], ["other-label"]))
     upload_failed(desk, "fake-new")
     upload_failed(desk, "fake-provider")
@@ -374,7 +374,7 @@ def test_refused_credential_is_reported_with_the_words_of_the_cloud(
     assert "HTTP 401" in desk.ready()
 
 
-def test_launchers_of_one_host_are_told_apart(desk: Desk) -> None:
+def test_launchers_of_one_host_are_distinguished(desk: Desk) -> None:
     desk.start(config(provider()))
     (own,) = wait_for(desk.bench.zk.readReports, what="the first report")
     assert own["name"] == own["hostname"]

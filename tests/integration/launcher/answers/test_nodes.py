@@ -91,7 +91,7 @@ def history(desk: Desk, name: str, words: str, kind: str = "node") -> None:
     )
 
 
-def test_history_of_a_node_says_why_it_was_deleted(
+def test_history_of_a_node_shows_why_it_was_deleted(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = {"fake-label": {}, "young": {"max-ready-age": 1}}

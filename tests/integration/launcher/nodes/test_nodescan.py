@@ -519,7 +519,7 @@ def _wait(condition: Callable[[], bool], timeout: float = 10) -> None:
 
 
 @pytest.mark.spec("DRV-7.8: test suites replace paramiko.transport.Transport")
-def test_errors_at_once_from_the_library_are_retried(
+def test_immediate_errors_of_the_library_are_retried(
     worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []

@@ -142,7 +142,7 @@ def test_good_upload_is_used_once_its_machine_has_run_the_command(scene: Scene) 
 
 
 @pytest.mark.spec("BLD-25.4")
-def test_upload_whose_command_fails_is_not_used_and_a_problem_says_why(scene: Scene) -> None:
+def test_upload_whose_command_fails_is_not_used_and_a_problem_shows_why(scene: Scene) -> None:
     new = scene.hold_back()
     launcher = scene.bench.start(scene.config(command="echo no python; exit 3"))
     assert scene.verdict(new) == "its command has ended with status 3: no python"
@@ -291,7 +291,7 @@ def test_machine_of_a_dead_verification_is_given_to_nobody(scene: Scene) -> None
 
 
 @pytest.mark.spec("BLD-25.7")
-def test_another_launcher_goes_on_after_the_death_of_the_first(
+def test_another_launcher_continues_after_the_death_of_the_first(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, trying, tries = scene.hold_back(), threading.Event(), []

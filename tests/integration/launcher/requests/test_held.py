@@ -109,7 +109,7 @@ def test_a_node_that_is_locked_before_it_expires(
 
 @pytest.mark.spec(HELD + "; the same when the oldest idle node is to make room")
 @pytest.mark.parametrize("held", [False, True])
-def test_a_node_that_is_locked_before_it_makes_room(
+def test_a_node_that_is_locked_before_it_is_deleted_for_capacity(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     pool = bench.start(config(provider()))

@@ -88,7 +88,7 @@ def test_request_dropped_with_a_living_session_is_served_again_soon(
     assert conflicts and node.id not in conflicts
 
 
-def test_a_request_that_is_let_go_is_noticed_at_once(
+def test_a_request_that_is_released_is_noticed_immediately(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)

@@ -117,7 +117,7 @@ class Users:
 
 @pytest.mark.spec("issue: 0 requests lost, 0 nodes handed out twice, 0 resources leaked; ZK-10")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NODEPOOL_CHAOS_SEEDS", "4"))))
-def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
+def test_many_things_concurrently(bench: LauncherBench, seed: int) -> None:
     content = config(
         provider(labels=["a", "b"], pool={"max-servers": 7}),
         labels={"a": {"min-ready": 1}},

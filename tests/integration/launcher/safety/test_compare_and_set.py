@@ -80,7 +80,7 @@ def test_accept_is_refused_if_the_request_is_locked(
     served_once(bench, request_id)
 
 
-def test_request_is_not_fulfilled_at_once_if_it_changed(
+def test_request_is_not_fulfilled_immediately_if_it_changed(
     bench: LauncherBench, other: OtherClient
 ) -> None:
     bench.start(config(provider()))
@@ -92,7 +92,7 @@ def test_request_is_not_fulfilled_at_once_if_it_changed(
     assert record["relative_priority"] == 7 and record["nodes"] == [node.id]
 
 
-def test_request_is_not_fulfilled_at_once_if_it_is_locked(
+def test_request_is_not_fulfilled_immediately_if_it_is_locked(
     bench: LauncherBench, other: OtherClient
 ) -> None:
     bench.start(config(provider()))

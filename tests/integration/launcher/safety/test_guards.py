@@ -262,7 +262,7 @@ def test_launches_of_a_dropped_request_end_and_those_of_others_do_not() -> None:
     assert not removed.handler.launchesDropped.called
 
 
-def test_locks_that_a_handler_obtains_after_its_end_are_given_back() -> None:
+def test_locks_that_a_handler_obtains_after_its_end_are_released() -> None:
     dropped, lock, step = (
         life(),
         f"{NODES}0000000001/lock/{'a' * 32}__lock__0000000000",
@@ -283,7 +283,7 @@ def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> Non
     assert handler.pw.nodepool.decline.called == handler.pw.capacity.end_creation.called == admitted
 
 
-def test_turn_goes_to_the_next_request_at_once_when_one_is_given_back() -> None:
+def test_turn_goes_to_the_next_request_immediately_when_one_is_returned() -> None:
     returned = life()
     returned.happen(Event.HAND_BACK, End(Outcome(How.RETURNED)))
     assert returned.handler.pw.capacity.end_creation.called
@@ -309,7 +309,7 @@ def test_min_ready_node_is_not_freed_while_it_is_locked(
     wait_for(lambda: bench.node(node_id).allocated_to is None)
 
 
-def test_node_that_is_still_launched_for_a_min_ready_request_that_is_gone_counts(
+def test_node_that_is_still_launched_for_a_deleted_min_ready_request_counts(
     bench: LauncherBench, other: OtherClient
 ) -> None:
     made_for = {"allocated_to": "100-0000009999", "requestor": MIN_READY}
@@ -343,7 +343,7 @@ def test_requests_of_others_do_not_wake_min_ready(
 # -- the clean-up
 
 
-def test_two_searches_for_leaks_of_one_provider_never_run_at_once(
+def test_two_searches_for_leaks_of_one_provider_never_run_concurrently(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(
@@ -373,7 +373,7 @@ def test_two_searches_for_leaks_of_one_provider_never_run_at_once(
     assert most == {"fake-provider": 1, "fake-other": 1}
 
 
-def test_clean_up_that_is_woken_looks_at_all_lost_requests(
+def test_clean_up_that_is_woken_checks_all_lost_requests(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
@@ -382,7 +382,7 @@ def test_clean_up_that_is_woken_looks_at_all_lost_requests(
     wait_for(lambda: (True,) in looked)
 
 
-def test_wake_up_of_the_clean_up_does_not_look_at_everything(
+def test_wake_up_of_the_clean_up_does_not_check_everything(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
@@ -398,7 +398,7 @@ def test_wake_up_of_the_clean_up_does_not_look_at_everything(
     assert full == []
 
 
-def test_lock_of_a_node_that_is_gone_wakes_nobody(
+def test_lock_of_a_deleted_node_wakes_nobody(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider()))
@@ -480,7 +480,9 @@ def test_record_of_a_deleted_node_is_removed_without_its_provider(
 @pytest.mark.parametrize(
     "name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler", "probes"]
 )
-def test_part_that_waits_for_events_ends_when_it_is_told(bench: LauncherBench, name: str) -> None:
+def test_part_that_waits_for_events_ends_when_it_is_stopped(
+    bench: LauncherBench, name: str
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000, delete_interval=1000)
     part = getattr(pool, name)
     part.stop()

@@ -262,7 +262,7 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
     "issue 11, B8: min-ready: a provider that raises stops no other label, nor another pool of its "
     "label"
 )
-def test_min_ready_beside_a_provider_that_raises(
+def test_min_ready_alongside_a_provider_that_raises(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
@@ -390,7 +390,7 @@ def test_problems_of_a_driver_that_raises(
 @pytest.mark.spec(
     "issue 11, A1: a provider that raises fails no request of another provider's tenant"
 )
-def test_tenant_limits_beside_a_provider_that_raises(
+def test_tenant_limits_alongside_a_provider_that_raises(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(

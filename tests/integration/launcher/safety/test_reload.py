@@ -449,7 +449,7 @@ def test_request_for_a_pool_that_is_just_being_added(
     bench.wait_request(submitted[0], "fulfilled")
 
 
-def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(
+def test_changed_provider_that_is_slow_to_start_continues_unchanged(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.start(config(provider("fake-slow"), provider("fake-one", labels=["other"])))

@@ -127,7 +127,7 @@ def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: Backin
 
 
 @pytest.mark.spec("NM-C.8: what fits is decided by GetCapacity of the backing node")
-def test_room_of_a_backing_node(
+def test_free_slots_of_a_backing_node(
     bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Many requests at once ask for as many backing nodes as they need, once it is known how

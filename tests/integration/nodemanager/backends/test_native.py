@@ -325,7 +325,7 @@ def _owners() -> list[int]:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_spawn_tells_the_end(sliver: Sliver) -> None:
+def test_spawn_reports_the_end(sliver: Sliver) -> None:
     assert sliver.shell("exit 7").status == 7
     assert sliver.shell("kill -9 $$").status == -9
     with sliver.start_program("sleep", "1000") as process:
@@ -620,7 +620,7 @@ def test_helper_ends_with_the_daemon(machine: Machine) -> None:
     other.stop()
 
 
-def test_many_at_once(machine: Machine, sliver: Sliver) -> None:
+def test_many_concurrently(machine: Machine, sliver: Sliver) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:

@@ -165,7 +165,7 @@ def test_terminal_and_files(nm: UserDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.2: without root: what is missing is said")
-def test_what_is_missing_is_said(nm: UserDaemon) -> None:
+def test_what_is_missing_is_reported(nm: UserDaemon) -> None:
     problems = " ".join(nm.client.call("GetCapacity")["problems"])
     assert "limits: rlimits only" in problems and "root inside" in problems
     assert "limits: rlimits only" in nm.log

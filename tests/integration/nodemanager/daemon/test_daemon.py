@@ -110,7 +110,7 @@ def test_emptied_cgroup_tree_is_made_again(nm: NmDaemon) -> None:
     assert nm.ssh("beta", "echo fine") == "fine\n"
 
 
-def test_a_taken_port_is_left_out(nm: NmDaemon) -> None:
+def test_a_taken_port_is_skipped(nm: NmDaemon) -> None:
     with socket.create_server(("127.0.0.1", nm.first_port)):
         assert nm.put("alpha")["ssh_port"] == nm.first_port + 1
         assert nm.ssh("alpha", "echo fine") == "fine\n"

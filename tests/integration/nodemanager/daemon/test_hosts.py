@@ -339,7 +339,7 @@ def test_launcher_renews_leases(bench: LauncherBench, nm: NmDaemon) -> None:
 @pytest.mark.spec(
     "NM-C.8: host-level fit is checked again at placement, failure there = quota error"
 )
-def test_room_in_pieces_makes_a_request_wait(
+def test_capacity_in_pieces_makes_a_request_wait(
     bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

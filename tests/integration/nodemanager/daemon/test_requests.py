@@ -60,7 +60,7 @@ def together(*calls: Any) -> list[Any]:
 @pytest.mark.spec(
     "issue 10, F14: RenewSliver, SetLoans and Stop beside DeleteSliver bring nothing of it back"
 )
-def test_changes_beside_deletion(nm: NmDaemon) -> None:
+def test_changes_concurrent_with_deletion(nm: NmDaemon) -> None:
     for number in range(25):
         name = f"s{number}"
         nm.put(name, wait=False)

@@ -391,7 +391,7 @@ def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
+def test_gift_takes_no_cpu_away_from_sleepers(bench: Bench) -> None:
     """What sleeping slivers leave goes to the victim as to the others, although it is not in
     best effort any more.
     """
@@ -420,7 +420,7 @@ def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.spec("issue 10, F13a: busy slivers do not outrank the host's own services")
 @pytest.mark.parametrize("guarantee", [0, 100])
-def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:
+def test_the_host_alongside_busy_slivers(bench: Bench, guarantee: int) -> None:
     need(bench, "cpu", "cpuacct")
     service = bench.cgroups.tree.where["cpu"].base / "service"
     service.mkdir()
@@ -600,7 +600,7 @@ def test_reserved_cores_apply_to_running_processes(bench: Bench) -> None:
 
 
 @pytest.mark.spec("NM-C.3: nm_enabled 0: freeze")
-def test_freeze_stops_and_thaw_goes_on(each_bench: Bench) -> None:
+def test_freeze_stops_and_thaw_continues(each_bench: Bench) -> None:
     need(each_bench, "freezer", "cpuacct")
     each_bench.cgroups.create("alice", {})
     each_bench.run("alice", BURN)

@@ -147,7 +147,7 @@ def one_round(bench: Bench) -> float:
     "issue 10, F2: what is promised is taken, and stays taken whatever is written and deleted "
     "inside"
 )
-def test_the_room_is_taken(bench: Bench) -> None:
+def test_the_capacity_is_used(bench: Bench) -> None:
     target = bench.make("alice", 200 << 10)
     image = bench.disks.image("alice")
 
@@ -255,7 +255,7 @@ def test_overcommitted_disks_use_only_written_space(bench: Bench) -> None:
 
 
 @pytest.mark.spec("NM-C.3: nm_disk_quota, changed at once; never below use")
-def test_less_at_once(bench: Bench) -> None:
+def test_smaller_limit_applies_immediately(bench: Bench) -> None:
     target = bench.make("alice", 204800)
     (target / "file").write_bytes(b"x" * 50 * MIB)
     with open(target / "file") as file:
@@ -364,7 +364,7 @@ def test_a_disk_that_is_in_use_goes_when_its_last_user_does(bench: Bench) -> Non
 
 
 @pytest.mark.spec("NM-C.3: who writes all the time holds up others for moments only")
-def test_little_is_under_way_at_once(bench: Bench) -> None:
+def test_little_runs_concurrently(bench: Bench) -> None:
     bench.make("alice", 65536)
     (device,) = bench.disks.devices("alice")
     queue = pathlib.Path("/sys/dev/block", device, "queue")

@@ -262,7 +262,7 @@ def bare(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     "issue 10, F13: a sliver that says nothing about memory has a limit, and no limit counts as "
     "the whole host"
 )
-def test_memory_of_those_that_say_nothing(bare: NmDaemon) -> None:
+def test_memory_of_slivers_without_a_limit(bare: NmDaemon) -> None:
     capacity = bare.client.call("GetCapacity")
     given = capacity["default"]["memory"]
     assert 256 <= given <= max(256, capacity["memory"] // 4)
@@ -359,7 +359,7 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
 @pytest.mark.spec(
     "issue 10, F13a: the daemon and its helper have a group of their own, and leave none behind"
 )
-def test_the_daemon_has_a_group_of_its_own(roomy: NmDaemon) -> None:
+def test_the_daemon_has_a_separate_group(roomy: NmDaemon) -> None:
     def groups() -> list[pathlib.Path]:
         return list(
             pathlib.Path("/sys/fs/cgroup").glob(f"**/{group_name(str(roomy.tmp / 'state'))}-daemon")

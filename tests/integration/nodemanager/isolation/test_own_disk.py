@@ -70,7 +70,7 @@ def start_again(nm: NmDaemon) -> None:
     "issue 10, F2: a sliver whose disk a job has filled can be started again and logged into"
 )
 @pytest.mark.parametrize("what", ["blocks()", "inodes()", "blocks(); inodes(); blocks()"])
-def test_a_full_disk_of_its_own(nm: NmDaemon, what: str) -> None:
+def test_a_full_disk_of_a_sliver(nm: NmDaemon, what: str) -> None:
     script = "IyEvYmluL3NoCmVjaG8gaGVsbG8K"  # echo hello
     nm.put("alpha", rspec={"nm_disk_quota": QUOTA}, initscript=script)
     for _ in range(3):

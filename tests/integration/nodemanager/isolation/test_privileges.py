@@ -148,7 +148,7 @@ def test_refused_by_the_daemon(tmp_path: pathlib.Path) -> None:
         daemon.put("alpha", privileges=["ping"])
 
 
-def test_privileges_are_for_new_programs_at_once(machine: Machine) -> None:
+def test_privileges_are_for_new_programs_immediately(machine: Machine) -> None:
     sliver: Sliver = machine.sliver("s3", 3)
     try:
         assert "permission denied" in sliver.shell("mount -t tmpfs x /mnt; true").text

@@ -137,7 +137,7 @@ def test_delegate_may_call_what_it_is_allowed_over_ssh(
         assert keys.read_text() == ""
 
 
-def test_keys_that_are_none_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_that_are_none_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     found = {
         "good": {"ssh_keys": KEY},
         "bad": {"ssh_keys": 'x" ssh-rsa AAAA'},

@@ -357,7 +357,7 @@ def test_rate_is_within_5_percent_of_the_cap(bench: Bench, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("NM-C.3: a loan of nm_net_max_rate is in force at once")
-def test_rate_changes_at_once(bench: Bench) -> None:
+def test_rate_changes_immediately(bench: Bench) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_max_rate": 20_000_000})
     bench.network.apply("alice", {"nm_net_max_rate": 60_000_000})
@@ -594,7 +594,7 @@ def test_classes_without_a_sliver_are_removed(bench: Bench) -> None:
 
 
 @pytest.mark.spec("NM-C.4: veth names are never reused; removal is off the critical path")
-def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
+def test_the_same_place_is_used_again_immediately(bench: Bench) -> None:
     bench.outside()
     first = bench.sliver("alice", 5)
     begin = time.perf_counter()

@@ -415,7 +415,7 @@ def test_boto3_is_not_imported_for_configuration() -> None:
 # -- the offers
 
 
-def test_a_place_of_its_own_replaces_the_inherited_one() -> None:
+def test_the_option_of_a_label_replaces_the_inherited_one() -> None:
     offers = build(
         "t",
         ["s-1"],

@@ -301,7 +301,7 @@ class TestLaunch:
             advance(machine)
 
     @pytest.mark.spec("OST-3.20, OST-3.21: DELETED counts as gone, ERROR does not")
-    def test_status_deleted_counts_as_gone(self, adapter, label):
+    def test_status_deleted_counts_as_deleted(self, adapter, label):
         instance = advance(create(adapter, label))
         server = adapter._getServer(instance.external_id)
         server.status = "DELETED"
@@ -557,7 +557,7 @@ class TestAdapter:
         assert adapter._client._server_list == []
         assert adapter._completeApi(adapter._submitApi(lambda: 1)) in (None, 1)
 
-    def test_looks_that_fail_do_not_end_the_launch(self, adapter, label, monkeypatch):
+    def test_polls_that_fail_do_not_end_the_launch(self, adapter, label, monkeypatch):
         asked = count_looks(adapter._client, monkeypatch, fails=3)
         assert advance(create(adapter, label))
         assert len(asked) > 3

@@ -129,7 +129,7 @@ def test_broken_driver_data_is_ignored() -> None:
         assert decode_driver_data(broken) is None
 
 
-def test_book_prefers_the_oldest_record_with_room() -> None:
+def test_book_prefers_the_oldest_record_with_a_free_slot() -> None:
     book = SlotBook()
     first, second = record(1, "n1"), record(2, "n2")
     book.add(first)
@@ -148,7 +148,7 @@ def test_book_prefers_the_oldest_record_with_room() -> None:
     assert set(book.by_backing_node) == {"n2"}
 
 
-def test_merge_takes_over_what_others_stored() -> None:
+def test_merge_adopts_what_others_stored() -> None:
     book = SlotBook()
     backing = record(4)
     book.add(backing)

@@ -60,7 +60,7 @@ def test_configurations_differ_after_any_change(make, attributes):
         assert changed != make()
 
 
-def test_back_references_are_left_out():
+def test_back_references_are_skipped():
     one, two = ProviderPool(), ProviderPool()
     two.provider = object()  # type: ignore[assignment]
     assert one == two

@@ -89,7 +89,7 @@ def test_what_the_cloud_lacks_is_no_unknown_error(
     assert str(error) in str(found)
 
 
-def test_refusals_tell_what_was_refused(launch: Launch) -> None:
+def test_refusals_name_what_was_refused(launch: Launch) -> None:
     bad = refusal(sdk.BadRequestException, 400, "Bad network, bad request")
     place = "provider cloud-1, pool main, label fake-label: the cloud refuses to"
     assert str(launch(create_server=bad)) == (
@@ -142,7 +142,7 @@ def schema_error(field: str, value: object, wrong: str = "is too long") -> str:
         (schema_error("a", SECRET, "cannot be"), "a. Value: (omitted)"),
     ],
 )
-def test_refused_values_are_left_out(text: str, found: str) -> None:
+def test_refused_values_are_skipped(text: str, found: str) -> None:
     found = f"Invalid input for field/attribute {found}"
     assert without_values(text) == found
     assert (

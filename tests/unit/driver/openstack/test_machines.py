@@ -127,7 +127,7 @@ def test_one_that_cannot_be_looked_at(
 
 
 @pytest.mark.spec("DRV: findMissingInstances; a listing that leaves servers out is no proof")
-def test_missing_is_what_the_cloud_says_so_of(
+def test_only_what_the_cloud_reports_missing_is_missing(
     adapter: FakeAdapter, cloud: Cloud, servers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.errors["bad"] = http(500)
@@ -209,7 +209,7 @@ def test_only_a_server_of_the_same_node_is_removed_after_an_unanswered_creation(
     assert (machine.external_id == server.id) is ours
 
 
-def test_launch_given_up_while_the_server_is_built_looks_no_more(
+def test_launch_that_is_aborted_while_the_server_is_built_polls_no_more(
     adapter: FakeAdapter, cloud: Cloud, label: Any
 ) -> None:
     cloud.pause_creates = True

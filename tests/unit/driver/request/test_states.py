@@ -308,7 +308,7 @@ def happen(world: World, event: str) -> None:
     world.steps()
 
 
-def test_refusal_that_is_no_conflict_is_not_tried_again_at_once() -> None:
+def test_refusal_that_is_not_a_conflict_is_not_retried_immediately() -> None:
     world = World(9, 0)
     happen(world, "run")
     world.sent.pop(0)[1](None, TransactionFailed(0, NoAuthError(), paths.NODES + "/"))
@@ -316,7 +316,7 @@ def test_refusal_that_is_no_conflict_is_not_tried_again_at_once() -> None:
     assert world.sent == [] and world.pool.outcomes == [Outcome(How.RETURNED, NOT_ALLOWED)]
 
 
-def test_end_that_may_not_be_written_is_not_tried_again_at_once() -> None:
+def test_end_that_may_not_be_written_is_not_tried_again_immediately() -> None:
     world = World(9, 0)
     happen(world, "decline")
     world.sent.pop(0)[1](

@@ -68,7 +68,7 @@ def test_machine_without_a_record_is_deleted_when_it_was_seen_twice(
     assert cloud.deleted == deleted
 
 
-def test_machine_that_is_gone_before_it_is_deleted_is_no_failure(
+def test_deletion_of_a_machine_that_no_longer_exists_succeeds(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = Cloud()

@@ -252,7 +252,7 @@ def test_muted_connection_loses_answers_only(talk: Any) -> None:
     assert talk(conversation) == [b"x"]
 
 
-def test_isolated_process_is_heard_when_it_is_back(talk: Any) -> None:
+def test_isolated_process_is_reachable_when_it_is_back(talk: Any) -> None:
     def conversation(socket: Any, echo: Echo, kernel: Kernel, network: FaultyNetwork) -> bytes:
         network.isolate(kernel.outside)
         socket.send(b"x")

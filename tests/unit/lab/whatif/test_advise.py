@@ -154,7 +154,7 @@ def test_pool_with_enough_servers_gets_no_more() -> None:
     ]
 
 
-def test_servers_that_the_demand_needs_at_once_limit_the_candidates_of_max_servers() -> None:
+def test_servers_that_the_demand_needs_concurrently_limit_the_candidates_of_max_servers() -> None:
     # 60 s of launch, 930 s of use and 10 s of deletion; a request each 100 s.
     found = by(advise.options(content(2, vm=0), every(100, 200, use=930), Assumptions(), 0.0))
     servers = found["max-servers of pool cloud/main"]

@@ -30,7 +30,7 @@ def test_label_beats_file_beats_driver(tmp_path: Path) -> None:
     )
 
 
-def test_measured_times_are_used_only_where_nothing_was_said(tmp_path: Path) -> None:
+def test_measured_times_are_used_only_where_nothing_was_configured(tmp_path: Path) -> None:
     found = read(tmp_path / "a.yaml", "labels: {a: {launch-time: 7}}")
     found.learn({"a": [1.0, 2.0, 3.0], "b": [4.0, 4.0, 4.0]})
     assert found.launch_seconds("a", "aws", random.Random(1)) == 7.0

@@ -114,7 +114,7 @@ def test_tables_show_both_runs_and_labels_of_only_one() -> None:
     }
 
 
-def test_label_called_all_has_a_row_beside_the_total() -> None:
+def test_label_called_all_has_a_separate_row_from_the_total() -> None:
     summary = Scene().measures.summary()
     summary["labels"]["all"] = summary["labels"].pop("a")
     rows = next(iter(tables({"now": summary})))[1].rows

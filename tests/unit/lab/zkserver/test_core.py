@@ -39,7 +39,7 @@ def test_number_of_changes_of_the_children_wraps_around() -> None:
     assert struct.unpack_from("!i", Znode(created=(1 << 30) + 3).stat(), 36)[0] == 6 - (1 << 31)
 
 
-def test_session_ends_with_its_ephemeral_znodes_when_nothing_was_heard_for_its_timeout(
+def test_session_ends_with_its_ephemeral_znodes_when_nothing_was_received_for_its_timeout(
     bench: Bench,
 ) -> None:
     holder, watcher = bench.client(2000), bench.client(60_000)

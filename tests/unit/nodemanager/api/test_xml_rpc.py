@@ -33,7 +33,7 @@ def test_calls_survive_a_round_trip(arguments: list[Any]) -> None:
 
 
 @given(st.text(), st.integers(0, 1000))
-def test_any_text_can_be_told(text: str, code: int) -> None:
+def test_any_text_can_be_reported(text: str, code: int) -> None:
     """Control characters, lone surrogates: whatever a console printed."""
     ((result,), _) = xmlrpc.client.loads(xml_rpc.response({text: [text]}))
     assert len(next(iter(result))) == len(text)

@@ -185,7 +185,7 @@ def test_links_stay_inside(target: pathlib.Path, tmp_path: pathlib.Path) -> None
     assert stat.S_IMODE(outside.stat().st_mode) != 0o777
 
 
-def test_device_nodes_below_dev_are_left_out(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_device_nodes_below_dev_are_skipped(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
     extract(
         archive(
             tmp_path / "x.tar",
@@ -621,7 +621,9 @@ def test_extraction_has_bounds_by_default() -> None:
     assert tar_image.Limits().members < 10_000_000
 
 
-def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_on_which_no_tree_can_be_created_reports_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Whatever is missing, nobody waits for the tree for ever."""
 
     class Backend:

@@ -71,7 +71,7 @@ def test_exempt_bytes_are_counted_apart() -> None:
 
 
 @pytest.mark.spec("NM-B.4: the owner is told once per period; the end of the period restores")
-def test_told_once_and_restored_by_the_end_of_the_period() -> None:
+def test_cap_is_reported_once_and_lifted_by_the_end_of_the_period() -> None:
     world = World()
     accounting = world.new()
     accounting.update({"alice": (0, 0)}, RSPECS, LIMIT)

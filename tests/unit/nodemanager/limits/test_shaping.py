@@ -51,7 +51,7 @@ def test_exempt_destinations_are_ipv4_networks() -> None:
         shaping.routable(["nowhere"])
 
 
-def test_each_index_has_addresses_of_its_own() -> None:
+def test_each_index_has_separate_addresses() -> None:
     assert veth.addresses("10.213.0.0/16", 1) == ("10.213.0.5", "10.213.0.6")
     assert veth.addresses("10.213.0.0/16", 64) == ("10.213.1.1", "10.213.1.2")
     for index in (0, -1, 16384):

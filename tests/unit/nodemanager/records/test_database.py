@@ -139,7 +139,7 @@ def test_missing_database_is_created_empty(tmp_path: pathlib.Path) -> None:
     database.close()
 
 
-def test_sound_files_are_left_alone(tmp_path: pathlib.Path) -> None:
+def test_sound_files_are_unchanged(tmp_path: pathlib.Path) -> None:
     """Another release's, another program's: not damaged, so not ours to move."""
     newer, foreign = tmp_path / "newer", tmp_path / "foreign"
     opened(newer).close()

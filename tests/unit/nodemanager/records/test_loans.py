@@ -110,7 +110,7 @@ def test_over_committed_loan_is_skipped_until_the_grant_grows() -> None:
 @pytest.mark.spec(
     "NM-A.7: when the recipient disappears the loan vanishes; one to oneself changes nothing"
 )
-def test_gone_and_self() -> None:
+def test_deleted_groups_and_the_group_itself_are_skipped() -> None:
     assert (
         loans.effective({"a": ({"nm_cpu_share": 9}, [("b", "nm_cpu_share", 3)])})["a"][
             "nm_cpu_share"

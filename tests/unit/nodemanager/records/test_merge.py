@@ -157,7 +157,7 @@ def test_no_source_takes_records_of_another(database: Database) -> None:
     assert database.get("sliver_a").source == "one"  # type: ignore[union-attr]
 
 
-def test_abandoned_records_are_taken_over(database: Database) -> None:
+def test_abandoned_records_are_adopted(database: Database) -> None:
     full(database, sliver("a"), sliver("b"), source="gone")
     full(database, source="here")
     assert database.abandon({"here"}) == ["sliver_a", "sliver_b"]

@@ -104,7 +104,7 @@ def test_values_in_chunks_are_joined_and_unknown_elements_skipped() -> None:
     assert one(text)["rspec"] == {"nm_cpu_share": 123, "cpu_cores": 1}
 
 
-def test_a_bad_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_key_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     bad = '<key person_id="1" value="command=&quot;x&quot; ssh-rsa AAAA"/>'
     text = f"<slices>{HEAD}{''.join(PARTS)}</slice>{bad}{KEYS}</slices>"
     assert one(text)["ssh_keys"] == KEY
