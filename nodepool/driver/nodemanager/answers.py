@@ -108,12 +108,15 @@ _EVENT = v.Schema(
         "metadata": v.Any(dict, None),
         "complete": bool,
         "program": _text,
-        v.Any(
-            *("pid", "seconds", "memory_limit", "cpu_usec", "throttled_usec", "memory_peak"),
-            *("oom_kills", "pids_peak", "disk_bytes", "disk_peak"),
-            *("net_tx_bytes", "net_rx_bytes"),
-            *("cpu_stalled_usec", "memory_stalled_usec", "io_stalled_usec"),
-        ): _amount,
+        **dict.fromkeys(
+            (
+                *("pid", "seconds", "memory_limit", "cpu_usec", "throttled_usec", "memory_peak"),
+                *("oom_kills", "pids_peak", "disk_bytes", "disk_peak"),
+                *("net_tx_bytes", "net_rx_bytes"),
+                *("cpu_stalled_usec", "memory_stalled_usec", "io_stalled_usec"),
+            ),
+            _amount,
+        ),
     },
     extra=v.REMOVE_EXTRA,
 )
