@@ -36,6 +36,7 @@ def test_users_5_static_hosts(static: DriverBench) -> None:
                 "username": "root",
                 "connection-port": server.port,
                 "host-key": "ssh-ed25519 AAAAother",
+                "timeout": 60,
             },
         ]
         content = {
@@ -47,7 +48,7 @@ def test_users_5_static_hosts(static: DriverBench) -> None:
         pool = static.start(content)
         wait_for(lambda: pool.ready, what="ready")
         found = wait_for(
-            lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are told"
+            lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are reported"
         )
         assert pool.getReadiness()[0] is True
         assert any(f"host deploy@127.0.0.1 port {port}" in line for line in found)
