@@ -33,6 +33,8 @@ AVOID = re.compile(
 )
 CODE = re.compile(r"``.*?``|`.*?`")
 PYTHON = b"#!/usr/bin/env python3"
+#: Of pages: quoted texts and examples.
+QUOTED = re.compile(r"``.*?``|`.*?`|::\n(?:\n+ {2,}.*)+", re.DOTALL)
 #: Words that names of functions do not have: check, report, notify, release, deleted ... say more.
 SPOKEN = frozenset(
     [
@@ -173,6 +175,17 @@ def test_texts_are_plain(folder, find) -> None:
         f"{path.relative_to(REPOSITORY)}:{line}: {text}"
         for path in scripts(folder)
         for line, text in find(path.read_text())
+    ]
+    assert found == []
+
+
+def test_pages_are_plain() -> None:
+    pages = [*(REPOSITORY / "doc").rglob("*.rst"), *(REPOSITORY / "doc").rglob("*.md")]
+    pages += [REPOSITORY / name for name in ("README.rst", "CONTRIBUTING.rst", "SECURITY.rst")]
+    found = [
+        f"{page.relative_to(REPOSITORY)}: {match[0]}"
+        for page in [*pages, REPOSITORY / "findings/README.rst"]
+        for match in AVOID.finditer(" ".join(QUOTED.sub("", page.read_text()).split()))
     ]
     assert found == []
 

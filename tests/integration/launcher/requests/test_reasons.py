@@ -48,7 +48,8 @@ def test_users_5_static_hosts(static: DriverBench) -> None:
         pool = static.start(content)
         wait_for(lambda: pool.ready, what="ready")
         found = wait_for(
-            lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are reported"
+            lambda: len(lines := pool.getReadiness()[1]) == 2 and lines,
+            what="both hosts are reported",
         )
         assert pool.getReadiness()[0] is True
         assert any(f"host deploy@127.0.0.1 port {port}" in line for line in found)
