@@ -380,10 +380,11 @@ def _add(
     row["codes"] = sorted(
         {*row["codes"], *(one["code"] for group in groups for one in group["reasons"])}
     )
+    # They have the same labels and the same state.
+    row["states"].add(str(requests[0].state))
+    row["label_counts"].update(dict.fromkeys(requests[0].node_types, len(requests)))
     for request in requests:
         row["ids"].append(request.id)
-        row["states"].add(str(request.state))
-        row["label_counts"].update(set(request.node_types))
         if request.tenant_name:
             row["tenants"][request.tenant_name] += 1
         times = (

@@ -103,4 +103,5 @@ class RequestTree(Tree[NodeRequest]):
     def snapshot(self) -> list[NodeRequest]:
         """Return all requests, sorted by id."""
         with self.lock:
-            return [request for _, request in sorted(self.requests.items())]
+            requests = self.requests
+            return [requests[request_id] for request_id in sorted(requests)]
