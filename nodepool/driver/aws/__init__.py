@@ -6,14 +6,13 @@ import os
 from typing import Any
 
 from nodepool.base.files import FileIdentity, file_identity
-from nodepool.driver import statemachine
-from nodepool.driver.aws.config import AwsProviderConfig
+from nodepool.driver.statemachine.driver import NamedClassesDriver
 
 
-class AwsDriver(statemachine.StateMachineDriver):
-    """Driver for AWS. Classes are looked up at each call, because tests replace them."""
-
+class AwsDriver(NamedClassesDriver):
     name = "aws"
+    config_class = "nodepool.driver.aws.config:AwsProviderConfig"
+    adapter_class = "nodepool.driver.aws.adapter:AwsAdapter"
     _used = False
 
     def reset(self) -> None:
@@ -32,12 +31,5 @@ class AwsDriver(statemachine.StateMachineDriver):
         return {path: file_identity(path) for path in map(os.path.expanduser, files)}
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:
-        from nodepool.driver.aws import config
-
         self._used = True
-        return config.AwsProviderConfig(self, provider)
-
-    def getAdapter(self, provider_config: AwsProviderConfig) -> Any:
-        from nodepool.driver.aws import adapter
-
-        return adapter.AwsAdapter(provider_config)
+        return super().getProviderConfig(provider)

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.config.model import ProviderConfig
-from nodepool.driver.metastatic.config import MetastaticProviderConfig
-from nodepool.driver.statemachine import StateMachineDriver
-
-if TYPE_CHECKING:
-    from nodepool.driver.metastatic.adapter import MetastaticAdapter
+from nodepool.driver.statemachine.driver import NamedClassesDriver
 
 
-class MetastaticDriver(StateMachineDriver):
+class MetastaticDriver(NamedClassesDriver):
     name = "metastatic"
-
-    def getProviderConfig(self, provider: dict[str, Any]) -> MetastaticProviderConfig:
-        return MetastaticProviderConfig(self, provider)
-
-    def getAdapter(self, provider_config: ProviderConfig) -> MetastaticAdapter:
-        # Validating a configuration does not need ZooKeeper.
-        from nodepool.driver.metastatic.adapter import MetastaticAdapter
-
-        return MetastaticAdapter(provider_config)
+    config_class = "nodepool.driver.metastatic.config:MetastaticProviderConfig"
+    adapter_class = "nodepool.driver.metastatic.adapter:MetastaticAdapter"
 
     def getProvider(self, provider_config: ProviderConfig) -> Any:
-        from nodepool.driver.statemachine import StateMachineProvider
-
-        adapter = self.getAdapter(provider_config)
-        provider = StateMachineProvider(adapter, provider_config)
+        provider = super().getProvider(provider_config)
         # The adapter is a user of Nodepool itself: it needs the provider's connection to ZooKeeper.
-        adapter._setProvider(provider)
+        provider.adapter._setProvider(provider)
         return provider

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.config.model import ProviderConfig
-from nodepool.driver import statemachine
-from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
+from nodepool.driver.statemachine.driver import NamedClassesDriver
 
 
-class NodeManagerDriver(statemachine.StateMachineDriver):
+class NodeManagerDriver(NamedClassesDriver):
     name = "nodemanager"
-
-    def getProviderConfig(self, provider: dict[str, Any]) -> NodeManagerProviderConfig:
-        return NodeManagerProviderConfig(self, provider)
+    config_class = "nodepool.driver.nodemanager.config:NodeManagerProviderConfig"
+    adapter_class = "nodepool.driver.nodemanager.adapter:NodeManagerAdapter"
+    provider_class = "nodepool.driver.nodemanager.provider:NodeManagerProvider"
 
     def getAdapter(self, provider_config: Any) -> Any:
-        from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
+        if provider_config.backing is None:
+            return super().getAdapter(provider_config)
+        from nodepool.driver.nodemanager.pushed.adapter import BackedAdapter
 
-        if provider_config.backing is not None:
-            from nodepool.driver.nodemanager.pushed.adapter import BackedAdapter
-
-            return BackedAdapter(provider_config)
-        return NodeManagerAdapter(provider_config)
-
-    def getProvider(self, provider_config: ProviderConfig) -> Any:
-        from nodepool.driver.nodemanager.provider import NodeManagerProvider
-
-        return NodeManagerProvider(self.getAdapter(provider_config), provider_config)
+        return BackedAdapter(provider_config)

@@ -7,14 +7,15 @@ import threading
 from typing import Any
 
 from nodepool.base.files import FileIdentity, file_identity
-from nodepool.driver import statemachine
-from nodepool.driver.openstack.config import OpenStackProviderConfig
+from nodepool.driver.statemachine.driver import NamedClassesDriver
 
 
-class OpenStackDriver(statemachine.StateMachineDriver):
+class OpenStackDriver(NamedClassesDriver):
     """``openstack_config`` is the SDK's view of clouds.yaml, read again after every reset."""
 
     name = "openstack"
+    config_class = "nodepool.driver.openstack.config:OpenStackProviderConfig"
+    adapter_class = "nodepool.driver.openstack.adapter:OpenStackAdapter"
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,11 +59,3 @@ class OpenStackDriver(statemachine.StateMachineDriver):
         with self._lock:
             self._openstack_config = None
             self._files = {}
-
-    def getProviderConfig(self, provider: dict[str, Any]) -> OpenStackProviderConfig:
-        return OpenStackProviderConfig(self, provider)
-
-    def getAdapter(self, provider_config: OpenStackProviderConfig) -> Any:
-        from nodepool.driver.openstack.adapter import OpenStackAdapter
-
-        return OpenStackAdapter(provider_config)

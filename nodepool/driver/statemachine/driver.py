@@ -1,27 +1,26 @@
-"""Base class of drivers with an adapter (DRV-7.1)."""
+"""Base classes of drivers with an adapter (DRV-7.1)."""
 
 from __future__ import annotations
 
+import pkgutil
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Driver
 from nodepool.driver.statemachine.model import Adapter
 
-if TYPE_CHECKING:
-    from nodepool.driver.statemachine.provider import StateMachineProvider
-
 
 class StateMachineDriver(Driver):
     """Entry point for drivers which implement an :class:`Adapter`."""
 
-    def getProvider(self, provider_config: Any) -> StateMachineProvider:
-        # Imported late: the provider imports all launch code, which configuration checks do not
-        # need.
-        from nodepool.driver.statemachine.provider import StateMachineProvider
+    #: ``module:class``. Imported late: the provider imports all launch code, which configuration
+    #: checks do not need.
+    provider_class = "nodepool.driver.statemachine.provider:StateMachineProvider"
 
-        return StateMachineProvider(self.getAdapter(provider_config), provider_config)
+    def getProvider(self, provider_config: Any) -> Any:
+        provider = pkgutil.resolve_name(self.provider_class)
+        return provider(self.getAdapter(provider_config), provider_config)
 
     @abstractmethod
     def getProviderConfig(self, provider: dict[str, Any]) -> ProviderConfig:
@@ -30,3 +29,20 @@ class StateMachineDriver(Driver):
     @abstractmethod
     def getAdapter(self, provider_config: Any) -> Adapter:
         """Return a new adapter for this provider; replaced when its configuration changes."""
+
+
+class NamedClassesDriver(StateMachineDriver):
+    """A driver that names its classes as ``module:class``.
+
+    They are imported when a provider uses them, because of the clouds' libraries, and looked up at
+    each call, because tests replace them.
+    """
+
+    config_class: str
+    adapter_class: str
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> Any:
+        return pkgutil.resolve_name(self.config_class)(self, provider)
+
+    def getAdapter(self, provider_config: Any) -> Any:
+        return pkgutil.resolve_name(self.adapter_class)(provider_config)
