@@ -17,7 +17,6 @@ from nodepool.driver.metastatic.machines import (
 )
 from nodepool.driver.statemachine import Adapter, Instance, Resource
 from nodepool.driver.statemachine.provider import StateMachineProvider
-from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import DELETED, DELETING, ZooKeeper
@@ -100,9 +99,6 @@ class MetastaticAdapter(Adapter):
 
     def deleteResource(self, resource: Resource) -> None:
         self.log.warning("Metastatic has no resources to delete: %s", resource)
-
-    def getQuotaForLabel(self, label: MetastaticLabel) -> QuotaInformation:
-        return QuotaInformation(instances=1)
 
     def notifyNodescanFailure(self, label: MetastaticLabel, external_id: str) -> None:
         self.slots.scan_failed(external_id)

@@ -119,10 +119,6 @@ class MetastaticProviderConfig(ProviderConfig):
         self.driver_object = driver
         self.rate_limiter = RateLimiter(self.name, self.rate)
 
-    @property
-    def pools(self) -> dict[str, MetastaticPool]:  # type: ignore[override]
-        return self._pools
-
     def load(self, newconfig: Config) -> None:
         load(self, self.provider)
         self.rate_limiter = RateLimiter(self.name, self.rate)

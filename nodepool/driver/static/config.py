@@ -118,10 +118,6 @@ class StaticProviderConfig(ProviderConfig):
         [StaticPool], {}, "groups of machines", name="pools", stored=False
     )
 
-    @property
-    def pools(self) -> dict[str, StaticPool]:  # type: ignore[override]
-        return self._pools
-
     def load(self, newconfig: Config) -> None:
         self._pools = {}
         seen: set[NodeTuple] = set()

@@ -545,9 +545,3 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     def cleanupNode(self, node_id: str) -> bool:  # type: ignore[override]
         return True
-
-    def waitForNodeCleanup(self, node_id: str) -> bool:  # type: ignore[override]
-        return True
-
-    def listNodes(self) -> list[Any]:
-        return []

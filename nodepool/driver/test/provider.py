@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import Provider
 from nodepool.driver.request.base import RequestHost
@@ -23,12 +21,6 @@ class TestProvider(Provider):
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
         self._zk = zk_conn
-
-    def labelReady(self, name: str) -> bool:
-        return True
-
-    def listNodes(self) -> list[Any]:
-        return []
 
     def startNodeCleanup(self, node: Node) -> NodeDeleter:
         thread = NodeDeleter(self._zk, self, node)
