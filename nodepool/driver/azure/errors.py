@@ -5,49 +5,49 @@ from __future__ import annotations
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import classified
 
-QUOTA = frozenset(
-    ("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded", "SubnetIsFull")
-)
-CAPACITY = frozenset(
-    (
-        "SkuNotAvailable",
-        "AllocationFailed",
-        "ZonalAllocationFailed",
-        "OverconstrainedAllocationRequest",
-        "OverconstrainedZonalAllocationRequest",
-        "NotAvailableForSubscription",
-        "SpotEvicted",
-    )
-)
-THROTTLED = frozenset(
-    ("TooManyRequests", "SubscriptionRequestsThrottled", "OperationsPerTimeThresholdExceeded")
-)
-TRANSIENT = frozenset(
-    (
-        "InternalServerError",
-        "ServerTimeout",
-        "RetryableError",
-        "GatewayTimeout",
-        "AnotherOperationInProgress",
-        "RetryableErrorDueToAnotherOperation",
-        "OperationPreempted",
-        "InternalExecutionError",
-    )
-)
+#: Error code -> kind.
+KINDS = {
+    **dict.fromkeys(
+        ("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded", "SubnetIsFull"),
+        ErrorKind.QUOTA,
+    ),
+    **dict.fromkeys(
+        (
+            "SkuNotAvailable",
+            "AllocationFailed",
+            "ZonalAllocationFailed",
+            "OverconstrainedAllocationRequest",
+            "OverconstrainedZonalAllocationRequest",
+            "NotAvailableForSubscription",
+            "SpotEvicted",
+        ),
+        ErrorKind.CAPACITY,
+    ),
+    **dict.fromkeys(
+        ("TooManyRequests", "SubscriptionRequestsThrottled", "OperationsPerTimeThresholdExceeded"),
+        ErrorKind.THROTTLED,
+    ),
+    **dict.fromkeys(
+        (
+            "InternalServerError",
+            "ServerTimeout",
+            "RetryableError",
+            "GatewayTimeout",
+            "AnotherOperationInProgress",
+            "RetryableErrorDueToAnotherOperation",
+            "OperationPreempted",
+            "InternalExecutionError",
+        ),
+        ErrorKind.TRANSIENT,
+    ),
+}
 
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
     # The same code means an exhausted quota, or an operation not allowed in the resource's state.
-    if code in QUOTA or (code == "OperationNotAllowed" and "quota" in message.lower()):
+    if code == "OperationNotAllowed" and "quota" in message.lower():
         return ErrorKind.QUOTA
-    for codes, kind in (
-        (CAPACITY, ErrorKind.CAPACITY),
-        (THROTTLED, ErrorKind.THROTTLED),
-        (TRANSIENT, ErrorKind.TRANSIENT),
-    ):
-        if code in codes:
-            return kind
-    return None
+    return KINDS.get(code)
 
 
 def classify(error: BaseException) -> ErrorKind:

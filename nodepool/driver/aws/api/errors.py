@@ -7,80 +7,92 @@ from typing import Any
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.errors import CallTimeout
 
-QUOTA = frozenset(
-    (
-        "VolumeLimitExceeded",
-        "HostLimitExceeded",
-        "VcpuLimitExceeded",
-        "InstanceLimitExceeded",
-        "MaxSpotInstanceCountExceeded",
-        "MaxSpotFleetRequestCountExceeded",
-    )
-)
-CAPACITY = frozenset(
-    (
-        "InsufficientInstanceCapacity",
-        "InsufficientHostCapacity",
-        "SpotMaxPriceTooLow",
-        "UnfulfillableCapacity",
-        "InsufficientFreeAddressesInSubnet",
-        "InsufficientCapacity",
-        "InsufficientCapacityOnHost",
-        "InsufficientReservedInstanceCapacity",
-        "ReservationCapacityExceeded",
-        "InsufficientVolumeCapacity",
-    )
-)
-THROTTLED = frozenset(
-    (
-        "RequestLimitExceeded",
-        "SlowDown",
-        "EC2ThrottledException",
-        "PriorRequestNotComplete",
-        "BandwidthLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "TooManyRequestsException",
-        "LimitExceededException",
-    )
-)
-TRANSIENT = frozenset(
-    (
-        "InternalError",
-        "InternalFailure",
-        "InternalServerError",
-        "InternalServerException",
-        "ServiceUnavailable",
-        "ServiceUnavailableException",
-        "Unavailable",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "ServerInternal",
-    )
-)
-CONFIGURATION = frozenset(
-    (
-        "AuthFailure",
-        "UnauthorizedOperation",
-        "InvalidClientTokenId",
-        "SignatureDoesNotMatch",
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "RequestExpired",
-        "OptInRequired",
-        "Blocked",
-        "AccessDenied",
-        "AccessDeniedException",
-        "UnrecognizedClientException",
-        "InvalidAccessKeyId",
-        "MissingAuthenticationToken",
-        "InvalidInstanceType",
-        "NoSuchBucket",
-        "PendingVerification",
-        "InvalidParameterValue",
-        "InvalidParameterCombination",
-    )
-)
+#: Error code -> kind.
+KINDS = {
+    **dict.fromkeys(
+        (
+            "VolumeLimitExceeded",
+            "HostLimitExceeded",
+            "VcpuLimitExceeded",
+            "InstanceLimitExceeded",
+            "MaxSpotInstanceCountExceeded",
+            "MaxSpotFleetRequestCountExceeded",
+        ),
+        ErrorKind.QUOTA,
+    ),
+    **dict.fromkeys(
+        (
+            "InsufficientInstanceCapacity",
+            "InsufficientHostCapacity",
+            "SpotMaxPriceTooLow",
+            "UnfulfillableCapacity",
+            "InsufficientFreeAddressesInSubnet",
+            "InsufficientCapacity",
+            "InsufficientCapacityOnHost",
+            "InsufficientReservedInstanceCapacity",
+            "ReservationCapacityExceeded",
+            "InsufficientVolumeCapacity",
+        ),
+        ErrorKind.CAPACITY,
+    ),
+    **dict.fromkeys(
+        (
+            "RequestLimitExceeded",
+            "SlowDown",
+            "EC2ThrottledException",
+            "PriorRequestNotComplete",
+            "BandwidthLimitExceeded",
+            "RequestThrottled",
+            "RequestThrottledException",
+            "TooManyRequestsException",
+            "LimitExceededException",
+        ),
+        ErrorKind.THROTTLED,
+    ),
+    **dict.fromkeys(
+        (
+            "InternalError",
+            "InternalFailure",
+            "InternalServerError",
+            "InternalServerException",
+            "ServiceUnavailable",
+            "ServiceUnavailableException",
+            "Unavailable",
+            "RequestTimeout",
+            "RequestTimeoutException",
+            "ServerInternal",
+        ),
+        ErrorKind.TRANSIENT,
+    ),
+    **dict.fromkeys(
+        (
+            "AuthFailure",
+            "UnauthorizedOperation",
+            "InvalidClientTokenId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+            "ExpiredTokenException",
+            "RequestExpired",
+            "OptInRequired",
+            "Blocked",
+            "AccessDenied",
+            "AccessDeniedException",
+            "UnrecognizedClientException",
+            "InvalidAccessKeyId",
+            "MissingAuthenticationToken",
+            "InvalidInstanceType",
+            "NoSuchBucket",
+            "PendingVerification",
+            "InvalidParameterValue",
+            "InvalidParameterCombination",
+        ),
+        ErrorKind.CONFIGURATION,
+    ),
+    **dict.fromkeys(
+        ("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable"),
+        ErrorKind.NOT_FOUND,
+    ),
+}
 CREDENTIALS = frozenset(
     (
         "AuthFailure",
@@ -94,10 +106,7 @@ CREDENTIALS = frozenset(
         "MissingAuthenticationToken",
     )
 )
-"""Those of them that renewed credentials solve."""
-NOT_FOUND = frozenset(
-    ("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable")
-)
+"""Codes of kind CONFIGURATION that renewed credentials solve."""
 UNREACHABLE = frozenset(
     (
         "HTTPClientError",
@@ -176,16 +185,8 @@ def code_of(error: BaseException) -> str:
 
 def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
     """Return the kind of an error code, None when only the HTTP status is meaningful."""
-    for codes, kind in (
-        (QUOTA, ErrorKind.QUOTA),
-        (CAPACITY, ErrorKind.CAPACITY),
-        (THROTTLED, ErrorKind.THROTTLED),
-        (TRANSIENT, ErrorKind.TRANSIENT),
-        (CONFIGURATION, ErrorKind.CONFIGURATION),
-        (NOT_FOUND, ErrorKind.NOT_FOUND),
-    ):
-        if code in codes:
-            return kind
+    if code in KINDS:
+        return KINDS[code]
     if code.startswith("Throttl") or status == 429:
         return ErrorKind.THROTTLED
     # For a deleted import task, its id counts as malformed.
