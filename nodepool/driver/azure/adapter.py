@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import Answer, HttpRefused, retry_after, send
+from nodepool.cloud.http import Answer, HttpRefused, send
 from nodepool.driver.azure import arm as api
 from nodepool.driver.azure import bodies
 from nodepool.driver.azure.config import AzureLabel, AzureProviderConfig
@@ -57,7 +56,7 @@ class AzureAdapter(MachineAdapter):
     provider: AzureProviderConfig
 
     def __init__(self, provider_config: AzureProviderConfig) -> None:
-        super().__init__(provider_config, classify, retry_after)
+        super().__init__(provider_config, classify)
         self.arm = api.Arm(provider_config)
         self.images = AzureImages(self)
         #: Names of machines in creation: only their addresses are queried.
@@ -74,8 +73,7 @@ class AzureAdapter(MachineAdapter):
     # -- calls
 
     def _ask(self, what: str, function: Callable[[], Answer]) -> Answer:
-        answer: Answer = self.read(what.replace(" ", "_"), function)
-        return answer
+        return self.read(what.replace(" ", "_"), function)
 
     def _list(self, kind: api.Kind) -> Iterator[dict[str, Any]]:
         name = kind[0].rpartition("/")[2]
@@ -296,9 +294,6 @@ class AzureAdapter(MachineAdapter):
             ),
         )
 
-    def is_deleted(self, key: str, view: View | None) -> bool:
-        return view is None
-
     def is_lost(self, view: View | None) -> bool:
         return view is None or state_of(view.machine) == "Deleting"
 
@@ -350,18 +345,8 @@ class AzureAdapter(MachineAdapter):
             (each.get("name") or {}).get("value"): each.get("limit")
             for each in self.arm.pages(path, api.USAGES_VERSION, "list usages", self._ask)
         }
-        found: dict[str, float] = {}
-        for name, metric in (("cores", "cores"), ("instances", "virtualMachines")):
-            if limits.get(metric) is None:
-                self.warn_once(
-                    metric,
-                    "Azure reports no limit of %s in %s, assuming none",
-                    metric,
-                    self.provider.location,
-                )
-            else:
-                found[name] = float(str(limits[metric]))
-        return QuotaInformation(default=math.inf, **found)
+        metrics = {"cores": "cores", "instances": "virtualMachines"}
+        return self.limits(limits, metrics, "Azure", self.provider.location)
 
     def _skus(self) -> dict[str, dict[str, float]]:
         """Return the numeric capabilities, by name of the size."""

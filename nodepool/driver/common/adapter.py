@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller
 from nodepool.cloud.answer_cache import AnswerCache
+from nodepool.cloud.http import retry_after
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.cloud.sold_out import REFUSALS, SoldOut
 from nodepool.driver.common.dynamic import formatted
@@ -38,6 +40,7 @@ CONFIRM = 2
 #: the cloud.
 ASK_AGAIN = 60.0
 
+T = TypeVar("T")
 #: A further call, on a thread of the lane "write"; it may return a view, which saves the next poll.
 Step = Callable[[], Any]
 
@@ -97,10 +100,7 @@ class Leftover(Resource):
 
 
 class MachineAdapter(Adapter):
-    """Base class; a driver implements the abstract methods for its cloud.
-
-    :param retry_after: returns the seconds that the cloud asks for after an error.
-    """
+    """Base class; a driver implements the abstract methods for its cloud."""
 
     #: Minimum seconds between two polls of what is waited for.
     LOOK_FLOOR = 0.5
@@ -112,12 +112,7 @@ class MachineAdapter(Adapter):
     #: ``delete(external_id)``.
     images: Any
 
-    def __init__(
-        self,
-        provider_config: MachineProviderConfig,
-        classify: Classifier,
-        retry_after: Callable[[BaseException], float | None] | None = None,
-    ) -> None:
+    def __init__(self, provider_config: MachineProviderConfig, classify: Classifier) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
         self.classify = classify
@@ -186,10 +181,6 @@ class MachineAdapter(Adapter):
     @abstractmethod
     def observe(self, keys: Sequence[str]) -> Mapping[str, Any]:
         """Return what exists of these machines now, by name."""
-
-    @abstractmethod
-    def is_deleted(self, key: str, view: Any) -> bool:
-        """Return whether nothing exists any more that the deletion has to wait for."""
 
     @abstractmethod
     def size_of(self, size: str) -> QuotaInformation:
@@ -276,7 +267,7 @@ class MachineAdapter(Adapter):
                 return False
             raise
 
-    def read(self, operation: str, function: Callable[[], Any], **options: Any) -> Any:
+    def read(self, operation: str, function: Callable[[], T], **options: Any) -> T:
         return self.calls.call(operation, function, deadline=DEADLINE, **options)
 
     def pause_upload(self, seconds: float | None = None) -> None:
@@ -315,6 +306,22 @@ class MachineAdapter(Adapter):
     def getDeleteStateMachine(self, external_id: ExternalId, log: Log) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
+    def limits(
+        self, reported: Mapping[Any, Any], metrics: Mapping[str, str], cloud: str, place: str
+    ) -> QuotaInformation:
+        """Return the limits that the cloud reports; a missing one is logged, and is no limit.
+
+        :param metrics: the cloud's name of each resource.
+        """
+        found: dict[str, float] = {}
+        for name, metric in metrics.items():
+            if reported.get(metric) is None:
+                text = "%s reports no limit of %s in %s, assuming none"
+                self.warn_once(metric, text, cloud, metric, place)
+            else:
+                found[name] = float(reported[metric])
+        return QuotaInformation(default=math.inf, **found)
+
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
         """Return the minimum that every offer of the label needs."""
         return smallest(
@@ -342,6 +349,10 @@ class MachineAdapter(Adapter):
             if left:
                 found.update(self.observe(left))
         return [each for each in external_ids if self.is_lost(found.get(str(each)))]
+
+    def is_deleted(self, view: Any) -> bool:
+        """Return whether nothing exists any more that the deletion has to wait for."""
+        return view is None
 
     def is_lost(self, view: Any) -> bool:
         """Return whether a node on it is unusable."""
@@ -449,7 +460,7 @@ class DeleteMachine(SteppedMachine):
     def _wait_deleted(self, key: str, since: float) -> Steps[bool]:
         """Wait until nothing exists. Return False if the deletion has to be requested again."""
         watch = self.adapter.watched.watch(key, self._wake, "delete")
-        while (answer := watch.latest) is None or not self.adapter.is_deleted(key, answer.value):
+        while (answer := watch.latest) is None or not self.adapter.is_deleted(answer.value):
             if time.monotonic() - since > ASK_AGAIN:
                 self.log.warning(
                     "%s still exists after %.0f s, requesting its deletion again", key, ASK_AGAIN

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
+from nodepool.cloud.http import HttpRefused, NoAnswer
 from nodepool.driver.common.adapter import (
     DEADLINE,
     Job,
@@ -57,7 +56,7 @@ class GceAdapter(MachineAdapter):
     TAG = "label"
 
     def __init__(self, provider_config: GceProviderConfig) -> None:
-        super().__init__(provider_config, classify, retry_after)
+        super().__init__(provider_config, classify)
         self.transport = client.Transport()
         self.images = GceImages(self)
         #: Machines in creation: zone and insert operation.
@@ -102,14 +101,13 @@ class GceAdapter(MachineAdapter):
         body: object = None,
     ) -> dict[str, Any]:
         """:param name: of the call, for metrics."""
-        answer: dict[str, Any] = self.calls.call(
+        return self.calls.call(
             name,
             lambda: self.compute_raw(method, *path, project=project, query=query, body=body),
             lane=lane,
             idempotent=repeat,
             deadline=DEADLINE,
         )
-        return answer
 
     def _pages(self, name: str, *path: str, query: Query = None) -> Iterator[dict[str, Any]]:
         def fetch() -> dict[str, Any]:
@@ -160,11 +158,10 @@ class GceAdapter(MachineAdapter):
             raise
 
     def _machine_type(self, name: str, zone: str) -> dict[str, Any]:
-        def fetch() -> Any:
+        def fetch() -> dict[str, Any]:
             return self.compute_call("machineTypes_get", "GET", "zones", zone, "machineTypes", name)
 
-        found: dict[str, Any] = self.memo.get("type", f"{zone}/{name}", fetch)
-        return found
+        return self.memo.get("type", f"{zone}/{name}", fetch)
 
     def start(self, job: Job, offer: Offer) -> None:
         zone = offer.place or self.provider.zone
@@ -314,7 +311,7 @@ class GceAdapter(MachineAdapter):
             "instances_delete", lambda: self.compute_raw("DELETE", "zones", zone, "instances", key)
         )
 
-    def is_deleted(self, key: str, view: View | None) -> bool:
+    def is_deleted(self, view: View | None) -> bool:
         return view is None or view.instance is None or view.instance.get("status") == "TERMINATED"
 
     def is_lost(self, view: View | None) -> bool:
@@ -373,18 +370,8 @@ class GceAdapter(MachineAdapter):
     def getQuotaLimits(self) -> QuotaInformation:
         answer = self.compute_call("regions_get", "GET", "regions", self.provider.region)
         limits = {each.get("metric"): each.get("limit") for each in answer.get("quotas") or []}
-        found: dict[str, float] = {}
-        for name, metric in (("cores", "CPUS"), ("instances", "INSTANCES")):
-            if limits.get(metric) is None:
-                self.warn_once(
-                    metric,
-                    "Google reports no quota %s of region %s, assuming none",
-                    metric,
-                    self.provider.region,
-                )
-            else:
-                found[name] = limits[metric]
-        return QuotaInformation(default=math.inf, **found)
+        metrics = {"cores": "CPUS", "instances": "INSTANCES"}
+        return self.limits(limits, metrics, "Google", f"region {self.provider.region}")
 
     def size_of(self, size: str) -> QuotaInformation:
         try:

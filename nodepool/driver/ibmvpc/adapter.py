@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
+from nodepool.cloud.http import HttpRefused, NoAnswer
 from nodepool.driver.common.adapter import (
     DEADLINE,
     Job,
@@ -42,7 +42,7 @@ class IBMVPCAdapter(MachineAdapter):
     provider: IBMVPCProviderConfig
 
     def __init__(self, provider_config: IBMVPCProviderConfig) -> None:
-        super().__init__(provider_config, classify, retry_after)
+        super().__init__(provider_config, classify)
         self.client = VpcClient(provider_config.credentials_file, provider_config.region)
         self.images = IBMVPCImages(self)
 
@@ -79,17 +79,11 @@ class IBMVPCAdapter(MachineAdapter):
                 raise NoAnswer(f"{what}: the answer is not from IBM")
             return found
 
-        made: dict[str, Any] = self.calls.call(
-            operation, ask, lane="write", idempotent=repeat, deadline=DEADLINE
-        )
-        return made
+        return self.calls.call(operation, ask, lane="write", idempotent=repeat, deadline=DEADLINE)
 
     def _list(self, path: str, key: str, **params: str) -> list[dict[str, Any]]:
         """Return all entries of a list; its pages count as one call."""
-        found: list[dict[str, Any]] = self.read(
-            f"list_{key}", lambda: list(self.client.pages(path, key, **params))
-        )
-        return found
+        return self.read(f"list_{key}", lambda: list(self.client.pages(path, key, **params)))
 
     def _servers(self, names_wanted: Sequence[str] = ()) -> list[dict[str, Any]]:
         one = {"name": names_wanted[0]} if len(names_wanted) == 1 else {}
@@ -127,10 +121,9 @@ class IBMVPCAdapter(MachineAdapter):
             )
             return {str(each["name"]): str(each["id"]) for each in told.get("resources") or []}
 
-        found: dict[str, str] = self.memo.get(
+        return self.memo.get(
             "groups", None, lambda: self.read("list_resource_groups", fetch), FACTS_TTL
         )
-        return found
 
     def group_id(self, name: str) -> str:
         """Return the id of our resource group, creating it if needed."""
@@ -360,9 +353,6 @@ class IBMVPCAdapter(MachineAdapter):
         if view.address is not None:
             asked.append(self._delete_thing("floating_ips", str(view.address["id"]), key))
         return any(asked)
-
-    def is_deleted(self, key: str, view: View | None) -> bool:
-        return view is None
 
     def is_lost(self, view: View | None) -> bool:
         return view is None or view.server is None or str(view.server.get("status")) in ENDED
