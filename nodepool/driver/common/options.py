@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import voluptuous as v
@@ -15,20 +14,17 @@ from nodepool.base.option import (
     at,
     changed,
     derived,
+    entries,
     inherited,
     load,
     option,
-    required,
 )
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.provider import Driver
-from nodepool.exceptions import ConfigError, PathItem
+from nodepool.exceptions import ConfigError
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
-
-Where = tuple[PathItem, ...]
-
 NUMBER = v.Any(int, float)
 
 #: Defaults.
@@ -242,36 +238,24 @@ class MachineProviderConfig(ProviderConfig):
         options = self.provider
         load(self, options)
         self.load_own(options)
-        for name, image, where in _named(options, "cloud-images"):
+        for where, image in entries(options.get("cloud-images"), "cloud-images"):
             with at(where):
-                self.cloud_images[name] = self._cloud_image(image)
-        for name, image, where in _named(options, "diskimages"):
+                self.cloud_images[image["name"]] = self._cloud_image(image)
+        for where, image in entries(options.get("diskimages"), "diskimages"):
             with at(where):
-                self.diskimages[name] = self.diskimage_class(
-                    self.image_type, image, newconfig.diskimages[name]
+                self.diskimages[image["name"]] = self.diskimage_class(
+                    self.image_type, image, newconfig.diskimages[image["name"]]
                 )
-        for name, pool, where in _named(options, "pools"):
-            self._load_pool(name, pool, where, newconfig)
+        for where, pool in entries(options.get("pools"), "pools"):
+            with at(where, f"pool {pool['name']}"):
+                self._load_pool(pool, newconfig)
 
     def _cloud_image(self, options: dict[str, Any]) -> Any:
         return self.cloud_image_class(options)
 
-    def _load_pool(
-        self, name: str, options: dict[str, Any], where: Where, newconfig: Config
-    ) -> None:
-        with at(where, f"pool {name}"):
-            pool = self.pool_class(self, options)
-        for label_name, label_options, place in _named(options, "labels", where):
-            with at(place, f"pool {name}, label {label_name}"):
-                pool.labels[label_name] = self.label_class(label_options, self, pool)
-            newconfig.labels[label_name].pools.append(pool)
-        self._pools[name] = pool
-
-
-def _named(
-    options: dict[str, Any], key: str, where: Where = ()
-) -> Iterator[tuple[str, dict[str, Any], Where]]:
-    """Yield the name, the options and the location of each entry of a list."""
-    for index, entry in enumerate(options.get(key) or []):
-        place = (*where, key, index)
-        yield required(entry, "name", place), entry, place
+    def _load_pool(self, options: dict[str, Any], newconfig: Config) -> None:
+        pool = self._pools[options["name"]] = self.pool_class(self, options)
+        for where, label in entries(options.get("labels"), "labels"):
+            with at(where, f"label {label['name']}"):
+                pool.labels[label["name"]] = self.label_class(label, self, pool)
+                newconfig.labels[label["name"]].pools.append(pool)

@@ -7,12 +7,12 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, changed, inherited, load, option, schema
+from nodepool.base.option import REQUIRED, at, changed, entries, inherited, load, option, schema
 from nodepool.config.errors import UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.provider import Driver
 from nodepool.driver.utils import RateLimiter
-from nodepool.exceptions import ConfigError, PathItem
+from nodepool.exceptions import ConfigError
 
 
 class MetastaticCloudImage(ConfigValue):
@@ -124,34 +124,37 @@ class MetastaticProviderConfig(ProviderConfig):
         self.rate_limiter = RateLimiter(self.name, self.rate)
         self._pools = {}
         by_backing_label: dict[str, MetastaticLabel] = {}
-        for index, entry in enumerate(self.provider.get("pools") or []):
-            where: tuple[PathItem, ...] = ("pools", index)
-            _require(entry, ("name",), where)
+        for where, entry in entries(self.provider.get("pools"), "pools"):
             pool = MetastaticPool(self, entry)
             self._pools[pool.name] = pool
-            for number, label_entry in enumerate(entry.get("labels") or []):
-                place = (*where, "labels", number)
-                _require(label_entry, ("name", "backing-label"), place)
-                try:
-                    label = MetastaticLabel(label_entry, self, pool)
-                except ConfigError as error:
-                    error.where = (*place, *error.where)
-                    raise
+            with at(where):
+                self._load_labels(pool, entry.get("labels"), by_backing_label, newconfig)
+
+    def _load_labels(
+        self,
+        pool: MetastaticPool,
+        given: object,
+        by_backing_label: dict[str, MetastaticLabel],
+        newconfig: Config,
+    ) -> None:
+        for where, entry in entries(given, "labels"):
+            with at(where):
+                if not entry.get("backing-label"):
+                    raise ConfigError("required key 'backing-label' is missing in labels")
+                label = MetastaticLabel(entry, self, pool)
                 pool.labels[label.name] = label
                 known = by_backing_label.setdefault(label.backing_label, label)
                 if not known.isBackingConfigEqual(label):
                     raise ConfigError(
                         "Multiple label definitions for the same backing label "
-                        f"{label.backing_label!r} are not "
-                        f"identical: {known.name!r} and {label.name!r} must have the same "
-                        "max-parallel-jobs, "
-                        "grace-time, min-retention-time and max-age",
-                        where=place,
+                        f"{label.backing_label!r} are not identical: {known.name!r} and "
+                        f"{label.name!r} must have the same max-parallel-jobs, grace-time, "
+                        "min-retention-time and max-age"
                     )
                 if label.name not in newconfig.labels:
                     raise UnknownName(
                         f"label {label.name!r} is not defined in the top-level labels list",
-                        where=(*place, "name"),
+                        where=("name",),
                     )
                 newconfig.labels[label.name].pools.append(pool)
 
@@ -164,9 +167,3 @@ class MetastaticProviderConfig(ProviderConfig):
 
     def getSchema(self) -> v.Schema:
         return v.Schema(schema(type(self)))
-
-
-def _require(entry: object, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:
-    for key in keys:
-        if not isinstance(entry, dict) or not entry.get(key):
-            raise ConfigError(f"required key {key!r} is missing in {where[-2]}", where=where)

@@ -9,20 +9,13 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, changed, exclusive, inherited, load, option
+from nodepool.base.option import REQUIRED, at, changed, entries, exclusive, inherited, load, option
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ProviderUnavailable
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.common.offers import ALTERNATIVES
 from nodepool.driver.common.options import CloudImage, Image
-from nodepool.exceptions import ConfigError, PathItem
-
-
-def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:
-    if not isinstance(options, dict) or not options.get("name"):
-        raise ConfigError(f"required key 'name' is missing in {where[-2]}", where=where)
-    return str(options["name"])
-
+from nodepool.exceptions import ConfigError
 
 #: Default of labels.
 _POOL = inherited("pool")
@@ -193,19 +186,15 @@ class ProviderPool(ConfigPool):
         full_config, provider = args
         super().load(pool_config)
         self.provider = provider
-        for index, options in enumerate(pool_config.get("labels") or []):
-            label = self._load_label(options, ("labels", index), full_config, provider)
+        for where, options in entries(pool_config.get("labels"), "labels"):
+            with at(where):
+                label = self._load_label(options, full_config, provider)
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
     def _load_label(
-        self,
-        options: dict[str, Any],
-        where: tuple[PathItem, ...],
-        full_config: Config,
-        provider: OpenStackProviderConfig,
+        self, options: dict[str, Any], full_config: Config, provider: OpenStackProviderConfig
     ) -> ProviderLabel:
-        _name(options, where)
         label = ProviderLabel()
         label.pool = self
         load(label, options)
@@ -219,13 +208,13 @@ class ProviderPool(ConfigPool):
                 raise ConfigError(
                     f"cloud-image {cloud_image} does not exist in provider {provider.name}"
                     f" but is referenced in label {label.name}",
-                    where=(*where, "cloud-image"),
+                    where=("cloud-image",),
                 )
         label.networks = label.networks or self.networks
         if label.volume_type and not label.boot_from_volume:
             raise ConfigError(
                 f"volume-type of label {label.name} needs boot-from-volume: true",
-                where=(*where, "volume-type"),
+                where=("volume-type",),
             )
         return label
 
@@ -311,27 +300,20 @@ class OpenStackProviderConfig(ProviderConfig):
         self.cloud_config = self._lookupCloud()
         self.image_type = self.cloud_config.config["image_format"]
         load(self, options)
-        for index, image in enumerate(options.get("diskimages") or []):
-            self._load_diskimage(image, ("diskimages", index), newconfig)
-        for index, image in enumerate(options.get("cloud-images") or []):
-            self._load_cloud_image(image, ("cloud-images", index))
-        for index, pool_options in enumerate(options.get("pools") or []):
-            where: tuple[PathItem, ...] = ("pools", index)
-            name = _name(pool_options, where)
+        for where, image in entries(options.get("diskimages"), "diskimages"):
+            with at(where):
+                self._load_diskimage(image, newconfig)
+        for where, image in entries(options.get("cloud-images"), "cloud-images"):
+            with at(where):
+                self._load_cloud_image(image)
+        for where, pool_options in entries(options.get("pools"), "pools"):
             pool = ProviderPool()
-            try:
+            with at(where, f"pool {pool_options['name']}"):
                 pool.load(pool_options, newconfig, self)
-            except ConfigError as exc:
-                if exc.where[:1] == ("labels",):
-                    exc.where = (*where, *exc.where)
-                exc.context.append(f"pool {name}")
-                raise
-            self._pools[name] = pool
+            self._pools[pool_options["name"]] = pool
 
-    def _load_diskimage(
-        self, options: dict[str, Any], where: tuple[PathItem, ...], newconfig: Config
-    ) -> None:
-        top = newconfig.diskimages[_name(options, where)]
+    def _load_diskimage(self, options: dict[str, Any], newconfig: Config) -> None:
+        top = newconfig.diskimages[options["name"]]
         top.image_types.add(self.image_type or "")
         image = ProviderDiskImage()
         load(image, options)
@@ -342,8 +324,7 @@ class OpenStackProviderConfig(ProviderConfig):
         )
         self.diskimages[image.name] = image
 
-    def _load_cloud_image(self, options: dict[str, Any], where: tuple[PathItem, ...]) -> None:
-        _name(options, where)
+    def _load_cloud_image(self, options: dict[str, Any]) -> None:
         image = ProviderCloudImage()
         load(image, options)
         self.cloud_images[image.name] = image

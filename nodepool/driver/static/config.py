@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import voluptuous as v
 
-from nodepool.base.option import REQUIRED, option, schema, values
+from nodepool.base.option import REQUIRED, at, entries, option, schema, values
 from nodepool.config.errors import UnknownName
 from nodepool.config.model import Config, ConfigPool, ProviderConfig, probing_of
-from nodepool.exceptions import ConfigError, PathItem
+from nodepool.exceptions import ConfigError
 
 log = logging.getLogger("nodepool.driver.static")
 
@@ -73,16 +73,11 @@ class StaticPool(ConfigPool):
     name: str = option(str, "", "part of records and metrics", shown="required")
     nodes: list[dict[str, Any]] = option([NODE], [], "machines", stored=False)
 
-    def load(
-        self, pool_config: dict[str, Any], full_config: Any = None, where: tuple[PathItem, ...] = ()
-    ) -> None:
+    def load(self, pool_config: dict[str, Any], full_config: Any = None) -> None:
         super().load(pool_config)
         self.labels = set()
         self.nodes = []
-        for index, node in enumerate(_as_list(pool_config.get("nodes"))):
-            place = (*where, "nodes", index)
-            if not isinstance(node, dict) or not node.get("name"):
-                raise ConfigError("required key 'name' is missing in nodes", where=place)
+        for place, node in entries(_as_list(pool_config.get("nodes")), "nodes"):
             # ssh-port is the older name
             port = node.get("connection-port") or node.get("ssh-port") or 22
             settings = values(NODE, {**node, "connection-port": port})
@@ -127,13 +122,11 @@ class StaticProviderConfig(ProviderConfig):
             if isinstance(provider, StaticProviderConfig)
             for host in provider.hosts()
         }
-        for index, entry in enumerate(self.provider.get("pools") or []):
-            where: tuple[PathItem, ...] = ("pools", index)
-            if not isinstance(entry, dict) or not entry.get("name"):
-                raise ConfigError("required key 'name' is missing in pools", where=where)
+        for where, entry in entries(self.provider.get("pools"), "pools"):
             pool = StaticPool()
             pool.provider = self
-            pool.load(entry, newconfig, where)
+            with at(where):
+                pool.load(entry, newconfig)
             self._pools[entry["name"]] = pool
             for number, node in enumerate(pool.nodes):
                 host = nodeTuple(node)

@@ -164,7 +164,7 @@ def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
         (
             "        nodes:",
             '        nodes:\n          - ""',
-            ("providers[s].pools[main].nodes[0]", "required key 'name' is missing"),
+            ("providers[s].pools[main].nodes[0]", "must be a dictionary of options"),
         ),
     ],
 )
