@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
@@ -13,7 +11,6 @@ from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller
 from nodepool.cloud.calls import DEADLINE
 from nodepool.cloud.recently_gone import RecentlyGone
-from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
 from nodepool.driver.aws.api.errors import AwsError, check_answer, classify, needs_credentials
 from nodepool.driver.aws.api.lookups import (
@@ -22,7 +19,7 @@ from nodepool.driver.aws.api.lookups import (
     SERVICE_QUOTA_CACHE_TTL,
     AwsLookups,
 )
-from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig, AwsProviderDiskImage
+from nodepool.driver.aws.config import AwsLabel, AwsProviderConfig
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.images.imports import AwsImages
 from nodepool.driver.aws.launch import parameters
@@ -48,6 +45,7 @@ from nodepool.driver.aws.quota_codes import (
     INSTANCE_QUOTA_CODES,
     VOLUME_QUOTA_CODES,
 )
+from nodepool.driver.common.adapter import CloudAdapter
 from nodepool.driver.purpose import images_only
 from nodepool.driver.statemachine.model import ExternalId
 from nodepool.driver.utils import QuotaInformation
@@ -76,8 +74,8 @@ READ_FACTOR = 10
 """Factor by which reading calls may be more frequent than changing ones."""
 
 
-class AwsAdapter(statemachine.Adapter):
-    IMAGE_UPLOAD_SLEEP = 30
+class AwsAdapter(CloudAdapter):
+    provider: AwsProviderConfig
     LAUNCH_TEMPLATE_PREFIX = parameters.LAUNCH_TEMPLATE_PREFIX
     #: Seconds without a byte from AWS after which a call has failed.
     READ_TIMEOUT = clients.READ_TIMEOUT
@@ -95,9 +93,6 @@ class AwsAdapter(statemachine.Adapter):
 
     def __init__(self, provider_config: AwsProviderConfig) -> None:
         super().__init__(provider_config)
-        self.log = logging.getLogger(f"nodepool.AwsAdapter.{provider_config.name}")
-        self.provider = provider_config
-        self._stopping = threading.Event()
         self._connect()
         name, rate = f"aws-{provider_config.name}", provider_config.rate
         self.rate_limiter = AdaptiveRate(f"{name}-write", rate)
@@ -148,7 +143,7 @@ class AwsAdapter(statemachine.Adapter):
             floor=self.LOOK_FLOOR,
             log=self.log,
         )
-        self.quota = AwsQuota(self.cloud, self.log)
+        self.quota = AwsQuota(self.cloud, self.warn_once)
         self.templates = LaunchTemplates(self)
         self.launching = Launching(self)
         self.sold_out = self.launching.sold_out
@@ -259,14 +254,6 @@ class AwsAdapter(statemachine.Adapter):
             "delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key
         )
 
-    def pause_upload(self) -> None:
-        """Wait between two polls of an import.
-
-        :raises CallsStopped: the provider stops.
-        """
-        if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP):
-            raise CallsStopped(f"provider {self.provider.name} is stopping")
-
     def _terminate(self, ids: Iterable[str]) -> None:
         self.ec2("terminate_instances", lane="delete", InstanceIds=list(ids))
 
@@ -370,22 +357,6 @@ class AwsAdapter(statemachine.Adapter):
 
     def getQuotaForLabel(self, label: AwsLabel) -> QuotaInformation:
         return self.quota.of_label(label)
-
-    def uploadImage(
-        self,
-        provider_image: AwsProviderDiskImage,
-        image_name: str,
-        filename: str,
-        image_format: str | None = None,
-        metadata: dict[str, Any] | None = None,
-        md5: str | None = None,
-        sha256: str | None = None,
-    ) -> str:
-        return self.images.upload(provider_image, image_name, filename, image_format, metadata)
-
-    def deleteImage(self, external_id: str) -> None:
-        self.log.debug("Deleting image %s", external_id)
-        self.images.delete(external_id)
 
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
         """Remove the parts of an interrupted upload, which no list of images or objects shows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodepool.cloud import ErrorKind, translate
@@ -20,7 +20,6 @@ from nodepool.driver.aws.quota_codes import (
 )
 from nodepool.driver.common.adapter import smallest
 from nodepool.driver.utils import QuotaInformation
-from nodepool.logconfig import Log
 
 _FAMILY = re.compile(r"([a-z\-]+)\d")
 GB_PER_TB = 1000
@@ -58,15 +57,9 @@ def volume_use(volume_type: str | None, size: float | None, iops: float | None) 
 class AwsQuota:
     """The quota part of an adapter; ``cloud`` is its :class:`AwsLookups`."""
 
-    def __init__(self, cloud: Any, log: Log) -> None:
+    def __init__(self, cloud: Any, warn_once: Callable[..., object]) -> None:
         self.cloud = cloud
-        self.log = log
-        self._warned: set[str] = set()
-
-    def _warn_once(self, key: str, text: str, *args: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            self.log.warning(text, *args)
+        self._warn_once = warn_once
 
     # -- use
 

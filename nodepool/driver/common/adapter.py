@@ -99,25 +99,78 @@ class Leftover(Resource):
         self.id = id
 
 
-class MachineAdapter(Adapter):
-    """Base class; a driver implements the abstract methods for its cloud."""
+class CloudAdapter(Adapter):
+    """What adapters of virtual machines share, however their clouds report changes."""
 
-    #: Minimum seconds between two polls of what is waited for.
-    LOOK_FLOOR = 0.5
     #: Seconds between two polls of an image that the cloud processes.
     IMAGE_UPLOAD_SLEEP = 30
-    #: The driver's name for its tags in messages.
-    TAG = "tag"
     #: The image part, which has ``upload(entry, image_name, filename, image_format, metadata)`` and
     #: ``delete(external_id)``.
     images: Any
 
-    def __init__(self, provider_config: MachineProviderConfig, classify: Classifier) -> None:
+    def __init__(self, provider_config: MachineProviderConfig) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
-        self.classify = classify
         self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")
         self._stopping = threading.Event()
+        self._warned: set[str] = set()
+
+    def warn_once(self, key: str, text: str, *args: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            self.log.warning(text, *args)
+
+    def pause_upload(self, seconds: float | None = None) -> None:
+        """Wait between two polls. Raises CallsStopped: the provider stops."""
+        if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP if seconds is None else seconds):
+            raise CallsStopped(f"provider {self.provider.name} is stopping")
+
+    # -- images
+
+    def uploadImage(
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> str:
+        image_format = image_format or str(self.provider.image_type)
+        external_id: str = self.images.upload(
+            provider_image, image_name, filename, image_format, metadata or {}
+        )
+        return external_id
+
+    def deleteImage(self, external_id: str) -> None:
+        self.log.debug("Deleting image %s", external_id)
+        self.images.delete(external_id)
+
+    def list_for_leaks(
+        self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]
+    ) -> Iterable[Leftover]:
+        """Yield the leftovers of all lists, skipping lists that fail."""
+        for kind, fetch in kinds:
+            try:
+                yield from list(fetch())
+            except Exception as error:
+                self.log.warning(
+                    "Cannot list %ss of provider %s: %s", kind, self.provider.name, error
+                )
+
+
+class MachineAdapter(CloudAdapter):
+    """Base class; a driver implements the abstract methods for its cloud."""
+
+    #: Minimum seconds between two polls of what is waited for.
+    LOOK_FLOOR = 0.5
+    #: The driver's name for its tags in messages.
+    TAG = "tag"
+
+    def __init__(self, provider_config: MachineProviderConfig, classify: Classifier) -> None:
+        super().__init__(provider_config)
+        self.classify = classify
         name, rate = f"{provider_config.driver.name}-{provider_config.name}", provider_config.rate
         self.calls = CloudCalls(
             provider_config.name,
@@ -145,7 +198,6 @@ class MachineAdapter(Adapter):
             narrow=True,
             log=self.log,
         )
-        self._warned: set[str] = set()
         #: Location by name of machines that this process has created: they are deleted without a
         #: previous poll.
         self.made_here: dict[str, str] = {}
@@ -153,11 +205,6 @@ class MachineAdapter(Adapter):
     def stop(self) -> None:
         self._stopping.set()
         self.calls.stop()
-
-    def warn_once(self, key: str, text: str, *args: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            self.log.warning(text, *args)
 
     # -- implemented for each cloud
 
@@ -270,11 +317,6 @@ class MachineAdapter(Adapter):
     def read(self, operation: str, function: Callable[[], T], **options: Any) -> T:
         return self.calls.call(operation, function, deadline=DEADLINE, **options)
 
-    def pause_upload(self, seconds: float | None = None) -> None:
-        """Wait between two polls. Raises CallsStopped: the provider stops."""
-        if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP if seconds is None else seconds):
-            raise CallsStopped(f"provider {self.provider.name} is stopping")
-
     # -- interface for the framework
 
     def plannedExternalId(self, label: Any, node_id: str) -> ExternalId:
@@ -357,40 +399,6 @@ class MachineAdapter(Adapter):
     def is_lost(self, view: Any) -> bool:
         """Return whether a node on it is unusable."""
         return view is None
-
-    # -- images
-
-    def uploadImage(
-        self,
-        provider_image: Any,
-        image_name: str,
-        filename: str,
-        image_format: str | None = None,
-        metadata: dict[str, Any] | None = None,
-        md5: str | None = None,
-        sha256: str | None = None,
-    ) -> str:
-        image_format = image_format or str(self.provider.image_type)
-        external_id: str = self.images.upload(
-            provider_image, image_name, filename, image_format, metadata or {}
-        )
-        return external_id
-
-    def deleteImage(self, external_id: str) -> None:
-        self.log.debug("Deleting image %s", external_id)
-        self.images.delete(external_id)
-
-    def list_for_leaks(
-        self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]
-    ) -> Iterable[Leftover]:
-        """Yield the leftovers of all lists, skipping lists that fail."""
-        for kind, fetch in kinds:
-            try:
-                yield from list(fetch())
-            except Exception as error:
-                self.log.warning(
-                    "Cannot list %ss of provider %s: %s", kind, self.provider.name, error
-                )
 
 
 class CreateMachine(SteppedMachine):

@@ -38,20 +38,19 @@ class AwsImages:
         image: AwsProviderDiskImage,
         image_name: str,
         filename: str,
-        image_format: str | None,
-        metadata: dict[str, Any] | None,
+        image_format: str,
+        metadata: dict[str, Any],
     ) -> str:
         """Upload an image and return the AMI's id; ``image`` is the provider's image entry."""
-        tags = {key: str(value) for key, value in (metadata or {}).items()}
+        tags = {key: str(value) for key, value in metadata.items()}
         self.log.debug("Uploading image %s by %s", image_name, image.import_method)
         if image.import_method == "ebs-direct":
             snapshot_id, size = self._send_blocks(image, image_name, filename, tags)
             return self._register(
                 image, image_name, tags, snapshot_id, max(size, image.volume_size or 0)
             )
-        kind = image_format or self.provider.image_type
         if image.import_method == "image":
-            task = self._import("image", image, image_name, filename, kind, tags)
+            task = self._import("image", image, image_name, filename, image_format, tags)
             ami_id = str(task["ImageId"])
             snapshots = [
                 detail["SnapshotId"]
@@ -62,7 +61,7 @@ class AwsImages:
                 snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
             self.adapter.tag([ami_id, *snapshots], tags)
             return ami_id
-        task = self._import("snapshot", image, image_name, filename, kind, tags)
+        task = self._import("snapshot", image, image_name, filename, image_format, tags)
         snapshot_id = task["SnapshotTaskDetail"]["SnapshotId"]
         self.adapter.tag([snapshot_id], tags)
         return self._register(image, image_name, tags, snapshot_id, image.volume_size)
@@ -87,7 +86,7 @@ class AwsImages:
         image: AwsProviderDiskImage,
         name: str,
         filename: str,
-        kind: str | None,
+        kind: str,
         tags: dict[str, str],
     ) -> Any:
         """Upload the file to the bucket, import and remove it; return the finished task.
