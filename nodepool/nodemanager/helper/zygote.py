@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -52,11 +51,6 @@ class SpawnedProcess:
             else:
                 return None
         return self._exit
-
-    def signal(self, number: int) -> None:
-        """Send a signal; an ended process is not an error."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
         """Drop the descriptors; the process keeps running."""

@@ -142,8 +142,3 @@ class Accounting:
         """Forget the sliver's deleted device: the counters of the next one start at 0."""
         if (account := self._accounts.get(name)) is not None:
             account.seen = {kind: 0 for kind, *_ in _KINDS}
-
-    def used(self, name: str) -> tuple[int, int]:
-        """Return the bytes in this period: below the cap, exempt."""
-        account = self._accounts.get(name)
-        return (account.used["plain"], account.used["exempt"]) if account is not None else (0, 0)

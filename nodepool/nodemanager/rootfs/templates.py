@@ -224,16 +224,6 @@ class RootStore:
                 reference.unlink(missing_ok=True)
         return not any(references.iterdir()) and time.time() - references.stat().st_mtime >= idle
 
-    def templates(self) -> dict[str, list[str]]:
-        """Return key -> slivers that use the template."""
-        if not self.directory.is_dir():
-            return {}
-        return {
-            path.name: sorted(os.listdir(path / "refs"))
-            for path in sorted(self.directory.iterdir())
-            if path.is_dir() and (path / "refs").is_dir() and path.suffix not in (".new", ".old")
-        }
-
 
 def _check_tree(path: Path, what: str) -> None:
     """Check that it is a root tree with a shell and mount points. Raises BackendError."""

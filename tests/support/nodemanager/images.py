@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
+from nodepool.nodemanager.rootfs.templates import RootStore
+
 PROGRAMS = (
     "/bin/sh",
     "/bin/cat",
@@ -77,3 +79,12 @@ BROKEN: dict[str, Callable[[pathlib.Path], None]] = {
     "other host keys": break_host_key,
     "command fails": break_command,
 }
+
+
+def templates(store: RootStore) -> dict[str, list[str]]:
+    """Return the slivers that use each complete template of the store."""
+    return {
+        references.parent.name: sorted(path.name for path in references.iterdir())
+        for references in sorted(store.directory.glob("*/refs"))
+        if references.parent.suffix not in (".new", ".old")
+    }

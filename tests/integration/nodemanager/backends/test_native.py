@@ -28,7 +28,7 @@ from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.support.deadline import limit
-from tests.support.nodemanager.images import make_tree
+from tests.support.nodemanager.images import make_tree, templates
 from tests.support.nodemanager.machine import (
     ID_BASE,
     Machine,
@@ -330,7 +330,7 @@ def test_spawn_reports_the_end(sliver: Sliver) -> None:
     assert sliver.shell("kill -9 $$").status == -9
     with sliver.start_program("sleep", "1000") as process:
         assert process.wait(0.05) is None
-        process.signal(signal.SIGTERM)
+        signal.pidfd_send_signal(process.pidfd, signal.SIGTERM)
         ended = process.wait(5)
         assert ended is not None
         assert ended.status == -signal.SIGTERM
@@ -528,7 +528,7 @@ def test_writes_go_to_a_layer_of_the_sliver(
     assert second.shell("id", user="bob").text == "uid=1001(bob) gid=1001(bob) groups=1001(bob)\n"
     if kind != "dir":
         key = first.handle["template"]
-        assert machine.backend.roots.templates()[key] == ["s1", "s2"]
+        assert templates(machine.backend.roots)[key] == ["s1", "s2"]
         first.destroy()
         assert key not in machine.backend.roots.prune(set(machine.backend.found()))
         second.destroy()
@@ -598,7 +598,7 @@ def test_end_of_a_program_whose_helper_died(machine: Machine, sliver: Sliver) ->
         assert process is not None
         process.kill()
         assert program.wait(0.2) is None
-        program.signal(signal.SIGKILL)
+        signal.pidfd_send_signal(program.pidfd, signal.SIGKILL)
         ended = program.wait(5)
         assert ended is not None
         assert ended.status is None

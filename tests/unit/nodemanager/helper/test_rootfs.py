@@ -33,6 +33,7 @@ from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from nodepool.nodemanager.rootfs.tar_image import Limits, TarError, extract
 from nodepool.nodemanager.rootfs.templates import RootStore, check_sliver_name
 from nodepool.nodemanager.rootfs.trees import Trees
+from tests.support.nodemanager.images import templates
 
 Make = Callable[[pathlib.Path], list[tuple[tarfile.TarInfo, bytes]]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners can only be kept by root")
@@ -248,13 +249,13 @@ def test_template_is_shared_and_goes_when_unused(tmp_path: pathlib.Path) -> None
     first, second = store.tree(f"tar:{path}", "s1"), store.tree(f"tar:{path}", "s2")
     assert first == second
     assert (pathlib.Path(first.layers["root"][0]) / "bin/sh").exists()
-    assert store.templates() == {first.key: ["s1", "s2"]}
+    assert templates(store) == {first.key: ["s1", "s2"]}
     store.release("s1")
     assert store.prune({"s2"}) == []
     store.release("s2")
     assert store.prune(set(), idle=3600) == []
     assert store.prune(set()) == [first.key]
-    assert store.templates() == {}
+    assert templates(store) == {}
 
 
 def test_tree_larger_than_the_free_space_is_refused(tmp_path: pathlib.Path) -> None:
@@ -265,7 +266,7 @@ def test_tree_larger_than_the_free_space_is_refused(tmp_path: pathlib.Path) -> N
     )
     with pytest.raises(BackendError, match="larger than 3 bytes"):
         store.tree(f"tar:{path}", "s1")
-    assert store.templates() == {}
+    assert templates(store) == {}
     assert store.tree(f"tar:{path}", "s1").key
 
 
@@ -281,7 +282,7 @@ def test_a_user_that_comes_meanwhile(tmp_path: pathlib.Path) -> None:
     asked = time.time() - 1
     tree = store.tree(f"tar:{source}", "new")
     assert store.prune(set(), asked=asked) == []
-    assert store.templates() == {tree.key: ["new"]}
+    assert templates(store) == {tree.key: ["new"]}
     assert store.prune(set()) == [tree.key]
     assert [name for name in os.listdir(store.directory) if name.endswith(".lock")] == []
 
@@ -318,7 +319,7 @@ def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
         finally:
             go.set()
         assert first.result(10) == second.result(10)
-    assert store.templates() == {ready.key: ["s1", "s3"], "slow": ["s2", "s4"]}
+    assert templates(store) == {ready.key: ["s1", "s3"], "slow": ["s2", "s4"]}
 
 
 def test_changed_tar_is_a_new_template(tmp_path: pathlib.Path) -> None:
