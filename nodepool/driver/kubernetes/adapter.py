@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nodepool import exceptions
@@ -455,24 +455,27 @@ class KubernetesAdapter(Adapter):
         return found
 
     def listResources(self) -> list[Leftover]:
+        return [
+            Leftover(Target(NAMESPACE, name), labels)
+            for name, metadata in self._of_nodes(self._list(NAMESPACE))
+            if bodies.NODE_LABEL in (labels := metadata.get("labels") or {})
+        ]
+
+    def _of_nodes(self, places: Iterable[Object]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield name and metadata of namespaces or projects that are named like our nodes.
+
+        Those that are being deleted are omitted.
+        """
         pools = tuple(f"{pool}-" for pool in self.provider.pools)
-        found = []
-        for namespace in self._list(NAMESPACE):
-            metadata = namespace.get("metadata") or {}
-            name, labels = str(metadata.get("name") or ""), metadata.get("labels") or {}
-            if (
-                not name.startswith(pools)
-                or not name.rpartition("-")[2].isdigit()
-                or bodies.NODE_LABEL not in labels
-            ):
-                continue
-            if (
+        for place in places:
+            metadata = place.get("metadata") or {}
+            name = str(metadata.get("name") or "")
+            ending = (
                 metadata.get("deletionTimestamp")
-                or (namespace.get("status") or {}).get("phase") == "Terminating"
-            ):
-                continue
-            found.append(Leftover(Target(NAMESPACE, name), labels))
-        return found
+                or (place.get("status") or {}).get("phase") == "Terminating"
+            )
+            if name.startswith(pools) and name.rpartition("-")[2].isdigit() and not ending:
+                yield name, metadata
 
     def deleteResource(self, resource: Resource) -> None:
         assert isinstance(resource, Leftover)

@@ -134,20 +134,10 @@ class OpenshiftAdapter(KubernetesAdapter):
 
     def _projects(self) -> dict[str, str]:
         """Return uid by name of our projects that are not being deleted."""
-        pools = tuple(f"{pool}-" for pool in self.provider.pools)
-        found = {}
-        for project in self.calls.call("list_projects", self.cluster.list, PROJECT):
-            metadata = project.get("metadata") or {}
-            name = str(metadata.get("name") or "")
-            if not name.startswith(pools) or not name.rpartition("-")[2].isdigit():
-                continue
-            if (
-                metadata.get("deletionTimestamp")
-                or (project.get("status") or {}).get("phase") == "Terminating"
-            ):
-                continue
-            found[name] = str(metadata.get("uid") or name)
-        return found
+        projects = self.calls.call("list_projects", self.cluster.list, PROJECT)
+        return {
+            name: str(metadata.get("uid") or name) for name, metadata in self._of_nodes(projects)
+        }
 
     def _mark(self, project: str, uid: str) -> dict[str, str]:
         """Return the labels of our account in the project; queried once."""
