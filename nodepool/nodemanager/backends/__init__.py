@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from importlib.metadata import entry_points
 
 from nodepool.nodemanager.backends.base import Backend, BackendError
@@ -31,8 +31,7 @@ def load(name: str) -> type[Backend]:
         else:
             if name not in OURS:
                 raise BackendError(f"unknown backend {name!r}; there are: {', '.join(names())}")
-            module, _, attribute = OURS[name].partition(":")
-            found = getattr(importlib.import_module(module), attribute)
+            found = pkgutil.resolve_name(OURS[name])
     except (ImportError, AttributeError) as error:
         raise BackendError(f"backend {name!r} cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):

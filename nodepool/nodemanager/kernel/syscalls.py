@@ -173,27 +173,17 @@ def mount_setattr(
 
 
 def move_mount(mount_fd: int, target: str | int) -> None:
-    """Attach a detached mount at a path, or at what a descriptor (O_PATH) stands for."""
-    if isinstance(target, int):
-        _call(
-            "move_mount",
-            _MOVE_MOUNT,
-            mount_fd,
-            b"",
-            target,
-            b"",
-            MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH,
-        )
-    else:
-        _call(
-            f"move_mount to {target}",
-            _MOVE_MOUNT,
-            mount_fd,
-            b"",
-            AT_FDCWD,
-            os.fsencode(target),
-            MOVE_MOUNT_F_EMPTY_PATH,
-        )
+    """Attach a detached mount at a path, or at what a descriptor (O_PATH) stands for.
+
+    Closes the descriptor of the mount.
+    """
+    place = (
+        (target, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+        if isinstance(target, int)
+        else (AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    )
+    with held(mount_fd):
+        _call(f"move_mount to {target}", _MOVE_MOUNT, mount_fd, b"", *place)
 
 
 def new_mount(

@@ -143,12 +143,8 @@ def place(root: int, path: str, directory: bool = True, make: bool = True) -> in
 
 def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bool = True) -> None:
     """Attach a detached mount inside the tree and close its descriptor."""
-    target = place(root, path, directory, make)
-    try:
+    with held(place(root, path, directory, make)) as target:
         syscalls.move_mount(mount_fd, target)
-    finally:
-        os.close(target)
-        os.close(mount_fd)
 
 
 def overlay(layers: Sequence[str], upper: str, work: str) -> int:
@@ -215,7 +211,6 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
         os.chmod(directory, 0o755)
     writable_fd = request["disk"] if "disk" in request else syscalls.open_tree(request["writable"])
     syscalls.move_mount(writable_fd, "upper")
-    os.close(writable_fd)
     number = 0
     mounts: dict[str, int] = {}
     for place_name, layers in request["layers"].items():
@@ -233,14 +228,11 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
                 ) from error
             os.mkdir(f"l{number}")
             syscalls.move_mount(layer_fd, f"l{number}")
-            os.close(layer_fd)
             names.append(f"l{number}")
             number += 1
         if place_name != "root":  # a directory of the host itself, as it is now
             os.mkdir(f"public-{place_name}")
-            public_fd = only_public(names)
-            syscalls.move_mount(public_fd, f"public-{place_name}")
-            os.close(public_fd)
+            syscalls.move_mount(only_public(names), f"public-{place_name}")
             names = [f"public-{place_name}"]
         mounts[place_name] = overlay(names, f"upper/{place_name}", f"upper/{place_name}-work")
     syscalls.move_mount(mounts.pop("root"), "root")
@@ -399,9 +391,8 @@ def cover(root: int, path: str, mask: str | None) -> None:
         else:
             source = syscalls.open_tree(mask, root)
             attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
-        with held(source):
-            syscalls.mount_setattr(source, attributes)
-            syscalls.move_mount(source, target)
+        syscalls.mount_setattr(source, attributes)
+        syscalls.move_mount(source, target)
 
 
 def write_maps(pid: int, base: int, count: int) -> None:

@@ -32,7 +32,6 @@ def mount_tree(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[st
             os.close(root)
             syscalls.setns(host, syscalls.CLONE_NEWNS)
             syscalls.move_mount(mount_fd, request["target"])
-            os.close(mount_fd)
     except OSError as error:
         raise StepError(f"cannot build the root tree: {error.strerror or error}") from error
     finally:

@@ -75,7 +75,6 @@ def build(request: dict[str, Any]) -> None:
     for name in ("root", "empty"):
         os.mkdir(name, 0o755)
     syscalls.move_mount(root_fd, "root")
-    os.close(root_fd)
     root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for name, sources in layers.items():
         if name != "root":
