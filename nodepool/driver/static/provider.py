@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
@@ -400,45 +400,38 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
 
     def _update(self, node: zk.Node, template: zk.Node) -> None:
         """Update the record of an idle node, keeping its id."""
-        if not _is_free(node) or not self._differs(node, template):
+        self._change_idle(
+            node, {name: getattr(template, name) for name in self.COMPARED}, "Updated"
+        )
+
+    def deregisterNode(self, node: zk.Node) -> None:
+        """Mark an idle node for deletion. One in use may finish; its slot is not filled again."""
+        self._change_idle(node, {"state": zk.DELETING}, "Deregistered")
+
+    def _change_idle(self, node: zk.Node, values: Mapping[str, Any], done: str) -> None:
+        """Store what differs in the record of an idle node; skip nodes that others have locked."""
+
+        def needed() -> bool:
+            return _is_free(node) and any(
+                getattr(node, name) != value for name, value in values.items()
+            )
+
+        if not needed():
             return
         node = node.copy()
-        if not self._lock_node(node):
-            return
-        try:
-            if _is_free(node) and self._differs(node, template):
-                for name in self.COMPARED:
-                    setattr(node, name, getattr(template, name))
-                self.zk.storeNode(node)
-                self.log.debug("Updated node %s of host %s", node.id, node.hostname)
-        finally:
-            self.zk.unlockNode(node)
-
-    def _differs(self, node: zk.Node, template: zk.Node) -> bool:
-        return any(getattr(node, name) != getattr(template, name) for name in self.COMPARED)
-
-    def _lock_node(self, node: zk.Node) -> bool:
         try:
             self.zk.lockNode(node, blocking=False)
         except exceptions.ZKLockException:
             self.log.warning(
                 "Node %s of host %s is locked; skipping it for now", node.id, node.hostname
             )
-            return False
-        return True
-
-    def deregisterNode(self, node: zk.Node) -> None:
-        """Mark an idle node for deletion. One in use may finish; its slot is not filled again."""
-        if not _is_free(node):
-            return
-        node = node.copy()
-        if not self._lock_node(node):
             return
         try:
-            if _is_free(node):
-                node.state = zk.DELETING
+            if needed():
+                for name, value in values.items():
+                    setattr(node, name, value)
                 self.zk.storeNode(node)
-                self.log.debug("Deregistered node %s of host %s", node.id, node.hostname)
+                self.log.debug("%s node %s of host %s", done, node.id, node.hostname)
         finally:
             self.zk.unlockNode(node)
 
