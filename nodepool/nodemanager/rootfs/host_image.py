@@ -262,12 +262,10 @@ def _build_etc(etc: Path) -> None:
     _write_accounts(etc)
     # The host's nsswitch.conf may name services that do not run inside; files always work.
     (etc / "hostname").write_text("sliver\n")
-    (etc / "fstab").write_text("")
-    (etc / "environment").write_text("")
-    (etc / "motd").write_text("")
+    for name in ("fstab", "environment", "motd", "machine-id"):
+        (etc / name).write_text("")
     if not (etc / "resolv.conf").exists():
         (etc / "resolv.conf").write_text("")
-    (etc / "machine-id").write_text("")
     mtab = etc / "mtab"
     if not mtab.is_symlink():
         mtab.symlink_to("../proc/self/mounts")

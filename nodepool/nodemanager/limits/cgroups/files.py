@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodepool.nodemanager.kernel.descriptors import held
+from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.outcomes import BackendError
 
 MIB = 1 << 20
@@ -101,6 +102,13 @@ def processes(directory: Path) -> list[int]:
         with contextlib.suppress(OSError):
             found += [int(line) for line in read(group / "cgroup.procs").split() if line != "0"]
     return found
+
+
+def enter(group: Path, pids: Iterable[int]) -> None:
+    """Move processes into the group, except those that have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            write(group / "cgroup.procs", pid)
 
 
 def quota(per_mille: int, processors: int) -> tuple[int, int]:

@@ -9,9 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups.detect import FILES
-from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, processes, read, walk
+from nodepool.nodemanager.limits.cgroups.files import (
+    CgroupError,
+    Place,
+    enter,
+    processes,
+    read,
+    walk,
+)
 from nodepool.nodemanager.records.rspec import check_name
 
 ROOT_NAME = "nodepool-nm"
@@ -102,9 +108,7 @@ def empty_base(base: Path) -> None:
     """Move the processes of the group to a leaf: a group with processes cannot delegate."""
     leaf = base / DAEMON
     leaf.mkdir(exist_ok=True)
-    for pid in read(base / "cgroup.procs").split():
-        with contextlib.suppress(ProcessLookupError):
-            write(leaf / "cgroup.procs", pid)
+    enter(leaf, map(int, read(base / "cgroup.procs").split()))
 
 
 def make(place: Place, group: Path) -> None:
@@ -120,9 +124,7 @@ def move(place: Place, old: Path, new: Path) -> None:
     deadline = time.monotonic() + MOVE_TIMEOUT
     # Processes that fork meanwhile leave children behind: repeat until there are none.
     while pids := processes(old):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                write(new / "cgroup.procs", pid)
+        enter(new, pids)
         if time.monotonic() > deadline:
             raise CgroupError(f"{old}: processes start faster than they can be moved", retry=True)
     remove(old, deadline)

@@ -13,9 +13,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from nodepool.nodemanager.kernel.syscalls import write
 from nodepool.nodemanager.limits.cgroups.detect import FILES, own_group
-from nodepool.nodemanager.limits.cgroups.files import Place, processes
+from nodepool.nodemanager.limits.cgroups.files import Place, enter, processes
 from nodepool.nodemanager.limits.cgroups.pace import FAVOUR, CpuPace
 from nodepool.nodemanager.limits.cgroups.tree import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX, Tree
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC
@@ -226,9 +225,7 @@ def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
         group.mkdir(exist_ok=True)
         FILES[place.kind].made(group)
         FILES[place.kind].cpu_weight(group, DAEMON_WEIGHT)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                write(group / "cgroup.procs", pid)
+        enter(group, pids)
     except OSError:  # comfort only
         unshelter(place, root)
 
@@ -239,9 +236,7 @@ def unshelter(place: Place, root: Path) -> None:
     deadline = time.monotonic() + REMOVE_TIMEOUT
     while group.is_dir() and time.monotonic() <= deadline:
         with contextlib.suppress(OSError):
-            for pid in processes(group):
-                with contextlib.suppress(ProcessLookupError):
-                    write(place.base / "cgroup.procs", pid)
+            enter(place.base, processes(group))
             group.rmdir()
         time.sleep(0.001)  # busy until the last that left is torn down
 

@@ -66,7 +66,7 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
 
     monkeypatch.setattr(cgroup_v2, "made", populate)
     monkeypatch.setattr(cgroup_v2, "write", write)
-    monkeypatch.setattr(cgroup_tree, "write", write)
+    monkeypatch.setattr(cgroup_files, "write", write)
     # Groups of the imitated tree go with their files, as the kernel's do.
     monkeypatch.setattr(cgroup_tree, "remove", lambda group, _deadline: shutil.rmtree(group))
     populate(tmp_path)
@@ -216,7 +216,7 @@ def test_tree_that_others_removed_is_created_again(tree: pathlib.Path) -> None:
 def test_processes_that_start_during_a_move_are_moved_too(
     tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups, write, moved = service(tree), cgroup_tree.write, []
+    groups, write, moved = service(tree), cgroup_files.write, []
     groups.create("alice", {})
     old = tree / "ours" / "besteffort" / "alice.sliver" / "cgroup.procs"
     old.write_text("10\n11")
@@ -228,7 +228,7 @@ def test_processes_that_start_during_a_move_are_moved_too(
         old.write_text("\n".join(left + ([later.pop()] if later else [])))
         write(path, pid)
 
-    monkeypatch.setattr(cgroup_tree, "write", move)
+    monkeypatch.setattr(cgroup_files, "write", move)
     groups.apply("alice", {"nm_cpu_guaranteed_share": 200})
     assert sorted(moved) == [10, 11, 12, 13]
 
