@@ -22,7 +22,7 @@ from nodepool.driver.common.dynamic import formatted
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.common.options import MachineProviderConfig
 from nodepool.driver.statemachine.model import Adapter, ExternalId, Instance, Resource
-from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
+from nodepool.driver.statemachine.steps import Deletion, SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -444,14 +444,8 @@ class CreateMachine(SteppedMachine):
             adapter.calls.run(lambda: adapter.remove(name), lane="delete")
 
 
-class DeleteMachine(SteppedMachine):
-    def __init__(
-        self, adapter: MachineAdapter, external_id: object, log: logging.Logger | Log
-    ) -> None:
-        super().__init__()
-        self.adapter = adapter
-        self.external_id = external_id
-        self.log = log
+class DeleteMachine(Deletion):
+    adapter: MachineAdapter
 
     def steps(self) -> Steps[None]:
         if not self.external_id:

@@ -33,8 +33,8 @@ from nodepool.driver.openstack.servers import (
     quota_from_flavor,
     volumes_of,
 )
-from nodepool.driver.statemachine.model import Adapter, DriverLabel
-from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
+from nodepool.driver.statemachine.model import DriverLabel
+from nodepool.driver.statemachine.steps import Deletion, SteppedMachine, Steps, Wait
 from nodepool.logconfig import Log
 from nodepool.zk.cluster import same_owner
 from nodepool.zk.records import NodeRequest
@@ -47,15 +47,9 @@ again.
 """
 
 
-class OpenStackDeleteStateMachine(SteppedMachine):
+class OpenStackDeleteStateMachine(Deletion):
     SERVER_DELETE = "delete server"
     SERVER_DELETING = "deleting server"
-
-    def __init__(self, adapter: Adapter, external_id: object, log: Log) -> None:
-        super().__init__()
-        self.adapter: Any = adapter
-        self.log = log
-        self.external_id = external_id
 
     def steps(self) -> Steps[None]:
         adapter, server_id, gone = self.adapter, self.external_id, False

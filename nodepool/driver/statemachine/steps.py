@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from nodepool.cloud.polling import Observation, Subscription
-from nodepool.driver.statemachine.model import Instance, StateMachine
+from nodepool.driver.statemachine.model import ExternalId, Instance, StateMachine
+from nodepool.logconfig import Log
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -110,3 +111,13 @@ class SteppedMachine(StateMachine):
     def _wake(self) -> None:
         if self.wake is not None:
             self.wake()
+
+
+class Deletion(SteppedMachine):
+    """Deletes the resource of an external id through the driver's adapter."""
+
+    def __init__(self, adapter: Any, external_id: ExternalId, log: Log) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.external_id = external_id
+        self.log = log

@@ -16,7 +16,7 @@ from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.objects import AwsInstance, state_of
 from nodepool.driver.statemachine.model import Adapter
-from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
+from nodepool.driver.statemachine.steps import Deletion, SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -36,15 +36,11 @@ new ones late.
 """
 
 
-class AwsDeleteStateMachine(SteppedMachine):
+class AwsDeleteStateMachine(Deletion):
     def __init__(self, adapter: Adapter, external_id: object, log: Log) -> None:
-        super().__init__()
-        self.adapter: Any = adapter
-        self.log = log
         # Records of old releases have the instance's id only.
-        self.external_id = (
-            {"instance": external_id} if isinstance(external_id, str) else external_id
-        )
+        ids = {"instance": external_id} if isinstance(external_id, str) else external_id
+        super().__init__(adapter, ids, log)
 
     def steps(self) -> Steps[None]:
         adapter, ids = self.adapter, self.external_id or {}
