@@ -12,6 +12,7 @@ from nodepool.driver.azure import bodies
 from nodepool.driver.azure.arm import DISK, IMAGE
 from nodepool.driver.azure.config import AzureDiskImage
 from nodepool.driver.azure.errors import classify
+from nodepool.driver.common.adapter import ImagePart
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
 
 MIB = 1 << 20
@@ -128,12 +129,7 @@ class DiskUploader(ImageUploader):
             IMAGE,
             bodies.image(self.adapter.provider.location, self._tags, disk["id"]),
         )
-        try:
-            self._delete_disk()
-        except Exception as error:
-            self.log.warning(
-                "Cannot delete disk %s, leaving it to the leak cleanup: %s", self.image_name, error
-            )
+        self.adapter.images.quietly(self._delete_disk, f"disk {self.image_name}")
         return self.image_name
 
     def abortUpload(self) -> None:
@@ -149,12 +145,7 @@ class DiskUploader(ImageUploader):
                     self.log.warning("Unfinished upload of %s: %s", self.image_name, error)
 
 
-class AzureImages:
-    """The image part of an adapter."""
-
-    def __init__(self, adapter: Any) -> None:
-        self.adapter = adapter
-
+class AzureImages(ImagePart):
     def upload(
         self,
         entry: AzureDiskImage,

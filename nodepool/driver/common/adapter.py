@@ -99,6 +99,21 @@ class Leftover(Resource):
         self.id = id
 
 
+class ImagePart:
+    """The image part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+
+    def quietly(self, function: Callable[[], object], what: str) -> None:
+        """Delete something; an error is logged only."""
+        try:
+            function()
+        except Exception as error:
+            self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
+
+
 class CloudAdapter(Adapter):
     """What adapters of virtual machines share, however their clouds report changes."""
 

@@ -9,12 +9,13 @@ import tarfile
 import time
 import urllib.parse
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer
+from nodepool.driver.common.adapter import ImagePart
 from nodepool.driver.gce import bodies
 from nodepool.driver.gce.client import STORAGE, refusal, storage_address
 from nodepool.driver.gce.config import GceDiskImage
@@ -61,13 +62,7 @@ def pieces(source: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
     yield bytes(held), True
 
 
-class GceImages:
-    """The image part of an adapter."""
-
-    def __init__(self, adapter: Any) -> None:
-        self.adapter = adapter
-        self.log = adapter.log
-
+class GceImages(ImagePart):
     @property
     def bucket(self) -> str:
         return str(self.adapter.provider.object_storage["bucket-name"])
@@ -123,17 +118,11 @@ class GceImages:
             self._finish(operation, f"import of image {name}", until)
         except BaseException:
             if begun:
-                self._quietly(lambda: self.delete(name), f"image {name}")
+                self.quietly(lambda: self.delete(name), f"image {name}")
             raise
         finally:
-            self._quietly(lambda: self.delete_object(key), f"object {key}")
+            self.quietly(lambda: self.delete_object(key), f"object {key}")
         return name
-
-    def _quietly(self, function: Callable[[], object], what: str) -> None:
-        try:
-            function()
-        except Exception as error:
-            self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
 
     def _send(self, key: str, filename: str, tags: dict[str, str]) -> None:
         query = urllib.parse.urlencode({"uploadType": "resumable", "name": key})

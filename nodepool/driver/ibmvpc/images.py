@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from nodepool import exceptions
 from nodepool.base import optional
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAccess
+from nodepool.driver.common.adapter import ImagePart
 from nodepool.driver.ibmvpc import names
 from nodepool.driver.ibmvpc.config import IBMVPCDiskImage
 from nodepool.driver.ibmvpc.errors import classify
@@ -21,12 +22,9 @@ NO_KEY = "none"
 """API key for object storage where there is none: tests and stand-ins."""
 
 
-class IBMVPCImages:
-    """The image part of an adapter."""
-
+class IBMVPCImages(ImagePart):
     def __init__(self, adapter: Any) -> None:
-        self.adapter = adapter
-        self.log = adapter.log
+        super().__init__(adapter)
         self._lock = threading.Lock()
         self._storage: Any = None
 
@@ -160,10 +158,10 @@ class IBMVPCImages:
             self._wait(image_id, name, until)
         except BaseException:
             if image_id is not None:
-                self._quietly(lambda: self.delete(image_id), f"image {name}")
+                self.quietly(lambda: self.delete(image_id), f"image {name}")
             raise
         finally:
-            self._quietly(lambda: self.delete_object(key), f"object {key}")
+            self.quietly(lambda: self.delete_object(key), f"object {key}")
         return image_id
 
     def _send(self, filename: str, key: str) -> None:
@@ -191,12 +189,6 @@ class IBMVPCImages:
             if time.monotonic() > until:
                 raise exceptions.ImageCreateException(f"image {name} is still pending")
             self.adapter.pause_upload()
-
-    def _quietly(self, function: Callable[[], object], what: str) -> None:
-        try:
-            function()
-        except Exception as error:
-            self.log.warning("Cannot delete %s, leaving it to the leak cleanup: %s", what, error)
 
     # -- deletion and lists
 

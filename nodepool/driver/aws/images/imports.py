@@ -15,6 +15,7 @@ from nodepool.driver.aws.api.lookups import all_pages
 from nodepool.driver.aws.config import IMAGE_FORMATS, AwsProviderDiskImage
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.objects import AwsResource, tag_dict_to_list
+from nodepool.driver.common.adapter import ImagePart
 
 IMPORT_LIMIT = 6 * 3600.0
 """Maximum seconds of an import."""
@@ -23,12 +24,9 @@ CLOCKS = 300.0
 TOO_MANY = "ResourceCountLimitExceeded"
 
 
-class AwsImages:
-    """The image part of an adapter."""
-
+class AwsImages(ImagePart):
     def __init__(self, adapter: Any) -> None:
-        self.adapter = adapter
-        self.log = adapter.log
+        super().__init__(adapter)
         self.provider = adapter.provider
 
     # -- upload
@@ -118,11 +116,8 @@ class AwsImages:
             task_id = self._start_import(name, f"import_{what}", args)
             return self._wait_import(name, task_id, what)
         finally:
-            try:
-                self.adapter.delete_object(bucket, key)
-            except Exception as error:
-                # Found again by its tags.
-                self.log.warning("Cannot delete object %s: %s", key, error)
+            # The leak cleanup finds it by its tags.
+            self.quietly(lambda: self.adapter.delete_object(bucket, key), f"object {key}")
 
     def _start_import(self, name: str, method: str, args: dict[str, Any]) -> str:
         limit = self.provider.image_import_timeout
