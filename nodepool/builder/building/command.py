@@ -58,9 +58,11 @@ def build_environment(
     environment["PATH"] = path
     if private_tmp:
         environment["TMPDIR"] = private_tmp
-    environment["DIB_RELEASE"] = diskimage.release
-    environment["DIB_IMAGE_NAME"] = diskimage.name
-    environment["DIB_IMAGE_FILENAME"] = output
+    environment |= {
+        "DIB_RELEASE": diskimage.release,
+        "DIB_IMAGE_NAME": diskimage.name,
+        "DIB_IMAGE_FILENAME": output,
+    }
     if elements_dir:
         environment["ELEMENTS_PATH"] = elements_dir
     environment.update(diskimage.env_vars)

@@ -60,8 +60,7 @@ def _disk(label: AzureLabel) -> dict[str, Any]:
     if label.volume_type:
         disk["managedDisk"] = {"storageAccountType": label.volume_type}
     if label.ephemeral_os_disk:
-        disk["diffDiskSettings"] = {"option": "Local"}
-        disk["caching"] = "ReadOnly"
+        disk |= {"diffDiskSettings": {"option": "Local"}, "caching": "ReadOnly"}
     return disk
 
 

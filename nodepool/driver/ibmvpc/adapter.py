@@ -373,8 +373,7 @@ class IBMVPCAdapter(MachineAdapter):
             ("image", lambda: self._leftovers("image", self._own_images())),
         ]
         if self.provider.object_storage:
-            kinds.append(("object", self._leftover_objects))
-            kinds.append(("parts", self._leftover_parts))
+            kinds += [("object", self._leftover_objects), ("parts", self._leftover_parts)]
         return self.list_for_leaks(kinds)
 
     def _own_images(self) -> list[dict[str, Any]]:

@@ -160,16 +160,14 @@ class OpenStackCreateStateMachine(SteppedMachine):
     def _serverMetadata(
         self, image_name: str, metadata: dict[str, str], request: NodeRequest
     ) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "groups": ",".join([self.provider.name, image_name, self.label.name])
+        label = self.label
+        return {
+            "groups": ",".join([self.provider.name, image_name, label.name]),
+            **label.instance_properties,
+            **formatted(label.dynamic_instance_properties, request, self.log, "property"),
+            # The nodepool keys identify the server and cannot be overridden.
+            **metadata,
         }
-        result.update(self.label.instance_properties)
-        result.update(
-            formatted(self.label.dynamic_instance_properties, request, self.log, "property")
-        )
-        # The nodepool keys identify the server and cannot be overridden.
-        result.update(metadata)
-        return result
 
     def _createServer(self) -> Any:
         """Create the server of the first offer that the cloud accepts, on the executor."""

@@ -106,25 +106,25 @@ def chart(runs: Mapping[str, dict[str, Any]]) -> str:
         f'<rect width="100%" height="{height}" fill="white"/>',
     ]
     for number, (run, summary) in enumerate(runs.items()):
-        parts.append(f'<g transform="translate({_LEFT},{number * (_HEIGHT + 2 * _TOP) + _TOP})">')
-        parts.append(f'<text y="-16" font-weight="bold">{escape(run)}</text>')
+        parts += [
+            f'<g transform="translate({_LEFT},{number * (_HEIGHT + 2 * _TOP) + _TOP})">',
+            f'<text y="-16" font-weight="bold">{escape(run)}</text>',
+        ]
         for position, (name, color) in enumerate(_SERIES.items()):
             title = name.replace("_", " ")
-            parts.append(
-                f'<text x="{_WIDTH - 320 + 85 * position}" y="-16" fill="{color}">{title}</text>'
-            )
             points = " ".join(
                 f"{value['time'] / span * _WIDTH:.1f},{_HEIGHT - value[name] / most * _HEIGHT:.1f}"
                 for value in summary["series"]
             )
-            parts.append(
-                f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>'
-            )
-        parts.append(f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="black"/>')
-        parts.append(f'<text x="-8" y="4" text-anchor="end">{most:g}</text>')
-        parts.append(f'<text x="-8" y="{_HEIGHT}" text-anchor="end">0</text>')
-        parts.append(
+            parts += [
+                f'<text x="{_WIDTH - 320 + 85 * position}" y="-16" fill="{color}">{title}</text>',
+                f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.3"/>',
+            ]
+        parts += [
+            f'<path d="M0 0V{_HEIGHT}H{_WIDTH}" fill="none" stroke="black"/>',
+            f'<text x="-8" y="4" text-anchor="end">{most:g}</text>',
+            f'<text x="-8" y="{_HEIGHT}" text-anchor="end">0</text>',
             f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" '
-            f'text-anchor="end">{format_duration(span)}</text></g>'
-        )
+            f'text-anchor="end">{format_duration(span)}</text></g>',
+        ]
     return "\n".join([*parts, "</svg>"]) + "\n"

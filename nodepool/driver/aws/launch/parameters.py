@@ -22,11 +22,12 @@ def node_tags(
     hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log
 ) -> dict[str, str]:
     """Return tags of instance, volume and host; nodepool's keys cannot be overridden."""
-    tags: dict[str, str] = dict(label.tags)
-    tags.update(formatted(label.dynamic_tags, request, log, "tag"))
-    tags.update({key: str(value) for key, value in metadata.items()})
-    tags["Name"] = hostname
-    return tags
+    return {
+        **label.tags,
+        **formatted(label.dynamic_tags, request, log, "tag"),
+        **{key: str(value) for key, value in metadata.items()},
+        "Name": hostname,
+    }
 
 
 def _tag_specifications(tags: dict[str, str], *types: str) -> list[dict[str, Any]]:
