@@ -82,7 +82,6 @@ class NodePoolBuilder:
         #: killed.
         self.session_file: str | None = None
         self.session_usable = self.state.session_usable
-        self.upload_claims = self.state.upload_claims
         self.config_state = ConfigFileStatus(
             (config_path, secure_path),
             self.log,

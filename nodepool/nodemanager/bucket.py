@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 
 class Bucket:
@@ -13,14 +12,11 @@ class Bucket:
     paid.
     """
 
-    def __init__(
-        self, rate: float, saved: float, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, rate: float, saved: float) -> None:
         self._rate = rate
         self._saved = saved
-        self._now = now
         self._level = saved
-        self._since = now()
+        self._since = time.monotonic()
 
     def use(self, amount: float) -> None:
         self._fill()
@@ -38,6 +34,6 @@ class Bucket:
         return self._level >= self._saved
 
     def _fill(self) -> None:
-        now = self._now()
+        now = time.monotonic()
         self._level = min(self._saved, self._level + (now - self._since) * self._rate)
         self._since = now

@@ -96,7 +96,6 @@ class MetastaticPool(ConfigPool):
 
     def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
-        self.labels = {}
 
 
 class MetastaticProviderConfig(ProviderConfig):

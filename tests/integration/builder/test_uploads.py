@@ -346,7 +346,8 @@ def test_note_of_a_stored_upload(builders: BuilderBench, cloud: BalkyCloud) -> N
     builder = builders.start(config(builders, cloud.provider()))
     upload = builders.wait_upload(provider="balky")
     wait_for(
-        lambda: notes(builders) == [] and not builder.upload_claims.running(), what="nothing noted"
+        lambda: notes(builders) == [] and not builder.state.upload_claims.running(),
+        what="nothing noted",
     )
     upload_journal.begin(
         str(builders.images_dir), (IMAGE, upload.build_id, "balky", upload.id), upload.external_name
@@ -538,7 +539,7 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     gone.stop_doing("upload-blocks")
     wait_for(lambda: not gone.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="gone", state=None), what="record gone")
-    wait_for(lambda: builder.upload_claims.running() == set(), what="end of the upload")
+    wait_for(lambda: builder.state.upload_claims.running() == set(), what="end of the upload")
 
 
 @pytest.mark.spec("BLD-25.1")
@@ -612,7 +613,7 @@ def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> 
     cloud.stop_doing("upload-blocks")
     wait_for(lambda: not cloud.images(), what="image deleted again")
     wait_for(
-        lambda: not builder.upload_claims.running() and notes(builders) == [],
+        lambda: not builder.state.upload_claims.running() and notes(builders) == [],
         what="end of the upload",
     )
 
@@ -645,7 +646,7 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> No
     upload = builders.wait_upload(provider="balky")
     assert upload.id == before.id and upload.external_id == cloud.images()[0]["id"]
     assert len(cloud.calls("upload")) == 1
-    wait_for(lambda: not builder.upload_claims.running(), what="end of the upload")
+    wait_for(lambda: not builder.state.upload_claims.running(), what="end of the upload")
     with builders.zk.imageUploadLock(IMAGE, upload.build_id, "balky", blocking=False):
         pass
 
@@ -772,7 +773,7 @@ def test_uploads_run_in_parallel(builders: BuilderBench, tmp_path: pathlib.Path)
         config(builders, *(cloud.provider() for cloud in clouds)), num_uploaders=3
     )
     wait_for(lambda: all(cloud.images() for cloud in clouds), what="three uploads at one time")
-    assert len(builder.upload_claims.running()) == 3
+    assert len(builder.state.upload_claims.running()) == 3
     for cloud in clouds:
         cloud.stop_doing("upload-blocks")
     for cloud in clouds:
