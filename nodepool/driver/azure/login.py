@@ -154,11 +154,7 @@ class Login:
             if self._library is None:
                 self._library = self._credential(auth, login)
             found = self._library.get_token(f"{management}.default")
-        except azure.core.exceptions.ClientAuthenticationError as error:
-            raise NoAccess(
-                f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}"
-            ) from None
-        except (OSError, ValueError) as error:
+        except (azure.core.exceptions.ClientAuthenticationError, OSError, ValueError) as error:
             raise NoAccess(
                 f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}"
             ) from None
