@@ -43,6 +43,8 @@ MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
 TIDY_INTERVAL = 300.0
 #: UNIX seconds that no time of an event reaches, unless it is wrong.
 LATEST = 1e11
+#: No number of an event reaches this, unless it is wrong: not even the id of a transaction.
+MOST_NUMBER = 1 << 64
 
 log = logging.getLogger("nodepool.zk.history")
 
@@ -413,8 +415,11 @@ def _parsed(line: bytes) -> list[Any]:
 def _usable(field: str, value: object) -> bool:
     """Return whether an event may have this value.
 
-    Plural fields contain a list of texts, others no list or object.
+    Plural fields contain a list of texts, others no list or object. No number is infinite or NaN,
+    or too large for a calculation.
     """
+    if isinstance(value, (int, float)) and not abs(value) < MOST_NUMBER:
+        return False
     if not isinstance(value, (list, dict)):
         return field not in ("labels", "nodes")
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import secrets
 import time
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 from kazoo.security import make_acl
 
+from nodepool.status.usage import MEASURED
 from nodepool.zk import history
 from nodepool.zk.mirror.feed import Feed, describe
 from nodepool.zk.records import Node
@@ -146,14 +148,22 @@ def test_damaged_lines_harm_no_other(kazoo: Any) -> None:
         "1",
         json.dumps(event(1)),
         json.dumps({**event(2), "labels": 5, "nodes": [5], "request": {"a": []}, "reason": ["x"]}),
+        *(
+            json.dumps({**event(number), "type": kind, **dict.fromkeys(MEASURED, wrong)})
+            for kind in ("node-usage", "node-killed")
+            for number, wrong in enumerate((10**400, -(10**400), math.inf, math.nan), 3)
+        ),
     ]
     kazoo.create(
         f"{history.ROOT}/", zlib.compress("\n".join(lines).encode()), sequence=True, makepath=True
     )
     found = history.HistoryReader().read_all(kazoo)
-    assert found == [event(1), event(2)]
+    assert found[:2] == [event(1), event(2)]
+    assert len(found) == 10
     for each in found:
         assert describe(each)
+        assert not each.keys() & set(MEASURED)
+        json.dumps(each, allow_nan=False)
 
 
 def test_only_of_late(kazoo: Any) -> None:
