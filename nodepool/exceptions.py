@@ -11,6 +11,11 @@ PathItem = str | int
 #: What drivers and their libraries may raise, including SystemExit: sys.exit() in a library must
 #: not end our thread.
 FOREIGN = (Exception, SystemExit)
+#: What is wrong if ZooKeeper refuses a call (``NoAuthError``), and the remedy.
+NOT_PERMITTED = (
+    "ZooKeeper does not permit this client to change or read a znode; permit everything (cdrwa) to "
+    "it in the access control lists of all znodes below the chroot, as with `setAcl -R` of zkCli.sh"
+)
 
 
 class NotFound(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, NoAuthError
 
 from nodepool import metrics
 from nodepool.base import hostnames
@@ -30,7 +30,7 @@ from nodepool.driver.lifecycle import (
     provider_problems,
 )
 from nodepool.driver.provider import Provider
-from nodepool.exceptions import FOREIGN
+from nodepool.exceptions import FOREIGN, NOT_PERMITTED
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.nodes.probes import NodeProbes
@@ -65,6 +65,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before work starts.
 SYNC_TIMEOUT = 60.0
+#: Seconds until the next start after one that ZooKeeper has refused.
+REFUSED = 10.0
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
@@ -531,7 +533,7 @@ class NodePool(threading.Thread):
                 KazooException,
                 RecordError,
             ) as error:  # repeated and reported by the leak searches
-                self.log.warning("Cannot record a point of history in %s: %s", paths.CLUSTER, error)
+                self.log.warning("Cannot record a point of history in %s: %r", paths.CLUSTER, error)
             self._component = LauncherComponent(client, hostnames.short())
             self._component.register()
         except TimeoutError:
@@ -551,6 +553,9 @@ class NodePool(threading.Thread):
                 self.updateConfig()
                 if self.config is not None and not self.ready and not self.stopped.is_set():
                     self._start_workers()
+            except NoAuthError:
+                self.log.error("The launcher cannot start: %s", NOT_PERMITTED)
+                self.stopped.wait(REFUSED)
             except Exception:
                 self.log.exception("Error in the main loop:")
                 self._wake.wait(1.0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from nodepool.base.names import did_you_mean
+from nodepool.exceptions import NOT_PERMITTED
 from nodepool.texts import printable
 from nodepool.version import get_version_string
 
@@ -144,11 +145,20 @@ def setup_command_logging(debug: bool, logconfig: str | None) -> None:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def _is_refused(error: BaseException) -> bool:
+    """Return whether an access control list of ZooKeeper has refused a call."""
+    from kazoo.exceptions import NoAuthError
+
+    return isinstance(error, NoAuthError)
+
+
 def describe(error: BaseException) -> str:
     """Return one line for users."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if _is_refused(error):
+        return NOT_PERMITTED
     if isinstance(error, KeyError) and type(error).__str__ is KeyError.__str__:
         text = f"missing key {text}"
     return text or type(error).__name__

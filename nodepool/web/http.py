@@ -12,10 +12,10 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, NoAuthError
 
 from nodepool.access.identity import Denied, Sender
-from nodepool.exceptions import ZKException
+from nodepool.exceptions import NOT_PERMITTED, ZKException
 
 MAX_QUERY_FIELDS = 20
 MAX_PARAMETER_LENGTH = 1024
@@ -76,6 +76,7 @@ def as_answer(error: Exception, path: str, is_call: bool = False) -> HttpError:
     if isinstance(error, KazooException | ZKException | TimeoutError):
         log.warning("Cannot answer %s: %s: %s", path, type(error).__name__, error)
         text = f"ZooKeeper cannot be reached{'; try again' if is_call else ''}"
+        text = NOT_PERMITTED if isinstance(error, NoAuthError) else text
         return HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text, "no-zookeeper")
     log.error("Cannot answer %s", path, exc_info=error)
     text = f"Internal error, see the log{' of the launcher' if is_call else ''}"

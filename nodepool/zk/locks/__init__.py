@@ -10,11 +10,17 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+)
 from kazoo.protocol.states import KazooState
 
 from nodepool.base import hostnames
-from nodepool.exceptions import TimeoutException, ZKLockException
+from nodepool.exceptions import NOT_PERMITTED, TimeoutException, ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.reading import children
@@ -152,7 +158,9 @@ def _enter(
             else:
                 make_directory = True
         else:
-            raise ZKLockException(f"Did not get lock on {directory}: {results}")
+            refused = any(isinstance(each, NoAuthError) for each in results)
+            why = NOT_PERMITTED if refused else results
+            raise ZKLockException(f"Did not get lock on {directory}: {why}")
     raise ZKLockException(f"Did not get lock on {directory}: it keeps changing")
 
 
