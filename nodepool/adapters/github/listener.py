@@ -247,7 +247,7 @@ class ScaleSet:
     def capacity(self) -> int:
         """How many runners the service may count on."""
         paused = self.fleet.drained or self.fleet.broken.left > LONGEST_PAUSE * 2
-        return 0 if paused else self.fleet.kind.most
+        return 0 if paused else self.fleet.kind.most + self.fleet.lost_jobs()
 
     def count(self, statistics: Mapping[str, object]) -> None:
         self._assigned = _count_of(statistics, "totalAssignedJobs")

@@ -158,12 +158,14 @@ class Fleet:
                 runner.killed(kill)
 
     def _count(self) -> int | None:
-        busy = [runner for runner in self.runners() if runner.state == BUSY]
+        runners, lost = self.runners(), self.lost_jobs()
+        busy = [runner for runner in runners if runner.state == BUSY and not runner.lost]
         with self._lock:
             if self._free is not None:
                 self.wanted = min(max(self._free, self.kind.least) + len(busy), self.kind.most)
             elif self._jobs is not None:
-                self.wanted = min(self._jobs + self.kind.least, self.kind.most)
+                jobs = max(0, self._jobs - lost)
+                self.wanted = min(jobs + self.kind.least, self.kind.most)
             return self.wanted
 
     def _keep(self) -> None:
@@ -186,7 +188,7 @@ class Fleet:
 
     def _adjust(self, wanted: int) -> None:
         """Start missing runners, or dismiss some that wait or are idle."""
-        runners = self.runners()
+        runners = [runner for runner in self.runners() if not runner.lost]
         alive = [runner for runner in runners if runner.state != ENDING]
         for runner in alive:
             runner.surplus = False
@@ -215,7 +217,7 @@ class Fleet:
         dead = [
             runner
             for runner in self.runners()
-            if (runner.state == IDLE or runner.finished)
+            if (runner.state == IDLE or (runner.finished and runner.state != ENDING))
             and now - max(since, runner.since, runner.asked) > patience
         ][: self._waiting]
         for runner in dead:
@@ -273,7 +275,15 @@ class Fleet:
         ]
         return len(others) >= self.kind.least
 
+    def lost_jobs(self) -> int:
+        """Return how many jobs of runners that are lost the forge has not ended yet."""
+        return sum(runner.lost and not runner.finished for runner in self.runners())
+
     # -- called by runners
+
+    def lost(self) -> None:
+        self.resumed()
+        self._changed.set()
 
     def ended(self, runner: Runner) -> None:
         with self._lock:

@@ -22,8 +22,9 @@ UNTIL_STARTED = 900
 CHECK, COMMAND, QUICK, RETRY = 30, 60, 15, 5.0
 #: Seconds that a runner above the wanted number may still be idle.
 LINGER = 30.0
-#: Seconds without any answer from a node after which it counts as lost.
-SILENT = 600.0
+#: Seconds without any answer from a node after which it no longer counts for the largest number of
+#: runners, and after which its runner is given up.
+QUIET, SILENT = 35.0, 600.0
 #: Seconds between two questions to the forge, that an idle runner may be offline, and that one may
 #: be unknown or without its job.
 COMPARE, OFFLINE, UNKNOWN = 60.0, 300.0, 120.0
@@ -59,6 +60,10 @@ class Host(Protocol):
 
     def failed(self, text: str, pause: float = 0.0) -> None:
         """Count a failure; start none for at least `pause` seconds."""
+        ...
+
+    def lost(self) -> None:
+        """Count again: a runner is lost, or its node answers again."""
         ...
 
     def succeeded(self, had_job: bool) -> None: ...
@@ -99,6 +104,11 @@ class Runner:
         self.asked = 0.0
         #: When the forge was asked, and when it last knew it and saw it online.
         self._compared = self._known = self._seen = time.monotonic()
+        #: Its node does not answer, or it has ended, and the forge has not ended its job: it does
+        #: not count for the largest number of runners.
+        self.lost = False
+        #: The forge has said that a job runs, when the ended runner was last removed.
+        self._left = False
         self._folder = f"{FOLDER}/{shlex.quote(name)}"
         self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._live, name=f"runner-{name}", daemon=True)
@@ -202,8 +212,21 @@ class Runner:
         finally:
             if not self.fleet.stopping.is_set():
                 self.enter(ENDING)
-                self._return()
+                self._lose(self._left)
+                returned, until = self._return(), time.monotonic() + self.fleet.kind.job_time
+                while self._left and not self.finished and time.monotonic() < until:
+                    self.why = "it has ended, and the forge has not ended its job yet"
+                    if self.fleet.stopping.wait(COMPARE):
+                        break
+                    returned = returned or self._return()
+                    self._forget()
             self.fleet.ended(self)
+
+    def _lose(self, lost: bool) -> None:
+        """Note whether it is lost; the fleet counts again."""
+        if lost != self.lost:
+            self.lost = lost
+            self.fleet.lost()
 
     def _failed(self, text: str, pause: float = 0.0) -> None:
         text = "; ".join((text, *self.kills))
@@ -304,13 +327,17 @@ class Runner:
         if done.status or word not in ("none", "ended", "lost", "busy", "idle"):
             raise OSError(f"no answer from the node: {_end_of(done.stderr)}")
         self._heard = time.monotonic()
+        self._lose(False)
         return word, f"{status}\n{rest}"
 
     def _watch(self, lease: Lease) -> None:
         kind, renewed = self.fleet.kind, time.monotonic()
         while not (self.fleet.stopping.is_set() or self.withdrawn):
             try:
-                word, text = self._check(1 if self.surplus and self.state != BUSY else CHECK)
+                longest = 1 if self.surplus and self.state != BUSY else CHECK
+                # A lost node is noticed soon; later, one with a heavy load may be slow.
+                recent = time.monotonic() - self._heard < QUIET
+                word, text = self._check(longest, QUICK if recent else COMMAND)
             except (NodepoolError, OSError, subprocess.SubprocessError) as error:
                 self._unheard(error)
                 continue
@@ -391,11 +418,15 @@ class Runner:
             busy = True
         if busy:  # it says nothing about the node
             self.why, self._heard = "the launcher does not answer, or is busy", time.monotonic()
-        longest = SILENT if self.begun else COMMAND
-        if time.monotonic() - self._heard > longest:
+        longest, silence = SILENT if self.begun else COMMAND, time.monotonic() - self._heard
+        if silence > longest:
             raise OSError(
                 f"nothing heard of the node for {longest:g} s; at last: {error}"
             ) from error
+        if silence > QUIET and self.state == BUSY and not self.lost:
+            self.why = f"its node does not answer: {error}"
+            self._report(self.why, logging.WARNING)
+            self._lose(True)
         self.fleet.stopping.wait(RETRY)
 
     def _over(self, word: str, text: str) -> None:
@@ -423,7 +454,7 @@ class Runner:
         """Remove what the forge may have registered, unless it runs a job."""
         if self._registered and not self.fleet.stopping.is_set():
             try:
-                self.fleet.forge.remove(self.name)
+                self._left = not self.fleet.forge.remove(self.name)
             except ForgeError as error:
                 self._report(f"it may still be registered: {error}", logging.WARNING)
 
@@ -486,10 +517,10 @@ class Runner:
         )
         lease.run(script, timeout=QUICK)
 
-    def _return(self) -> None:
+    def _return(self) -> bool:
         """Release the node; the next search for leases finds what cannot be released now."""
         if self.lease is None:
-            return
+            return True
         try:
             if self.lease.state == "held" and self._answers:
                 try:
@@ -499,6 +530,8 @@ class Runner:
             self.lease.give_back()
         except NodepoolError as error:
             self._report(f"its node is not returned yet: {error}", logging.WARNING)
+            return False
+        return True
 
 
 def _end_of(output: bytes) -> str:

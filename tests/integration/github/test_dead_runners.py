@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -32,18 +32,20 @@ from tests.support.sshd import SSHServer
 pytestmark = [pytest.mark.github, pytest.mark.exhaustive]
 #: Seconds in which the next job has to start, and after which the measurement ends.
 TARGET, LONGEST = 90.0, 150.0
-#: How runners die: idle ones, those that start, and those whose job the forge has ended.
-IDLE, START, JOB = (
+#: How runners die: idle ones, those that start, those whose job the forge has ended, and those
+#: whose job it does not end.
+IDLE, START, JOB, LOST = (
     ("killed", "unreachable", "hung, online", "hung, offline", "hung, unknown"),
     ("fails 4 times",),
     ("hung until its job ended",),
+    ("killed with a job", "unreachable with a job", "record lost with a job"),
 )
-PLACES = 16
+PLACES = 24
 
 
 @pytest.fixture
 def pool(bench: LauncherBench, sshd: SSHServer, tmp_path: pathlib.Path) -> Iterator[Pool]:
-    with places(bench, sshd, tmp_path, PLACES) as made:
+    with places(bench, sshd, tmp_path, PLACES, per_owner=PLACES) as made:
         yield made
 
 
@@ -66,6 +68,7 @@ class Scenario:
     """One scale set.
 
     :ivar waited: seconds until a job has started; None: it has not.
+    :ivar erase: removes the record of a node.
     """
 
     kind: str
@@ -73,6 +76,7 @@ class Scenario:
     most: int
     program: Program
     waited: float | None = None
+    erase: Callable[[str], object] | None = None
     error: str = ""
 
     @property
@@ -88,16 +92,28 @@ class Scenario:
             number = self._job(service)
             wait_for(lambda: len(self.program.started()) >= 4, LONGEST, "failures")
             self.program.behave()
-        elif self.kind in JOB:
+        elif self.kind in JOB + LOST:
             self.program.behave(seconds=3600)
-            first = self._job(service)
-            wait_for(lambda: self._state(service, first) == "running", 60, "the first job")
-            victim = wait_for(
-                lambda: next((each for each in one.fleet.runners() if each.had_job), None), 60
+            firsts = [self._job(service) for _ in range(1 if self.kind in JOB else self.most)]
+            wait_for(
+                lambda: all(self._state(service, each) == "running" for each in firsts),
+                60,
+                "the first jobs",
+            )
+            victims = wait_for(
+                lambda: (
+                    found
+                    if len(found := [each for each in one.fleet.runners() if each.had_job])
+                    == len(firsts)
+                    else None
+                ),
+                60,
             )
             self.program.behave()
-            self._kill(victim, signal.SIGSTOP)
-            service.call("POST", f"/jobs/{first}/complete", {"result": "failed"})
+            for victim in victims:
+                self._lose(victim)
+            if self.kind in JOB:
+                service.call("POST", f"/jobs/{firsts[0]}/complete", {"result": "failed"})
             began = time.monotonic()
             number = self._job(service)
         else:
@@ -114,20 +130,38 @@ class Scenario:
         wait_for(lambda: self._state(service, number) in ("running", "completed"), LONGEST)
         self.waited = time.monotonic() - began
 
+    def _lose(self, victim: Any) -> None:
+        """End a runner that has a job."""
+        if self.kind == "killed with a job":
+            self._kill(victim, signal.SIGKILL)
+            return
+        self._kill(victim, signal.SIGSTOP)
+        if self.kind in LOST:
+            self._silence(victim)
+        if self.kind == "record lost with a job":
+            assert self.erase is not None
+            self.erase(victim.lease.nodes[0].id)
+
+    @staticmethod
+    def _silence(victim: Any) -> None:
+        """Let the node of a runner give no answer any more."""
+        lost = threading.Event()
+
+        def silent(_script: str, timeout: float, **_options: Any) -> None:
+            lost.wait(timeout)
+            raise subprocess.TimeoutExpired("ssh", timeout)
+
+        vars(victim.lease)["run"] = silent
+        for process in list(victim.lease._running):
+            process.kill()
+
     def _end(self, victim: Any, one: Any, service: Emulator) -> None:
         known = one.presence
         if self.kind == "killed":
             self._kill(victim, signal.SIGKILL)
         elif self.kind == "unreachable":
             self._kill(victim, signal.SIGSTOP)
-            lost = threading.Event()
-
-            def silent(_script: str, timeout: float, **_options: Any) -> None:
-                lost.wait(timeout)
-                raise subprocess.TimeoutExpired("ssh", timeout)
-
-            vars(victim.lease)["run"] = silent
-            victim._check = lambda longest, more=60.0: silent("", longest + more)
+            self._silence(victim)
         else:
             self._kill(victim, signal.SIGSTOP)
             seen = {"hung, online": True, "hung, offline": False, "hung, unknown": None}[self.kind]
@@ -153,14 +187,18 @@ class Scenario:
         return next(str(each["state"]) for each in service.jobs() if each["id"] == number)
 
 
-@pytest.mark.parametrize("kind", [*IDLE, *START, *JOB])
+@pytest.mark.parametrize("kind", [*IDLE, *START, *JOB, *LOST])
 def test_next_job_after_a_dead_runner_starts_within_90_s(
-    site: Site, service: Emulator, tmp_path: pathlib.Path, kind: str
+    site: Site, service: Emulator, bench: LauncherBench, tmp_path: pathlib.Path, kind: str
 ) -> None:
     scenarios = [
         Scenario(kind, least, most, Program(tmp_path / f"runner-{least}-{most}", service.url))
         for least, most in product((0, 1), (1, 3))
     ]
+    for each in scenarios:
+        each.erase = lambda node: bench.zuul.client.delete(
+            f"/nodepool/nodes/{node}", recursive=True
+        )
     daemon = site.start(
         *(
             {

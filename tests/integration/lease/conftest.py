@@ -112,9 +112,12 @@ def places(
     label: str = "small",
     *others: str,
     names: tuple[str, ...] = ("127.0.0.1",),
+    **limits: Any,
 ) -> Iterator[Pool]:
     """A pool with nodes on one host, which may have several names, and labels that it does not
     offer.
+
+    :param limits: of the token.
     """
     host = {
         "labels": [label],
@@ -128,7 +131,7 @@ def places(
     labels = [{"name": name} for name in (label, *others)]
     api = Api(bench, bench.start({"labels": labels, "providers": [entry]}), directory)
     try:
-        yield Pool(api.url, api.token(), str(sshd.client_key))
+        yield Pool(api.url, api.token(**limits), str(sshd.client_key))
     finally:
         api.app.stop()
 

@@ -573,6 +573,15 @@ def test_status_of_the_runner(one: ScaleSet) -> None:
     assert one.capacity() == 0
 
 
+def test_job_of_a_lost_runner_does_not_count_for_the_capacity(one: ScaleSet) -> None:
+    lost = Runner(one.fleet, "np-a")
+    one.fleet._runners["np-a"] = lost
+    lost.lost = True
+    assert one.capacity() == 4
+    lost.finish(True)
+    assert one.capacity() == 3
+
+
 def test_time_that_is_not_set() -> None:
     assert moment("0001-01-01T00:00:00Z") is None and moment(None) is None and moment("x") is None
     assert str(moment("2026-11-27T09:00:00Z")) == "2026-11-27 09:00:00+00:00"

@@ -217,6 +217,87 @@ def test_launcher_that_is_away_for_long_reports_nothing_about_the_node(
     )
 
 
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether runners were lost, whenever that has changed."""
+    found: list[bool] = []
+    original = Runner._lose
+
+    def lose(runner: Runner, lost: bool) -> None:
+        if lost != runner.lost:
+            found.append(lost)
+        original(runner, lost)
+
+    monkeypatch.setattr(Runner, "_lose", lose)
+    return found
+
+
+def test_runner_with_a_job_is_lost_until_its_silent_node_answers_again(
+    live: Any, losses: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+
+    def refreshed(*_args: Any, **_options: Any) -> None:
+        clock[0] += 20
+
+    for first, expected in (("busy", [True, False]), ("idle", [])):
+        lease = Held(first, BROKEN, BROKEN, BROKEN, first, "ended 0\n")
+        lease.refresh = refreshed
+        assert live(lease)[0].fleet.failures == 0
+        assert losses == expected
+        losses.clear()
+
+
+@pytest.mark.parametrize(
+    "answers", [["busy", LeaseEnded("gone", "it has ended")], ["busy", "lost\n"]], ids=str
+)
+def test_runner_that_ends_before_its_job_returns_its_node_and_is_lost_until_the_job_ends(
+    live: Any, losses: list[bool], monkeypatch: pytest.MonkeyPatch, answers: list[Any]
+) -> None:
+    lease, removed = Held(*answers), [False, False, True]
+    returned: list[bool] = []
+
+    def remove(forge: Forge, _name: str) -> bool:
+        forge.calls.append("remove")
+        returned.append(lease.returned.is_set())
+        return removed.pop(0)
+
+    monkeypatch.setattr(Forge, "remove", remove)
+    monkeypatch.setattr(Forge, "failure", lambda _self, _status: ("killed", 0.0))
+    live(lease)
+    assert removed == [] and losses == [True]
+    assert returned == [False, True, True]
+
+
+@pytest.mark.parametrize("of_all", [True, False], ids=["GitHub", "Gitea"])
+def test_lost_runner_leaves_its_place_to_the_next_job(fleet: Fleet, of_all: bool) -> None:
+    resumed = threading.Event()
+    fleet.adapt(replace(fleet.kind, most=1))
+    fleet.resumed = resumed.set
+
+    def report(running: int, waiting: int) -> None:
+        if of_all:
+            fleet.want(running + waiting, waiting)
+        else:
+            fleet.need(waiting)
+
+    report(0, 1)
+    wait_for(lambda: states(fleet) == [WAITING])
+    [first] = fleet.runners()
+    first.enter(BUSY)
+    report(1, 0)
+    first._lose(True)
+    assert resumed.is_set() and fleet.lost_jobs() == 1
+    wait_for(lambda: fleet.wanted == 0)
+    report(1, 1)
+    wait_for(lambda: states(fleet) == [BUSY, WAITING])
+    first.finish(True)
+    report(0, 1)
+    wait_for(lambda: fleet.wanted == 1)
+    assert fleet.lost_jobs() == 0 and len(fleet.runners()) == 2
+
+
 def test_busy_launcher_reports_nothing_about_the_node(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
