@@ -74,6 +74,10 @@ class Slots:
         return [node for node in self.nodes if node is not None]
 
 
+#: What ends a dispute of launchers about the hosts of a provider.
+SAME_NODES = "write the same nodes of the provider in the files of all launchers that have it"
+
+
 def _is_free(node: zk.Node) -> bool:
     return node.state == zk.READY and node.allocated_to is None
 
@@ -111,6 +115,10 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         self._deleted: deque[str] = deque(maxlen=1000)
         self._programs = ssh.Programs()
         self._warned: dict[NodeTuple, str] = {}
+        #: Ids of records of hosts that are not in our file, when they were last deregistered.
+        self._unknown: dict[NodeTuple, set[str | None]] = {}
+        #: How other launchers register hosts unlike our file.
+        self._contested: dict[NodeTuple, str] = {}
         #: Unreachable hosts that were logged; logged again when they are reachable.
         self._announced: set[NodeTuple] = set()
 
@@ -318,14 +326,19 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         now.
         """
         names = Counter(host.hostname for host in self._hosts)
+        slots = {host: node["max-parallel-jobs"] for host, (_pool, node) in self._hosts.items()}
+        problems = {
+            **{host: f"{host} {text}; {SAME_NODES}" for host, text in self._contested.items()},
+            **{host: f"{host} cannot be used now: {text}" for host, text in self._warned.items()},
+        }
         return [
             {
                 "name": host.hostname if names[host.hostname] == 1 else str(host),
-                "usable": (text := self._warned.get(host)) is None,
-                "problem": None if text is None else one_line(f"{host} cannot be used now: {text}"),
-                "limits": {"slots": static_node["max-parallel-jobs"]},
+                "usable": host not in problems,
+                "problem": one_line(problems[host]) if host in problems else None,
+                "limits": {"slots": slots.get(host, 0)},
             }
-            for host, (_pool, static_node) in sorted(self._hosts.items())
+            for host in sorted(slots.keys() | self._contested.keys())
         ]
 
     def checksHost(self, node: zk.Node) -> bool:
@@ -435,10 +448,19 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         finally:
             self.zk.unlockNode(node)
 
-    def _deregister_unknown(self) -> None:
+    def _deregister_unknown(self) -> dict[NodeTuple, str]:
+        """Deregister hosts that are not in our file; return those that are registered again."""
+        before, self._unknown = self._unknown, {}
+        contested: dict[NodeTuple, str] = {}
         for host in [host for host in self._known if host not in self._hosts]:
-            for node in self._records(host):
+            nodes = self._records(host)
+            if nodes:
+                self._unknown[host] = {node.id for node in nodes}
+            if host in before and self._unknown.get(host, set()) - before[host]:
+                contested[host] = "is deregistered again and again: it is not in this file"
+            for node in nodes:
                 self.deregisterNode(node)
+        return contested
 
     def cleanupLeakedResources(self) -> None:
         if self._idle or self.zk is None:
@@ -448,7 +470,20 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             slots = self._slots(host)
             if slots.empty or slots.excess:
                 self._submit(host)
-        self._deregister_unknown()
+        contested = self._deregister_unknown()
+        with self._lock:
+            checked = self._hosts.keys() - self._queued - self._running
+        for host in checked:
+            labels = self._hosts[host][1]["labels"]
+            for node in self._records(host):
+                if _is_free(node) and node.type != labels:
+                    contested[host] = (
+                        f"is registered for {','.join(node.type)}, but this file has "
+                        f"{','.join(labels)}"
+                    )
+        for host in contested.keys() - self._contested.keys():
+            self.log.warning("Static host %s %s; %s", host, contested[host], SAME_NODES)
+        self._contested = contested
 
     def nodeDeletedNotification(self, node: zk.Node) -> None:
         if node.id is not None:

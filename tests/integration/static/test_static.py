@@ -437,6 +437,26 @@ def test_dead_hosts_do_not_delay_others(
     assert time.monotonic() - started < limit(3)
 
 
+def test_launchers_with_different_nodes_of_a_provider_report_it(bench: DriverBench) -> None:
+    """Each deregisters what is not in its own file, and the other one registers it again."""
+    bench.start(config(host("fake-host-1"), host("fake-host-2")), cleanup_interval=0.2)
+    bench.wait_nodes("a", 2)
+    other = bench.start(config(host("fake-host-1", "b")), name="other.yaml", cleanup_interval=0.2)
+
+    def problems() -> str:
+        found = [problem.text for pool in bench.pools for problem in pool.problems()]
+        return "\n".join(found)
+
+    wait_for(lambda: "fake-host-2 port 22 is deregistered again and again" in problems())
+    wait_for(lambda: "fake-host-1 port 22 is registered for b, but this file has a" in problems())
+    assert "write the same nodes of the provider in the files of all launchers" in problems()
+    bench.pools.remove(other)
+    other.stop()
+    bench.reconfigure(config(host("fake-host-1"), host("fake-host-2"), host("fake-host-3")))
+    bench.wait_nodes("a", 3)
+    wait_for(lambda: "host" not in problems())
+
+
 def test_two_launchers_register_each_slot_once(
     bench: DriverBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
