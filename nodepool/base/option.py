@@ -119,7 +119,7 @@ class Option:
         with at((name,)):
             try:
                 found = (self.convert or bool)(given)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError, AttributeError) as error:
                 text = (
                     f"expected a number, not {given!r}" if self.convert in (int, float) else error
                 )
@@ -184,6 +184,8 @@ def entries(
             )
         if not entry.get(name):
             raise ConfigError(f"required key '{name}' is missing in {key}", where=(key, index))
+        if isinstance(entry[name], (dict, list, set)):
+            raise ConfigError(f"{name}: expected str", where=(key, index, name))
         yield (key, index), entry
 
 

@@ -25,9 +25,9 @@ def _formats(value: object) -> set[str]:
     return set(a_list(value))
 
 
-def absolute(path: str) -> str:
+def absolute(path: object) -> str:
     """Return a path that is valid in every directory."""
-    if not path.startswith("/"):
+    if not isinstance(path, str) or not path.startswith("/"):
         raise ValueError(f"expected an absolute path, not {path!r}")
     return path
 
@@ -182,9 +182,9 @@ def lineage(known: dict[str, tuple[int, dict[str, Any]]], name: str) -> list[str
     chain = [name]
     while True:
         index, entry = known[chain[-1]]
-        parent = entry.get("parent")
-        if not parent:
+        if not entry.get("parent"):
             return chain[::-1]
+        parent = str(entry["parent"])
         where = ("diskimages", index, "parent")
         if parent in chain:
             raise ConfigError(

@@ -767,3 +767,28 @@ providers:
         assert list(config.providers["t"].pools) == ["two"]
         assert [pool.name for pool in config.labels["l"].pools] == ["two"]
         assert "defined twice" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("diskimages: [{name: a, rebuild-age: .inf}]", "rebuild-age: cannot convert float inf"),
+        ("diskimages: [{name: a, verify: {ssh-key: 5}}]", "ssh-key: expected an absolute path"),
+        ("diskimages: [{name: a, parent: {b: c}}]", "non-existant parent"),
+        ("diskimages: [{name: [a]}]", "name: expected str"),
+        ("labels: [{name: {a: b}}]", "name: expected str"),
+        ("providers: [{name: [[]], driver: static}]", "name: expected str"),
+        ("tenant-resource-limits: [{tenant-name: [a]}]", "tenant-name: expected str"),
+    ],
+)
+def test_value_of_a_wrong_type_is_named_with_its_line(write, text, message):
+    with pytest.raises(npconfig.ConfigError, match=message) as caught:
+        load(write, f"# a comment\n{text}\n")
+    assert "nodepool.yaml:2, " in str(caught.value)
+
+
+def test_parent_whose_name_is_a_number_is_found(write):
+    images = load(
+        write, "diskimages: [{name: 010, elements: [vm]}, {name: b, parent: 010}]"
+    ).diskimages
+    assert images["b"].elements == images["8"].elements

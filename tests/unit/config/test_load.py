@@ -155,7 +155,7 @@ def test_unknown_options_warn_with_a_suggestion(daemon, old, new, words):
         ("  - name: l", "  - name: l\n    min-ready: many", (":6", "expected a whole number")),
         ("    driver: test", "    driver:", (":8:", "providers[p].driver", "expected str")),
         ("    driver: test", "    driver: [fake]", (":8:", "providers[p].driver", "expected str")),
-        ("  - name: p", "  - name: [p]", (":7:", "name", "expected str")),
+        ("  - name: p", "  - name: [p]", (":7", "name", "expected str")),
         (
             "        labels: [l]",
             '        labels: [l]\n      - ""',
