@@ -50,5 +50,9 @@ class ServerTime:
         least, most = self._between
         return max(0.0, ours - most) + min(0.0, ours - least)
 
+    def now(self) -> float:
+        """Return the UNIX time on which all clients of the server agree."""
+        return self._clock.time() - self.ahead()
+
 
 __all__ = ["MOST_SKEW", "SYSTEM", "Clock", "ServerTime"]

@@ -155,15 +155,13 @@ class Drains:
 
     def left(self) -> float:
         """Return the seconds until the next drain ends; infinite if none does."""
-        ends = [drain.until - self._now() for drain in self.all() if drain.until is not None]
+        now = self._server_time.now()
+        ends = [drain.until - now for drain in self.all() if drain.until is not None]
         return max(min(ends, default=math.inf), self._try_again - self._clock.monotonic(), 0.0)
-
-    def _now(self) -> float:
-        return self._clock.time() - self._server_time.ahead()
 
     def end(self) -> None:
         """Delete the drains whose time has come; several launchers may try to."""
-        zk, now = self._zk(), self._now()
+        zk, now = self._zk(), self._server_time.now()
         self._try_again = self._clock.monotonic() + TRY_AGAIN
         for drain in self.all() if zk is not None else ():
             if zk is None or drain.until is None or drain.until > now:

@@ -16,7 +16,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from nodepool.base.clock import Clock
 from nodepool.base.problems import Problem
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver.request.base import Trial
@@ -43,13 +42,15 @@ class LaunchFailures:
 
     Attempts are written without waiting. One that cannot be written counts here, and is written
     when the record changes or the mirror is synchronized again.
+
+    :param now: returns the UNIX time, on which all launchers have to agree.
     """
 
     log = logging.getLogger("nodepool.LaunchFailures")
 
-    def __init__(self, zk: Callable[[], ZooKeeper], clock: Clock) -> None:
+    def __init__(self, zk: Callable[[], ZooKeeper], now: Callable[[], float]) -> None:
         self._zk = zk
-        self._clock = clock
+        self._now = now
         self._lock = threading.Lock()
         #: The records of the mirror with their versions.
         self._stored: dict[Key, tuple[Failures, int]] = {}
@@ -90,7 +91,7 @@ class LaunchFailures:
         )
 
     def _recent(self, times: list[float]) -> list[float]:
-        now = self._clock.time()
+        now = self._now()
         return [time for time in times if abs(now - time) < HOUR]
 
     def _is_trying(self, provider: str, label: str, request_id: str | None) -> bool:
@@ -158,7 +159,7 @@ class LaunchFailures:
         if limit <= 0:
             return False
         # Failures of the same moment differ in microseconds.
-        now = self._clock.time() - next(self._number) % 1000 * 1e-6
+        now = self._now() - next(self._number) % 1000 * 1e-6
         self._add((provider.name, label), Attempt(self._digest(provider), now, error))
         _record, times = self._failures(provider, label)
         stopped = len(self._recent(times)) >= limit
@@ -203,7 +204,7 @@ class LaunchFailures:
     def expire(self) -> None:
         """Delete records that nobody needs any more, also those of removed labels."""
         for record, version in list(self._stored.values()):
-            if not record.times or record.times[-1][0] < self._clock.time() - MEMORY:
+            if not record.times or record.times[-1][0] < self._now() - MEMORY:
                 txn = Txn(self._zk().kazoo_client)
                 txn.delete(notes.path(record), version)
                 self._zk().writer.submit(txn)

@@ -45,7 +45,7 @@ class LauncherState:
         self.claims: dict[str | None, object] = {}
         self.declines = Declines(lambda: self.zk, self.statsd)
         self.drains = Drains(lambda: self.zk, lambda: self.config, clock, self.server_time)
-        self.launch_failures = LaunchFailures(lambda: self.zk, clock)
+        self.launch_failures = LaunchFailures(lambda: self.zk, self.server_time.now)
         #: The configured pools by launcher id; replaced as a whole, before a new one starts.
         self.workers: Mapping[str, Pool] = {}
         #: The handlers of this launcher by the id of their request.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nodepool.launcher.failures import HOUR, LaunchFailures
+from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -39,7 +40,7 @@ class Launchers:
         self.each = [self._made(facade) for facade in self.facades]
 
     def _made(self, facade: ZooKeeper) -> LaunchFailures:
-        failures = LaunchFailures(lambda: facade, self.clock)
+        failures = LaunchFailures(lambda: facade, self.clock.time)
         facade.note_tree.listeners.append(lambda: failures.changed(facade.note_tree))
         assert facade.wait_synced(20)
         failures.changed(facade.note_tree)
@@ -101,6 +102,19 @@ def test_failures_count_before_they_are_written(
     two.each[0].flush()
     wait_for(lambda: two.settled(5))
     assert two.each[1].blocked(PROVIDER, ["small"]) is not None
+
+
+def test_launcher_whose_clock_is_hours_ahead_counts_the_failures_of_others(two: Launchers) -> None:
+    state = LauncherState(SimpleNamespace(time=lambda: two.clock.now + 2 * HOUR, monotonic=float))
+    state.server_time.measured(two.clock.now, 0.0)
+    two.each[1]._now = state.launch_failures._now
+    for launcher in (0, 1):
+        two.fail(5, by=launcher)
+        wait_for(lambda: two.settled(5))
+        for each in two.each:
+            assert each.blocked(PROVIDER, ["small"]) is not None, "not even a trial"
+        two.each[launcher].succeeded(PROVIDER, "small")
+        wait_for(lambda: two.settled(0))
 
 
 def test_failure_that_another_launcher_counted_meanwhile_is_kept(two: Launchers) -> None:

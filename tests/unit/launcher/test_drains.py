@@ -30,8 +30,8 @@ def test_drain_that_cannot_be_ended_is_tried_again_later() -> None:
     drain = Drain("label", "a", 10.0, until=1010.0)
     tree = SimpleNamespace(notes={"drain": 1}, of=lambda _kind: [drain], version=lambda _note: 3)
     zk: Any = SimpleNamespace(note_tree=tree, kazoo_client=kazoo)
-    ahead: Any = SimpleNamespace(ahead=lambda: 5.0)
-    drains = Drains(lambda: zk, Mock(), clock, ahead)
+    server: Any = SimpleNamespace(now=lambda: now[0] - 5.0)
+    drains = Drains(lambda: zk, Mock(), clock, server)
     assert drains.left() == 15, "this clock is 5 s ahead"
     drains.end()
     assert not kazoo.delete.called
