@@ -366,7 +366,7 @@ class MachineAdapter(CloudAdapter):
     def limits(
         self, reported: Mapping[Any, Any], metrics: Mapping[str, str], cloud: str, place: str
     ) -> QuotaInformation:
-        """Return the limits that the cloud reports; a missing one is logged, and is no limit.
+        """Return the limits that the cloud reports; none is assumed where one is missing.
 
         :param metrics: the cloud's name of each resource.
         """

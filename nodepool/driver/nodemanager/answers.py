@@ -99,6 +99,15 @@ _SLIVER = v.Schema(
     },
     extra=v.ALLOW_EXTRA,
 )
+_OF_EVENTS: dict[Any, Any] = dict.fromkeys(
+    (
+        *("pid", "seconds", "memory_limit", "cpu_usec", "throttled_usec", "memory_peak"),
+        *("oom_kills", "pids_peak", "disk_bytes", "disk_peak"),
+        *("net_tx_bytes", "net_rx_bytes"),
+        *("cpu_stalled_usec", "memory_stalled_usec", "io_stalled_usec"),
+    ),
+    _amount,
+)
 #: What is known of an event; other values are dropped.
 _EVENT = v.Schema(
     {
@@ -108,15 +117,7 @@ _EVENT = v.Schema(
         "metadata": v.Any(dict, None),
         "complete": bool,
         "program": _text,
-        **dict.fromkeys(
-            (
-                *("pid", "seconds", "memory_limit", "cpu_usec", "throttled_usec", "memory_peak"),
-                *("oom_kills", "pids_peak", "disk_bytes", "disk_peak"),
-                *("net_tx_bytes", "net_rx_bytes"),
-                *("cpu_stalled_usec", "memory_stalled_usec", "io_stalled_usec"),
-            ),
-            _amount,
-        ),
+        **_OF_EVENTS,
     },
     extra=v.REMOVE_EXTRA,
 )

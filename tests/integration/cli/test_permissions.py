@@ -45,7 +45,7 @@ def read_only(zk_chroot: Chroot) -> Iterator[Any]:
         ("token", "create", "ci", "--role", "borrow"),
     ],
 )
-def test_refused_command_says_what_to_permit(
+def test_refused_command_names_what_to_permit(
     zk_chroot: Chroot, read_only: Any, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     path = zk_chroot.config({"labels": [{"name": "fake-label"}], "providers": []})
@@ -64,7 +64,7 @@ def test_launcher_that_may_not_write_names_the_cause_without_a_traceback(
     assert "Traceback" not in caplog.text
 
 
-def test_call_that_zookeeper_refuses_does_not_say_that_it_cannot_be_reached(read_only: Any) -> None:
+def test_call_that_zookeeper_refuses_is_not_answered_as_an_outage(read_only: Any) -> None:
     with pytest.raises(Exception) as refused:
         read_only.kazoo_client.create("/nodepool/x")
     assert as_answer(refused.value, "/", is_call=True).text == NOT_PERMITTED

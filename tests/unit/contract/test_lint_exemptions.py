@@ -16,7 +16,7 @@ from tests import REPOSITORY
 #: Where -> exemption -> how many there are. When there are fewer, lower the number; it may not be
 #: raised.
 EXEMPTIONS = {
-    "nodepool": {"C901": 10, "SLF001": 21, "noqa": 9, "type: ignore": 53},
+    "nodepool": {"C901": 10, "SLF001": 21, "noqa": 9, "type: ignore": 50},
     "tests": {"C901": 1, "F401": 2, "F811": 1, "SLF001": 1, "noqa": 21, "type: ignore": 177},
     "tools": {"noqa": 1, "type: ignore": 8},
     "everywhere": {"extend-ignore-names": 38, "ignore": 9},

@@ -98,8 +98,8 @@ GUARDS: dict[str, Mutation] = {
     ),
     "registrations-of-failed-runners-stay": Mutation(
         _IN_RUNNER,
-        ("                self.fleet.forge.remove(self.name)\n            except ForgeError"),
-        ("                pass\n            except ForgeError"),
+        "self._left = not self.fleet.forge.remove(self.name)",
+        "pass",
         f"{_RUNNERS}test_runner_that_cannot_start_is_removed_from_the_forge",
     ),
     "leases-of-other-fleets-are-adopted": Mutation(
