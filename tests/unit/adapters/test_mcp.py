@@ -1,0 +1,17 @@
+"""The arguments of the tools of ``nodepool mcp``."""
+
+from __future__ import annotations
+
+import typing
+
+from nodepool.adapters.mcp import Machines
+from nodepool.client import Pool
+
+
+def test_every_text_argument_is_exactly_str() -> None:
+    """For ``str | None``, the SDK parses the text as JSON: it would refuse files that are JSON, and
+    turn the text ``null`` into None (findings/mcp-parses-text-of-optional-argument.sh).
+    """
+    for tool in Machines(Pool()).tools():
+        for name, kind in typing.get_type_hints(tool).items():
+            assert name == "return" or kind in (str, int, list[str]), (tool.__name__, name, kind)
