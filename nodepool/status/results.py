@@ -111,6 +111,24 @@ def to_int_or_none(value: float | None) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
 
+def to_json(value: object) -> str:
+    """Return a value as JSON; numbers that are infinite or NaN, which JSON lacks, are null."""
+    try:
+        return json.dumps(value, default=plain, allow_nan=False)
+    except ValueError:  # records of others contain what they like
+        return json.dumps(_finite(value), default=plain)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if abs(value) < 1e300 else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
 def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
     if value is None:
         return ""
@@ -246,7 +264,7 @@ def output(
     if fmt in ("pretty", "table"):
         return _encodable(_table(results, fields, clock(), width))
     if fmt == "json":
-        return json.dumps(results.rows, default=plain)
+        return to_json(results.rows)
     if fmt == "yaml":
         import yaml
 
@@ -260,8 +278,7 @@ def output(
             ),
         )
         rows = [
-            {key: row[key] for key in results.columns}
-            for row in json.loads(json.dumps(results.rows, default=plain))
+            {key: row[key] for key in results.columns} for row in json.loads(to_json(results.rows))
         ]
         return yaml.dump(rows, Dumper=Dumper, sort_keys=False, allow_unicode=True).rstrip("\n")
     if fmt == "csv":

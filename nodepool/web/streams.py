@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from nodepool.access.identity import Identity
+from nodepool.status.results import to_json
 from nodepool.web import access
 from nodepool.web.http import RETRY, HttpError, Request, Stream, Write
 from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
@@ -252,4 +253,4 @@ def _subject(event: Event) -> str:
 
 
 def _message(event: Event) -> str:
-    return f"id: {event['number']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+    return f"id: {event['number']}\nevent: {event['type']}\ndata: {to_json(event)}\n\n"

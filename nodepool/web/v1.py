@@ -22,7 +22,7 @@ from nodepool.status import cluster, health
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
 from nodepool.status.once import Once
-from nodepool.status.results import harmless, plain
+from nodepool.status.results import harmless, plain, to_json
 from nodepool.status.usage import GROUPS
 from nodepool.version import get_version_string
 from nodepool.web import access
@@ -403,21 +403,7 @@ def _page(compress: bool) -> Response:
 
 
 def _json(content: object) -> Response:
-    try:
-        text = json.dumps(content, default=plain, allow_nan=False)
-    except ValueError:  # infinity and the like are not valid JSON, and browsers reject them
-        text = json.dumps(_finite(content), default=plain)
-    return Response(text.encode(), JSON)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if abs(value) < 1e300 else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return Response(to_json(content).encode(), JSON)
 
 
 def _csv(rows: Rows, keys: list[str], name: str) -> Response:

@@ -37,7 +37,7 @@ from nodepool.process.program import duration, seconds
 from nodepool.ssh import Lost, remote, run
 from nodepool.ssh import Node as Machine
 from nodepool.status.explain import places
-from nodepool.status.results import Results, format_duration
+from nodepool.status.results import Results, format_duration, to_json
 from nodepool.texts import one_line, print_text
 from nodepool.zk.records import FAILED, FULFILLED
 
@@ -255,7 +255,7 @@ def _wait(context: Context, request_id: str) -> int:
 
 def _print(args: argparse.Namespace, lease: Lease) -> None:
     if args.json:
-        print(json.dumps(as_json(lease)), flush=True)
+        print(to_json(as_json(lease)), flush=True)
         return
     if args.shell:
         print_text(f"export {VARIABLE}={lease.id}")
@@ -404,7 +404,7 @@ def _of_lease(
 @_of_lease
 def show(context: Context, _leases: Leases, lease: Lease) -> None:
     if context.args.json:
-        print(json.dumps(as_json(lease)))
+        print(to_json(as_json(lease)))
         return
     print_text(f"Lease {lease.id}")
     created = (

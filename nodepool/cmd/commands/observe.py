@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import queue
 import shutil
 import sys
@@ -31,6 +30,7 @@ from nodepool.status.find import ALL_KINDS
 from nodepool.status.health import health
 from nodepool.status.known import count_of
 from nodepool.status.once import Once
+from nodepool.status.results import to_json
 from nodepool.texts import printable
 from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
@@ -167,7 +167,7 @@ def show_status(context: Context) -> None:
         as_json = {
             title.lower().replace(" ", "_"): results.rows for title, results in tables.items()
         }
-        print(json.dumps({"health": found.record(), **as_json}))
+        print(to_json({"health": found.record(), **as_json}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = [*_wrapped(f"Health: {found}", width), cluster.summary(zk)]
@@ -225,9 +225,7 @@ def explain_it(context: Context) -> None:
             raise CommandError(several)
         note(several)
     found = [_explained(context, kind) for kind in kinds]
-    print(
-        json.dumps(found[0].record()) if args.json else "\n\n".join(each.text() for each in found)
-    )
+    print(to_json(found[0].record()) if args.json else "\n\n".join(each.text() for each in found))
 
 
 def _explained(context: Context, kind: str) -> Explanation:
@@ -267,7 +265,7 @@ def show_events(context: Context) -> None:
         if matches(event, wanted):
             moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(event["time"]))
             print(
-                json.dumps(event) if args.json else printable(f"{moment}  {describe(event)}"),
+                to_json(event) if args.json else printable(f"{moment}  {describe(event)}"),
                 flush=True,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -948,3 +949,26 @@ def test_impossible_name_changes_nothing(console, plain, name, command):
     assert "Traceback" not in reply.stderr and "relative path" not in reply.stderr
     assert reply.returncode != 0 or "not found" in reply.stdout or command == ("image-unpause",)
     assert plain.kazoo_client.exists(paths.REQUESTS).czxid == before
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan], ids=str)
+def test_json_is_valid_although_records_contain_numbers_that_it_lacks(run, plain, number):
+    """Such a number is null; a program that reads the list would stop at it."""
+    request = zk_module.NodeRequest()
+    request.state, request.node_types = "requested", ["fake-label"]
+    request.requestor_data = {"score": number}
+    plain.storeNodeRequest(request)
+    node = make_node(plain, external_id=number, attributes={"weight": number})
+    request.nodes = [node.id]
+    plain.storeNodeRequest(request)
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    for words in (
+        ("list", "--format", "json", "--detail"),
+        ("request", "show", request.id, "--json"),
+        ("explain", "node", node.id, "--json"),
+        ("explain", "request", request.id, "--json"),
+    ):
+        assert json.loads(run(*words), parse_constant=refuse), words

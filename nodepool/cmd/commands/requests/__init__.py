@@ -27,7 +27,7 @@ from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
 from nodepool.process.program import seconds, whole_number
-from nodepool.status.results import format_duration
+from nodepool.status.results import format_duration, to_json
 from nodepool.texts import one_line, print_text
 from nodepool.zk import paths
 from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
@@ -259,7 +259,7 @@ def show(context: Context) -> None:
     if context.args.json:
         record = {"id": request.id, **request.toDict()}
         record["nodes"] = [requests_use.inventory(node) for node in nodes]
-        print(json.dumps(record))
+        print(to_json(record))
         return
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
     cause = (

@@ -7,7 +7,6 @@ marks them in use. The locks live as long as the command (``-- COMMAND``, or ``-
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from nodepool.lease import Leases, Terms
 from nodepool.process.program import describe as describe_error
 from nodepool.process.program import duration, seconds
 from nodepool.status import REDACTED
-from nodepool.status.results import format_duration
+from nodepool.status.results import format_duration, to_json
 from nodepool.texts import print_text
 from nodepool.zk.records import FULFILLED, HOLD, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -128,7 +127,7 @@ def inventory(node: Node) -> dict[str, Any]:
 
 def environment(nodes: Sequence[Node]) -> dict[str, str]:
     """Return the variable that gives the nodes to a program."""
-    return {ENVIRONMENT: json.dumps([inventory(node) for node in nodes])}
+    return {ENVIRONMENT: to_json([inventory(node) for node in nodes])}
 
 
 def describe(node: Node) -> str:
@@ -194,7 +193,7 @@ def _lease(context: Context) -> None:
 
 def _print_nodes(context: Context, nodes: Sequence[Node]) -> None:
     if context.args.json:
-        print(json.dumps([inventory(node) for node in nodes]), flush=True)
+        print(to_json([inventory(node) for node in nodes]), flush=True)
     else:
         for node in nodes:
             print_text(describe(node))
