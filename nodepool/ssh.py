@@ -95,7 +95,9 @@ def unreachable(node: Node) -> str | None:
     """Return why ssh cannot reach a node; None: it can."""
     if node.connection_type not in (None, "ssh", "network_cli"):
         return f"node {node.id} is used by {node.connection_type}, not by SSH"
-    if not node.address or not PLAIN.match(node.address) or not PLAIN.match(node.username or "-"):
+    # Records of others may contain anything.
+    names: tuple[object, ...] = (node.address, node.username or "-")
+    if not all(isinstance(name, str) and PLAIN.match(name) for name in names):
         return f"node {node.id} has no usable address or user name"
     return None if isinstance(node.port, int) else f"node {node.id} has no SSH port"
 

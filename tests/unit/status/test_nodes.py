@@ -58,6 +58,8 @@ def test_what_is_no_host_key_has_no_fingerprint(key: str) -> None:
     [
         ({"connection_type": "winrm"}, "node 0000000007 is used by winrm, not by SSH"),
         ({"username": "a; rm -rf /"}, "node 0000000007 has no usable address or user name"),
+        ({"username": ["root"]}, "node 0000000007 has no usable address or user name"),
+        ({"interface_ip": {"a": 1}}, "node 0000000007 has no usable address or user name"),
         ({"connection_port": "secret"}, "node 0000000007 has no SSH port"),
     ],
 )
