@@ -24,7 +24,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import KILLED, Event, Feed
-from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children
+from nodepool.zk.reading import TIMEOUT, UNREADABLE, answers, children, create_next
 
 ROOT = "/nodepool/history"
 #: Events are written together after this many seconds, or when this many wait.
@@ -97,9 +97,7 @@ class HistoryWriter:
         written, done = [each for each in events if elected or each.get("noted")], 0
         try:
             for data, number in _packed(written):
-                kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(
-                    timeout=TIMEOUT
-                )
+                create_next(kazoo, ROOT, data)
                 done = number
         except BaseException:
             with self._lock:  # the next may have been written: readers drop duplicates
@@ -145,7 +143,7 @@ def append(kazoo: KazooClient, kind: str, fields: dict[str, Any]) -> None:
     :raises KazooException: no connection, or no answer in time.
     """
     for data, _number in _packed([{"time": round(time.time(), 3), "type": kind, **fields}]):
-        kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
+        create_next(kazoo, ROOT, data)
 
 
 def wait_for_write(kazoo: KazooClient, written: Callable[[], object]) -> None:

@@ -13,6 +13,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
+from nodepool.zk.writer import advancing
+
 #: Seconds for one answer of the server, and number of concurrent reads.
 TIMEOUT, PIPELINE = 30.0, 500
 #: What does not exist, or may not be read.
@@ -48,6 +50,24 @@ def answers(
             except omitted:
                 continue
             yield path, answer
+
+
+def create_next(kazoo: KazooClient, directory: str, data: bytes) -> str:
+    """Create a child with the next number; return its path.
+
+    :raises NodeExistsError: the numbers of many children are ahead of the sequence.
+    """
+    for last in (False, True):
+        try:
+            creation = kazoo.create_async(f"{directory}/", data, sequence=True, makepath=True)
+            return str(creation.get(timeout=TIMEOUT))
+        except NodeExistsError:
+            if last:
+                raise
+        transaction = kazoo.transaction()
+        transaction.operations += advancing(str(kazoo.chroot) + directory)
+        transaction.commit_async().get(timeout=TIMEOUT)
+    raise AssertionError("not reached")
 
 
 def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> ZnodeStat | None:

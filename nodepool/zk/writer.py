@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nodepool.zk.Writer")
 
+#: By how many names the sequence of a directory is advanced at a time.
+ADVANCE = 50
 #: Errors of operations that only follow from the one that failed.
 _RESULTING = (RolledBackError, RuntimeInconsistency)
 #: callback(results, error): on the connection thread, must not block.
@@ -114,6 +116,20 @@ class Txn:
         self.operations.append(CheckVersion(self.client.full_path(path), version))
 
 
+def advancing(directory: str) -> list[Create | Delete]:
+    """Return the operations that advance the sequence of a directory.
+
+    It counts created children. A tree that a program has copied has fewer creations than the names
+    of its children say, so that the next names are taken.
+    """
+    path = f"{directory}/sequence"
+    return [Create(path, b"", OPEN_ACL_UNSAFE, 0), Delete(path, -1)] * ADVANCE
+
+
+def _is_sequential(operation: Any) -> bool:
+    return isinstance(operation, Create) and bool(operation.flags & 2)
+
+
 class Writer:
     """Sends transactions.
 
@@ -121,7 +137,8 @@ class Writer:
     merged one is refused, its parts are sent one by one, so that only the invalid part fails.
 
     If a directory that every store has is missing, because the store was emptied, all are created,
-    and the transaction is sent again, once.
+    and the transaction is sent again, once. The same applies if the sequence of a directory is
+    behind its znodes, because a program has copied them: it is advanced.
     """
 
     MAX_IN_FLIGHT = 2
@@ -199,6 +216,7 @@ class Writer:
         finished: list[tuple[Txn, list[Any] | None, BaseException | None]] = []
         start = 0
         emptied = False
+        behind = ""
         for txn in txns:
             end = start + len(txn.operations)
             part: list[Any] | None = None
@@ -212,8 +230,11 @@ class Writer:
                     answers[failed], NoNodeError
                 )
                 lacks_parent = lacks_parent and path.rpartition("/")[0] in paths.DIRECTORIES
-                if lacks_parent and not txn.sent_again:
-                    emptied = txn.sent_again = True
+                taken = _is_sequential(operation) and isinstance(answers[failed], NodeExistsError)
+                if (lacks_parent or taken) and not txn.sent_again:
+                    txn.sent_again = True
+                    emptied = emptied or lacks_parent
+                    behind = operation.path.rpartition("/")[0] if taken else ""
                     again.append(txn)
                 else:
                     cause = (lacks_parent and self._not_created) or answers[failed]
@@ -241,6 +262,11 @@ class Writer:
             self._in_flight += len(again) - 1
         if emptied:
             self._create_directories()
+        if behind:
+            log.warning("The sequence of %s is behind its znodes; advancing it", behind)
+            self._client.submit(
+                Transaction(advancing(behind)), Reply(lambda _results, _error, _zxid: None)
+            )
         for txn in again:  # in their order
             self._send([txn])
         if len(txns) > 1:

@@ -15,7 +15,7 @@ from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.progress import ProgressData, ProgressStore, ProgressTree
-from nodepool.zk.reading import remove, write
+from nodepool.zk.reading import create_next, remove, write
 from nodepool.zk.records import (
     BUILDING,
     DELETING,
@@ -281,13 +281,10 @@ class ImageMethods(FacadeBase):
         if self.kazoo_client.exists(paths.builds(image)) is None:
             raise ZKException(f"Cannot find build {build_id} of image {image}")
         if upload_number is None:
-            path = self.kazoo_client.create(
-                f"{paths.uploads(image, build_id, provider)}/",
-                image_data.serialize(),
-                makepath=True,
-                sequence=True,
+            path = create_next(
+                self.kazoo_client, paths.uploads(image, build_id, provider), image_data.serialize()
             )
-            upload_number = str(path).rsplit("/", 1)[1]
+            upload_number = path.rsplit("/", 1)[1]
         else:
             write(
                 self.kazoo_client,
