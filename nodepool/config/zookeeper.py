@@ -18,6 +18,12 @@ log = logging.getLogger("nodepool.config")
 def _chroot(value: object) -> object:
     if value and not str(value).startswith("/"):
         raise ValueError(f"{value!r} must start with '/'")
+    text = str(value or "")
+    if not text.isprintable() or {".", ".."} & set(text.split("/")):
+        raise ValueError(
+            f"{value!r} is not a path of ZooKeeper: '.', '..' and control characters are not "
+            "allowed in it"
+        )
     return value
 
 

@@ -792,3 +792,10 @@ def test_parent_whose_name_is_a_number_is_found(write):
         write, "diskimages: [{name: 010, elements: [vm]}, {name: b, parent: 010}]"
     ).diskimages
     assert images["b"].elements == images["8"].elements
+
+
+@pytest.mark.parametrize("chroot", ["/a/../b", "/.", "/a\\0b", "/a\\nb"])
+def test_chroot_that_zookeeper_cannot_have_is_refused_with_its_line(write, chroot):
+    with pytest.raises(npconfig.ConfigError, match="is not a path of ZooKeeper") as caught:
+        load(write, f'zookeeper-servers: [{{host: a, chroot: "{chroot}"}}]\n')
+    assert "nodepool.yaml:1, zookeeper-servers[0].chroot" in str(caught.value)
