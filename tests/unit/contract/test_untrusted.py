@@ -139,7 +139,8 @@ def test_texts_are_printed_only_where_they_are_cleaned() -> None:
     for name, tree in modules():
         if name in SAYING:
             shown = [ast.unparse(call.args[0]) for call in prints(tree)]
-            plain = ("json.dumps(", "to_json(", "Path(ssh.write(", "f'nodepool: {error}'", "request_id")
+            plain = ("json.dumps(", "to_json(", "Path(ssh.write(")
+            plain += ("f'nodepool: {error}'", "request_id")
             assert all(text.startswith(plain) for text in shown), shown
 
 
