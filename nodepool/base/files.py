@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import tempfile
 import threading
@@ -65,6 +66,13 @@ def replace_file(path: str, content: bytes | str, mode: int = 0o600, *, sync: bo
     """Replace a file atomically by this content, see :func:`new_file`."""
     with new_file(path, mode, sync=sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def remove_unfinished(directory: str) -> None:
+    """Delete what a crash has left of new files; call it before anything is written there."""
+    for name in glob.glob(f"{NEW}*", root_dir=directory):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, name))
 
 
 def sync_directory(path: str) -> None:

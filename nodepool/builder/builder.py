@@ -14,6 +14,7 @@ from kazoo.protocol.states import KazooState
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.base.files import remove_unfinished
 from nodepool.base.problems import image_problems
 from nodepool.builder.building.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.worker import CleanupWorker
@@ -188,7 +189,7 @@ class NodePoolBuilder:
         interrupted = []
         if self.state.images_lock is not None:
             for name in ("", build_journal.JOURNAL, upload_journal.DIRECTORY):
-                image_files.remove_unfinished(os.path.join(config.images_dir, name))
+                remove_unfinished(os.path.join(config.images_dir, name))
             interrupted = build_journal.clean_all(config.images_dir, self.log)
         self._make_workers()
         self._connect(config)

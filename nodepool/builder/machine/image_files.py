@@ -18,7 +18,7 @@ import time
 import uuid
 from typing import Any, BinaryIO
 
-from nodepool.base.files import NEW, replace_file
+from nodepool.base.files import replace_file
 from nodepool.builder.machine.mounts import remove_tree
 from nodepool.exceptions import ConfigurationError
 
@@ -342,14 +342,6 @@ def check_images_dir(images_dir: str) -> None:
         raise ConfigurationError(
             f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}"
         ) from error
-
-
-def remove_unfinished(directory: str) -> None:
-    """Delete unfinished files of killed builders; call it before anything is written there."""
-    for entry in _entries(directory):
-        if entry.name.startswith(NEW):
-            with contextlib.suppress(OSError):
-                os.unlink(entry.path)
 
 
 # Disk space

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import Any
 
-from nodepool.base.files import NEW, replace_file
+from nodepool.base.files import remove_unfinished, replace_file
 from nodepool.nodemanager.records import records
 from nodepool.nodemanager.records.database import Database, Record
 
@@ -56,12 +56,10 @@ class Copies:
 
     def restore(self, database: Database) -> None:
         """Add all copies to a new database; invalid ones are logged and skipped."""
+        remove_unfinished(self._directory)
         for name in sorted(os.listdir(self._directory)):
             path = os.path.join(self._directory, name)
             if not name.endswith(".json"):
-                if name.startswith(NEW):
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
                 continue
             try:
                 with open(path, encoding="utf-8") as stream:

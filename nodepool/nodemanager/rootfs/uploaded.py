@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from nodepool.base.files import NEW, new_file
+from nodepool.base.files import new_file, remove_unfinished
 
 log = logging.getLogger("nodepool.nodemanager.images")
 
@@ -44,10 +44,7 @@ class Images:
         self.directory = directory
         self._stored = stored
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        for name in os.listdir(directory):
-            if name.startswith(NEW):  # of an upload that a crash has cut off
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(directory, name))
+        remove_unfinished(directory)
 
     def path(self, name: str) -> str:
         """Return the path of the image, whether it exists or not.
