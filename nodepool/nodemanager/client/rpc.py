@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -270,11 +271,9 @@ class Client:
             self._closed = True
             sockets = [connection.sock for connection in self._open if connection.sock is not None]
         for sock in sockets:
-            try:
+            with contextlib.suppress(OSError):
                 # Of the plain socket: the waiting thread still needs the TLS object.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     # -- images
 

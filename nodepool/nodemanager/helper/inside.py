@@ -51,15 +51,13 @@ def _root() -> int:
 
 def read_file(path: str, limit: int = MAX_TABLE) -> str:
     """Return a regular file of the tree, at most `limit` bytes; "" if missing. Never blocks."""
-    root = _root()
     try:
-        descriptor = syscalls.openat2(root, path, os.O_RDONLY | os.O_NONBLOCK, _SAFE)
+        with held(_root()) as root:
+            descriptor = syscalls.openat2(root, path, os.O_RDONLY | os.O_NONBLOCK, _SAFE)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return ""
         raise
-    finally:
-        os.close(root)
     with held(descriptor):
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -309,8 +307,7 @@ def confine(given: Collection[str]) -> None:
 
 def open_null() -> int:
     """Open the sliver's /dev/null, or a file in memory if it is not the device. OSError."""
-    root = _root()
-    try:
+    with held(_root()) as root, contextlib.suppress(OSError):
         descriptor = syscalls.openat2(
             root, "dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY, _SAFE
         )
@@ -318,10 +315,6 @@ def open_null() -> int:
             os.set_blocking(descriptor, True)
             return descriptor
         os.close(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(root)
     return os.memfd_create("null")
 
 

@@ -502,16 +502,13 @@ def _blocks(path: Path, low: int, high: int) -> int:
 
 def _grow(target: str, size: int) -> None:
     """Let the mounted ext4 fill its device. Raises OSError."""
-    blocks = size // BLOCK
-    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(directory, _EXT4_IOC_RESIZE_FS, struct.pack("=Q", blocks))
-    except OSError as error:
-        # Already as large.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(directory)
+    with held(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+        try:
+            fcntl.ioctl(directory, _EXT4_IOC_RESIZE_FS, struct.pack("=Q", size // BLOCK))
+        except OSError as error:
+            # Already as large.
+            if error.errno != errno.EINVAL:
+                raise
 
 
 def _mounts() -> Iterator[tuple[str, str, str]]:

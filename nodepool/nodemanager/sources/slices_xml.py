@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import logging
 import time
@@ -159,10 +160,9 @@ def parse(
             slivers.append(found)
     for found in slivers:
         if defaults:
-            try:
+            # An invalid one stays as it is: the record is refused with the reason.
+            with contextlib.suppress(rspec.RSpecError):
                 found.rspec = rspec.overlay(defaults, found.rspec)
-            except rspec.RSpecError:
-                pass  # kept: the record is refused with the reason
     return [_record(found, reader.keys, initscript, delegations) for found in slivers]
 
 

@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodepool.base import optional
@@ -193,8 +194,7 @@ def _read(paths: Sequence[str]) -> list[bytes]:
     found = []
     for path in paths:
         try:
-            with open(path, "rb") as stream:
-                found.append(stream.read())
+            found.append(Path(path).read_bytes())
         except OSError as error:
             raise TicketError(f"this node cannot read its key {path}: {error.strerror}") from error
     return found

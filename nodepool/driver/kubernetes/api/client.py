@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -56,10 +57,8 @@ class Stream:
 
     def close(self) -> None:
         """Close the stream and wake its reader."""
-        try:
+        with contextlib.suppress(HTTPError, OSError, ValueError):  # it has ended
             self._response.shutdown()
-        except (HTTPError, OSError, ValueError):
-            pass  # it has ended
 
 
 class ClusterClient:
