@@ -114,7 +114,10 @@ class UploadJob:
             and not zk.getUploads(self.image, self.build_id, self.provider, [READY])
         )
 
-    def _new_record(self, state: str) -> ImageUpload:
+    def _new_record(
+        self, state: str, name: str | None = None, external_id: str | None = None
+    ) -> ImageUpload:
+        """Return a record; name and id are those of the image in the cloud, if there is one."""
         build = self._candidate.build
         record = ImageUpload(self.build_id, self.provider, self.image)
         if state in (UPLOADING, READY):
@@ -124,6 +127,9 @@ class UploadJob:
                 build.shell_type,
             )
         record.state = state
+        if external_id is not None:
+            record.external_id, record.external_name = external_id, name
+            record.format = self._candidate.provider.image_type
         return record
 
     def _upload(self) -> None:
@@ -323,11 +329,8 @@ class UploadJob:
     # -- results
 
     def _succeeded(self, manager: Provider, name: str, external_id: str, started: float) -> None:
-        record = self._new_record(READY)
-        record.external_id, record.external_name = external_id, name
-        record.format = self._candidate.provider.image_type
         try:
-            self._store(record)
+            self._store(self._new_record(READY, name, external_id))
         except Lost as error:
             reason = f"the result could not be stored: {error}"
             self.log.error(
@@ -366,9 +369,6 @@ class UploadJob:
     ) -> None:
         """Record a failure after the image was created in the cloud, where it must not stay."""
         if not self._delete_image(manager, name, external_id):
-            record = self._new_record(DELETING)
-            record.external_id, record.external_name = external_id, name
-            record.format = self._candidate.provider.image_type
             self.log.error(
                 "Upload of %s to %s failed: %s; the deletion of the image will be retried",
                 self.image,
@@ -376,7 +376,7 @@ class UploadJob:
                 reason,
             )
             try:
-                self._store(record)
+                self._store(self._new_record(DELETING, name, external_id))
                 self._note.end()
             except Lost as error:
                 self.log.error(
