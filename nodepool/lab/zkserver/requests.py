@@ -124,8 +124,7 @@ def _exists(server: Server, client: ServedConnection, reader: Reader) -> bytes:
 
 def _get(server: Server, client: ServedConnection, reader: Reader) -> bytes:
     path, watch = reader.string(), reader.boolean()
-    node = server.tree.get(path)
-    server.tree.allow(node, READ, client.identities)
+    node = server.tree.get_for(path, READ, client.identities)
     if watch:
         server.watches.add("data", path, client)
     return codec.buffer(node.data) + node.stat()
@@ -134,8 +133,7 @@ def _get(server: Server, client: ServedConnection, reader: Reader) -> bytes:
 def _children(with_stat: bool) -> Operation:
     def operation(server: Server, client: ServedConnection, reader: Reader) -> bytes:
         path, watch = reader.string(), reader.boolean()
-        node = server.tree.get(path)
-        server.tree.allow(node, READ, client.identities)
+        node = server.tree.get_for(path, READ, client.identities)
         if watch:
             server.watches.add("children", path, client)
         return codec.strings(sorted(node.children)) + (node.stat() if with_stat else b"")
@@ -144,8 +142,7 @@ def _children(with_stat: bool) -> Operation:
 
 
 def _get_acl(server: Server, client: ServedConnection, reader: Reader) -> bytes:
-    node = server.tree.get(reader.string())
-    server.tree.allow(node, READ | ADMIN, client.identities)
+    node = server.tree.get_for(reader.string(), READ | ADMIN, client.identities)
     return (
         codec.acls(
             node.acl if server.tree.may(node.acl, ADMIN, client.identities) else _masked(node.acl)

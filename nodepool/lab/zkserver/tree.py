@@ -133,9 +133,12 @@ class Tree:
                 return True
         return False
 
-    def allow(self, node: Znode, permission: int, identities: Identities) -> None:
+    def get_for(self, path: str, permission: int, identities: Identities) -> Znode:
+        """Return the znode for a client that must have one of these permissions."""
+        node = self.get(path)
         if not self.may(node.acl, permission, identities):
             raise Refused(Code.NO_AUTH)
+        return node
 
     # -- writing
 
@@ -168,10 +171,8 @@ class Tree:
     ) -> str:
         """Create a znode; return its path, with the sequence number if it has one."""
         check_path(path.rstrip("/") or "/" if flags & SEQUENCE else path)
-        above = parent_of(path)
         fixed = fix_acl(acl, identities)
-        parent = self.get(above)
-        self.allow(parent, CREATE, identities)
+        parent = self.get_for(parent_of(path), CREATE, identities)
         if flags & SEQUENCE:
             path = f"{path}{parent.created:010d}"
         if path in self.nodes:
@@ -196,7 +197,7 @@ class Tree:
         if path == "/":
             raise Refused(Code.BAD_ARGUMENTS)
         check_path(path)
-        self.allow(self.get(parent_of(path)), DELETE, identities)
+        self.get_for(parent_of(path), DELETE, identities)
         node = self.get(path)
         _check_version(version, node.version)
         if node.children:
@@ -221,8 +222,7 @@ class Tree:
         time: int,
     ) -> Znode:
         check_path(path)
-        node = self.get(path)
-        self.allow(node, WRITE, identities)
+        node = self.get_for(path, WRITE, identities)
         _check_version(version, node.version)
         self.change(node, path, data, zxid, time)
         return node
@@ -235,8 +235,7 @@ class Tree:
     def set_acl(self, path: str, acl: Sequence[Acl], version: int, identities: Identities) -> Znode:
         check_path(path)
         fixed = fix_acl(acl, identities)
-        node = self.get(path)
-        self.allow(node, ADMIN, identities)
+        node = self.get_for(path, ADMIN, identities)
         _check_version(version, node.aversion)
         self.change_acl(node, fixed)
         return node
@@ -247,16 +246,13 @@ class Tree:
 
     def check(self, path: str, version: int, identities: Identities) -> None:
         check_path(path)
-        node = self.get(path)
-        self.allow(node, READ, identities)
+        node = self.get_for(path, READ, identities)
         _check_version(version, node.version)
 
-    def end_session(self, session: int, zxid: int) -> list[str]:
-        """Remove the ephemeral znodes of the session; return their paths."""
-        paths = sorted(self.ephemerals.get(session, ()))
-        for path in paths:
+    def end_session(self, session: int, zxid: int) -> None:
+        """Remove the ephemeral znodes of the session."""
+        for path in sorted(self.ephemerals.get(session, ())):
             self.remove(path, zxid)
-        return paths
 
     # -- changes that can be undone
 
