@@ -15,18 +15,18 @@ from tests import REPOSITORY
 #: Area -> the most statements that it may have. A release lowers the limits to what there is; none
 #: may be raised. Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
-    "core": 19_902,
+    "core": 19_895,
     "driver openstack": 1_626,
     "driver aws": 1_448,
     "driver kubernetes": 1_228,
     "driver nodemanager": 1_914,
-    "node manager": 11_000,
+    "node manager": 10_989,
     "pages": 3_590,
     "leases": 3_049,
     "adapters": 2_284,
-    "tools": 3_021,
+    "tools": 3_013,
     "recovery": 344,
-    "package": 57_458,
+    "package": 57_437,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03
