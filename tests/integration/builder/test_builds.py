@@ -465,10 +465,13 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     failed = builders.wait_build(state=FAILED)
     statsd.wait("nodepool.dib_image_build.fake-image.status.rc", "127|g")
     assert "exit status 127: element not found" in builders.wait_progress(failed.id, FAILED).reason
-    ready, told = builders.builders[0].getReadiness()
+    # It reads the mirror of the records.
+    ready, details = wait_for(
+        lambda: (found := builders.builders[0].getReadiness())[1] and found, what="a detail"
+    )
     assert ready and any(
-        "the last build failed: " in line and "element not found" in line for line in told
-    ), told
+        "the last build failed: " in line and "element not found" in line for line in details
+    ), details
     builder.state.build_backoff._backoff = Backoff(3600, 3600)  # only the repair can end that
     builders.config([builders.image()], [builders.provider()])
     builders.wait_build()
