@@ -212,15 +212,21 @@ class Runner:
         finally:
             if not self.fleet.stopping.is_set():
                 self.enter(ENDING)
-                self._lose(self._left)
-                returned, until = self._return(), time.monotonic() + self.fleet.kind.job_time
-                while self._left and not self.finished and time.monotonic() < until:
-                    self.why = "it has ended, and the forge has not ended its job yet"
-                    if self.fleet.stopping.wait(COMPARE):
-                        break
-                    returned = returned or self._return()
-                    self._forget()
+                self._wait_for_end_of_job()
             self.fleet.ended(self)
+
+    def _wait_for_end_of_job(self) -> None:
+        """Release the node; the runner counts as lost until the forge has ended its job."""
+        self._lose(self._left)
+        returned, until = self._return(), time.monotonic() + self.fleet.kind.job_time
+        while self._left and not self.finished and time.monotonic() < until:
+            self.why = "it has ended, and the forge has not ended its job yet"
+            if self.fleet.stopping.wait(RETRY):
+                return
+            if not self.finished and time.monotonic() - self._compared > COMPARE:
+                self._compared = time.monotonic()
+                returned = returned or self._return()
+                self._forget()
 
     def _lose(self, lost: bool) -> None:
         """Note whether it is lost; the fleet counts again."""

@@ -78,8 +78,10 @@ def test_job_runs_on_a_leased_node(
     )
     wait_for(lambda: [each.state for each in daemon.fleets[0].runners()] == ["busy"], 30, "busy")
     end_worker(program)
-    wait_for(lambda: daemon.fleets[0].find(name) is None, 30, "the end")
+    wait_for(lambda: [each.lost for each in daemon.fleets[0].runners()] == [True], 30, "the end")
+    wait_for(lambda: pool.leases() == [], 30, "the return of its node")
     service.call("POST", f"/jobs/{job}/complete", {"result": "failed"})
+    wait_for(lambda: daemon.fleets[0].find(name) is None, 30, "the end of the job")
     site.wait_empty()
 
 
