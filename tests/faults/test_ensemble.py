@@ -13,6 +13,7 @@ import pytest
 from tests import REPOSITORY
 from tests.conftest import wait_for
 from tests.ensemble.faults import KINDS
+from tests.support import cgroups
 from tests.support.deadline import limit
 
 pytestmark = [
@@ -69,4 +70,4 @@ def test_killed_run_leaves_neither_processes_nor_files(tmp_path: pathlib.Path) -
         process.wait()
     wait_for(lambda: not list(tmp_path.glob("nodepool-ensemble-*")), 30, "the folder to be removed")
     assert processes() == []
-    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/nodepool-ensemble-{process.pid}"))
+    assert cgroups.named(f"nodepool-ensemble-{process.pid}") == []

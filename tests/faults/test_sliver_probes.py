@@ -12,6 +12,7 @@ import pytest
 from nodepool.nodemanager.client import programs
 from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
+from tests.support import cgroups
 from tests.support.deadline import limit
 from tests.support.faults.launcher import Bench
 from tests.support.faults.slivers import LABEL, SliverBench
@@ -50,9 +51,10 @@ def freeze(slivers: SliverBench, name: str) -> None:
     """Let all programs of a sliver stand still, without the knowledge of the node manager."""
     group = group_name(str(slivers.nm.tmp / "state"))
     for file, word in (("freezer.state", "FROZEN"), ("cgroup.freeze", "1")):
-        for path in pathlib.Path("/sys/fs/cgroup").glob(f"**/{group}/**/{name}.sliver/{file}"):
-            path.write_text(word)
-            return
+        for path in cgroups.named(f"{name}.sliver"):
+            if group in path.parts and (path / file).exists():
+                (path / file).write_text(word)
+                return
     pytest.skip("cgroups of this host cannot be frozen")
 
 

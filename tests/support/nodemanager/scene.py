@@ -19,6 +19,7 @@ import yaml
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
 from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
+from tests.support import cgroups
 from tests.support.deadline import limit
 from tests.support.ports import ID_SPAN, id_base, reserve
 
@@ -220,9 +221,7 @@ class NmDaemon:
                 except OSError:
                     continue
         group = group_name(str(self.tmp / "state"))
-        # Version 2 alone; version 1, or both; below a unit of systemd.
-        for pattern in (group, f"*/{group}", f"*/*/{group}"):
-            found += [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(pattern)]
+        found += [str(path) for path in cgroups.named(group)]
         for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
             try:
                 if str(self.tmp) in path.read_text():

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
+from tests.support import cgroups
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 pytestmark = [
@@ -99,9 +101,14 @@ def test_process_that_was_killed_for_memory_is_named(nm: NmDaemon) -> None:
     nm.put("gamma", rspec={"nm_mem_limit": 128})
     nm.ssh("gamma", f"setsid sh -c 'sleep 2; {LATER}' > /dev/null 2>&1 < /dev/null & true")
     nm.stop(signal.SIGKILL)
-    group = next(pathlib.Path("/sys/fs/cgroup").rglob("gamma.sliver/memory*oom_control"), None)
-    group = group or next(pathlib.Path("/sys/fs/cgroup").rglob("gamma.sliver/memory.events"))
-    wait_for(lambda: "oom_kill 1" in group.read_text(), 30, "the kill")
+    ours = group_name(str(nm.tmp / "state"))
+    (file,) = [
+        path
+        for group in cgroups.named("gamma.sliver")
+        for path in (group / "memory.oom_control", group / "memory.events")
+        if ours in path.parts and path.exists()
+    ]
+    wait_for(lambda: "oom_kill 1" in file.read_text(), 30, "the kill")
     nm.start()
     found = events(nm, after=last["number"])[0]
     assert (found["kind"], found["name"]) == ("killed", "gamma")

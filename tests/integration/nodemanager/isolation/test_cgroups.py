@@ -25,6 +25,7 @@ from nodepool.nodemanager.limits.cgroups.detect import detect_places
 from nodepool.nodemanager.limits.cgroups.files import Place
 from nodepool.nodemanager.limits.cgroups.tree import empty_base
 from tests.conftest import wait_for
+from tests.support.cgroups import named
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="cgroups of slivers need root")
 
@@ -176,7 +177,7 @@ def bench() -> Iterator[Bench]:
         yield made
     finally:
         made.close()
-        assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{root_name}"))
+        assert named(root_name) == []
 
 
 @pytest.fixture(params=["as detected", "version 1 only"])
@@ -708,4 +709,4 @@ def test_nothing_of_ours_stays_without_slivers() -> None:
     assert cgroups.found() == ["alice"]
     cgroups.remove("alice")
     cgroups.stop()
-    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{cgroups.tree.root_name}"))
+    assert named(cgroups.tree.root_name) == []

@@ -23,6 +23,7 @@ from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.limits import free_space
 from nodepool.nodemanager.limits.free_space import FreeSpace
 from tests.conftest import wait_for
+from tests.support import cgroups
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
@@ -361,9 +362,7 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
 )
 def test_the_daemon_has_a_separate_group(roomy: NmDaemon) -> None:
     def groups() -> list[pathlib.Path]:
-        return list(
-            pathlib.Path("/sys/fs/cgroup").glob(f"**/{group_name(str(roomy.tmp / 'state'))}-daemon")
-        )
+        return cgroups.named(f"{group_name(str(roomy.tmp / 'state'))}-daemon")
 
     assert roomy.process is not None
     found = groups()
