@@ -666,8 +666,11 @@ class Config(ConfigValue):
                     ]
                 continue
             except ConfigError as exc:
-                if isinstance(exc, UnknownName):
-                    exc.where = exc.where if len(exc.where) > 1 else find_value(entry, exc.name)
+                if isinstance(exc, UnknownName) and exc.name is not None:
+                    place = functools.reduce(
+                        lambda part, key: part[key], exc.where, cast(Any, entry)
+                    )
+                    exc.where += find_value(place, exc.name)
                 exc.where = exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where)
                 exc.context.append(f"provider {name}")
                 raise

@@ -787,6 +787,37 @@ def test_value_of_a_wrong_type_is_named_with_its_line(write, text, message):
     assert "nodepool.yaml:2, " in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("driver", "names", "place"),
+    [
+        ("{driver: openstack, cloud: fake}", "label: none", "pools[main].labels[none].name"),
+        ("{driver: openstack, cloud: fake}", "image: none", "diskimages[none].name"),
+        ("{driver: openstack, cloud: fake}", "used: none", "pools[main].labels[l].diskimage"),
+        ("{driver: aws, region-name: r}", "label: none", "pools[main].labels[none].name"),
+        ("{driver: aws, region-name: r}", "image: none", "diskimages[none].name"),
+    ],
+)
+def test_use_of_an_unknown_name_is_reported_with_the_line_of_the_name(write, driver, names, place):
+    used = {"label": "l", "image": "i", "used": "i"} | yaml.safe_load(f"{{{names}}}")
+    options = {"cloud-image": "c"} if names.startswith("label") else {"diskimage": used["used"]}
+    label = {**options, "min-ram": 1, "instance-type": "n1", "name": used["label"]}
+    provider = {
+        "name": "p",
+        **yaml.safe_load(driver),
+        "object-storage": {"bucket-name": "b"},
+        "cloud-images": [{"image-id": "x", "name": "c"}],
+        "diskimages": [{"python-path": "x", "name": used["image"]}],
+        "pools": [{"name": "main", "labels": [label]}],
+    }
+    top = {"diskimages": [{"name": "i"}], "labels": [{"name": "l"}]}
+    text = yaml.safe_dump({**top, "providers": [provider]}, sort_keys=False)
+    with pytest.raises(npconfig.ConfigError, match="'none' is not defined") as caught:
+        load(write, text)
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if line.endswith(": none"))
+    assert f"nodepool.yaml:{number}, " in str(caught.value)
+    assert place in str(caught.value)
+
+
 def test_parent_whose_name_is_a_number_is_found(write):
     images = load(
         write, "diskimages: [{name: 010, elements: [vm]}, {name: b, parent: 010}]"
