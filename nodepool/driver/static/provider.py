@@ -111,6 +111,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         self._queued: set[NodeTuple] = set()
         self._running: set[NodeTuple] = set()
         self._again: set[NodeTuple] = set()
+        # Hosts with an idle record that others had locked; the next cleanup updates them.
+        self._skipped: set[NodeTuple] = set()
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
         self._programs = ssh.Programs()
@@ -225,6 +227,8 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         if self._idle:
             return False
         pool, static_node = self._hosts[host]
+        if update:
+            self._skipped.discard(host)
         try:
             slots = self._slots(host)
             template = None
@@ -438,6 +442,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             self.log.warning(
                 "Node %s of host %s is locked; skipping it for now", node.id, node.hostname
             )
+            self._skipped.add(nodeTuple(node))
             return
         try:
             if needed():
@@ -468,11 +473,12 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         self._read_records()
         for host in self._hosts:
             slots = self._slots(host)
-            if slots.empty or slots.excess:
-                self._submit(host)
+            if slots.empty or slots.excess or host in self._skipped:
+                self._submit(host, update=host in self._skipped)
         contested = self._deregister_unknown()
+        self._skipped.intersection_update(self._hosts)
         with self._lock:
-            checked = self._hosts.keys() - self._queued - self._running
+            checked = self._hosts.keys() - self._queued - self._running - self._skipped
         for host in checked:
             labels = self._hosts[host][1]["labels"]
             for node in self._records(host):

@@ -457,6 +457,20 @@ def test_launchers_with_different_nodes_of_a_provider_report_it(bench: DriverBen
     wait_for(lambda: "host" not in problems())
 
 
+def test_node_that_was_locked_when_its_host_changed_is_updated_later(
+    bench: DriverBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.start(config(host()), cleanup_interval=0.2)
+    (node,) = bench.wait_nodes("a")
+    bench.zk.lockNode(node, blocking=False)
+    bench.reconfigure(config(host(labels="b")))
+    wait_for(lambda: caplog.text.count("is locked; skipping it for now") >= 3)
+    assert not [problem.text for pool in bench.pools for problem in pool.problems()]
+    bench.zk.unlockNode(node)
+    (updated,) = bench.wait_nodes("b")
+    assert updated.id == node.id
+
+
 def test_two_launchers_register_each_slot_once(
     bench: DriverBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
