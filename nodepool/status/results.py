@@ -116,17 +116,8 @@ def to_json(value: object) -> str:
     try:
         return json.dumps(value, default=plain, allow_nan=False)
     except ValueError:  # records of others contain what they like
-        return json.dumps(_finite(value), default=plain)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if abs(value) < 1e300 else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+        text = json.dumps(value, default=plain)
+        return json.dumps(json.loads(text, parse_constant=lambda _name: None))
 
 
 def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:

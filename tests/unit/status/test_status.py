@@ -3,13 +3,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from nodepool import status
-from nodepool.status.results import Results, format_use, output
+from nodepool.status.results import Results, format_use, output, to_json
 from nodepool.zk import records
 from nodepool.zk.mirror.progress import ProgressData
 
@@ -394,3 +395,17 @@ def test_limits_have_names_and_units(text: str, shown: str) -> None:
     assert format_use(text) == shown
     assert text in output(Results([{"limits": text}], {"limits": "L"}), "csv").replace('"', "")
     assert shown in output(Results([{"limits": text}], {"limits": "L"}), "table")
+
+
+def test_infinite_numbers_are_null_in_json_at_every_depth():
+    value = {"a": (1, math.inf), "b": [-math.inf], "c": math.nan, "d": {1}, "e": 1e305}
+    assert json.loads(to_json(value)) == {
+        "a": [1, None],
+        "b": [None],
+        "c": None,
+        "d": "{1}",
+        "e": 1e305,
+    }
+    for _ in range(480):  # as deep as the records of others may be
+        value = {"a": value}
+    assert "null" in to_json(value)
