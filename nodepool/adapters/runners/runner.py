@@ -107,6 +107,8 @@ class Runner:
         #: Its node does not answer, or it has ended, and the forge has not ended its job: it does
         #: not count for the largest number of runners.
         self.lost = False
+        #: Seconds that its node may need for an answer until it may be lost.
+        self._patience = QUICK
         #: The forge has said that a job runs, when the ended runner was last removed.
         self._left = False
         self._folder = f"{FOLDER}/{shlex.quote(name)}"
@@ -333,6 +335,8 @@ class Runner:
         if done.status or word not in ("none", "ended", "lost", "busy", "idle"):
             raise OSError(f"no answer from the node: {_end_of(done.stderr)}")
         self._heard = time.monotonic()
+        if self.lost:  # it was only slow: do not lose it again and again
+            self._patience = COMMAND
         self._lose(False)
         return word, f"{status}\n{rest}"
 
@@ -343,7 +347,7 @@ class Runner:
                 longest = 1 if self.surplus and self.state != BUSY else CHECK
                 # A lost node is noticed soon; later, one with a heavy load may be slow.
                 recent = time.monotonic() - self._heard < QUIET
-                word, text = self._check(longest, QUICK if recent else COMMAND)
+                word, text = self._check(longest, self._patience if recent else COMMAND)
             except (NodepoolError, OSError, subprocess.SubprocessError) as error:
                 self._unheard(error)
                 continue

@@ -111,6 +111,7 @@ class Held:
         self.answers, self.nodes = list(answers), [Node("1")]
         self.scripts: list[str] = []
         self.inputs: list[object] = []
+        self.timeouts: list[float] = []
         self.returned = threading.Event()
         self.error: NodepoolError | None = None
         self.notes: dict[str, str] = {}
@@ -126,6 +127,7 @@ class Held:
     def run(self, script: str, **options: Any) -> Done:
         self.scripts.append(script)
         self.inputs.append(options.get("input"))
+        self.timeouts.append(options["timeout"])
         answer = self.answers.pop(0) if self.answers else ""
         if isinstance(answer, Exception):
             raise answer
@@ -247,6 +249,23 @@ def test_runner_with_a_job_is_lost_until_its_silent_node_answers_again(
         assert live(lease)[0].fleet.failures == 0
         assert losses == expected
         losses.clear()
+
+
+def test_slow_node_that_was_lost_gets_more_time_afterwards(
+    live: Any, losses: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+
+    def refreshed(*_args: Any, **_options: Any) -> None:
+        clock[0] += runners.QUIET + 1
+
+    lease = Held("busy", BROKEN, "busy", "busy", "busy", "ended 0\n")
+    lease.refresh = refreshed
+    live(lease)
+    assert losses == [True, False]
+    soon, later = runners.CHECK + runners.QUICK, runners.CHECK + runners.COMMAND
+    assert lease.timeouts[:6] == [soon, soon, later, later, later, later]
 
 
 @pytest.mark.parametrize(
