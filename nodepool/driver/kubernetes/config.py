@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import voluptuous as v
 
 from nodepool.base.config_value import ConfigValue
-from nodepool.base.option import REQUIRED, Each, at, changed, load, option
+from nodepool.base.option import REQUIRED, Each, at, changed, entries, load, option
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.driver.common.options import NUMBER, PROVIDER, texts
 from nodepool.driver.kubernetes import names
@@ -232,8 +232,8 @@ class KubernetesPool(ConfigPool):
         )
         if trouble:
             raise ConfigError(f"name of pool: {trouble}", where=("name",))
-        for number, options in enumerate(pool_config.get("labels") or []):
-            with at(("labels", number)):
+        for where, options in entries(pool_config.get("labels"), "labels"):
+            with at(where):
                 label = self.provider.label_class(options, self)
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
@@ -296,9 +296,9 @@ class KubernetesProviderConfig(ProviderConfig):
             raise ConfigError(f"name of provider: {trouble}", where=("name",))
         if trouble := names.labels_trouble(self.namespace_labels):
             raise ConfigError(f"namespace-labels: {trouble}", where=("namespace-labels",))
-        for number, entry in enumerate(options.get("pools") or []):
+        for where, entry in entries(options.get("pools"), "pools"):
             pool = self.pool_class()
-            with at(("pools", number)):
+            with at(where):
                 pool.load(entry, newconfig, self)
             self._pools[pool.name] = pool
         self.pulled_labels = {

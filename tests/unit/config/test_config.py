@@ -779,6 +779,12 @@ providers:
         ("labels: [{name: {a: b}}]", "name: expected str"),
         ("providers: [{name: [[]], driver: static}]", "name: expected str"),
         ("tenant-resource-limits: [{tenant-name: [a]}]", "tenant-name: expected str"),
+        ("providers: [{name: p, driver: kubernetes, pools: 5}]", "pools: expected a list"),
+        ("providers: [{name: p, driver: kubernetes, pools: [5]}]", "pools: entry 1 must be a"),
+        (
+            "providers: [{name: p, driver: kubernetes, pools: [{name: m, labels: [a]}]}]",
+            "labels: entry 1 must be a dictionary",
+        ),
     ],
 )
 def test_value_of_a_wrong_type_is_named_with_its_line(write, text, message):
