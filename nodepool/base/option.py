@@ -171,13 +171,13 @@ def a_list(value: object) -> list[Any]:
 def entries(
     value: object, key: str, name: str = "name"
 ) -> Iterator[tuple[tuple[PathItem, ...], dict[str, Any]]]:
-    """Return each dictionary of a list option with its position; null is an empty list.
+    """Return each dictionary of a list option with its position; an empty value has none.
 
     :param name: option that each of them requires.
     """
-    if not isinstance(value, list | None):
+    if value and not isinstance(value, list):
         raise ConfigError(f"{key}: expected a list", where=(key,))
-    for index, entry in enumerate(value or ()):
+    for index, entry in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(entry, dict):
             raise ConfigError(
                 f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index)

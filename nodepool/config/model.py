@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import logging
 import math
@@ -667,10 +668,12 @@ class Config(ConfigValue):
                 continue
             except ConfigError as exc:
                 if isinstance(exc, UnknownName) and exc.name is not None:
-                    place = functools.reduce(
-                        lambda part, key: part[key], exc.where, cast(Any, entry)
-                    )
-                    exc.where += find_value(place, exc.name)
+                    # A driver of others may name a place that is not in the entry.
+                    with contextlib.suppress(LookupError, TypeError):
+                        place = functools.reduce(
+                            lambda part, key: part[key], exc.where, cast(Any, entry)
+                        )
+                        exc.where += find_value(place, exc.name)
                 exc.where = exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where)
                 exc.context.append(f"provider {name}")
                 raise
