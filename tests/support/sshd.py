@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -43,6 +45,19 @@ def _make_key(kind: str) -> tuple[str, str]:
         return _key_cache[kind]
 
 
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return the version of OpenSSH on this machine.
+
+    From 9.8, sshd refuses an address for a while that has closed many connections without a login,
+    as tests do.
+    """
+    text = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr
+    found = re.match(r"OpenSSH_(\d+)\.(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
 class SSHServer:
     """Lets the current user log in with ``client_key``; ``stop`` removes everything again.
 
@@ -80,6 +95,7 @@ class SSHServer:
             "UseDNS no",
             "MaxStartups 2000",
             "LogLevel VERBOSE",
+            *(["PerSourcePenalties no"] if version() >= (9, 8) else []),
             f"AuthorizedKeysFile {self.folder}/authorized_keys",
             *options,
         ]
