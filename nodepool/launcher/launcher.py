@@ -554,7 +554,7 @@ class NodePool(threading.Thread):
                 if self.config is not None and not self.ready and not self.stopped.is_set():
                     self._start_workers()
             except NoAuthError:
-                self.log.error("The launcher cannot start: %s", NOT_PERMITTED)
+                self.log.error("The launcher cannot proceed: %s", NOT_PERMITTED)
                 self.stopped.wait(REFUSED)
             except Exception:
                 self.log.exception("Error in the main loop:")

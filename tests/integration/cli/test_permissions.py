@@ -59,7 +59,7 @@ def test_launcher_that_may_not_write_names_the_cause_without_a_traceback(
 ) -> None:
     launcher = bench.make(config(provider(labels=["fake-label"])))
     launcher.start()
-    wait_for(lambda: f"The launcher cannot start: {NOT_PERMITTED}" in caplog.text)
+    wait_for(lambda: f"The launcher cannot proceed: {NOT_PERMITTED}" in caplog.text)
     launcher.stop()
     assert "Traceback" not in caplog.text
 
