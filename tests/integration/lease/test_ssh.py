@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import io
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from nodepool import ssh
@@ -89,19 +91,19 @@ def vanish(
         wait_for(lambda: place.exists() and place.read_text().strip(), 30, "the program")
         wait_for(lambda: len(begun) == 2, what="the begin of both streams")
         assert sshd.process is not None
-        listing = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(sshd.process.pid)], capture_output=True, check=True
-        )
-        stopped.extend(map(int, listing.stdout.split()))
-        for process in stopped:
-            os.kill(process, signal.SIGSTOP)
+        # From OpenSSH 9.8 on, a child of the connection's process serves it.
+        for process in psutil.Process(sshd.process.pid).children(recursive=True):
+            if process.name().startswith("sshd"):
+                stopped.append(process.pid)
+                process.suspend()
 
     thread = threading.Thread(target=stop, name="stop", daemon=True)
     thread.start()
     yield thread
     thread.join(60)
     for process in [*stopped, int(place.read_text())]:
-        os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def run(
