@@ -34,7 +34,7 @@ AVOID = re.compile(
 CODE = re.compile(r"``.*?``|`.*?`")
 PYTHON = b"#!/usr/bin/env python3"
 #: Of pages: quoted texts and examples.
-QUOTED = re.compile(r"``.*?``|`.*?`|::\n(?:\n+ {2,}.*)+", re.DOTALL)
+QUOTED = re.compile(r"``[^`]*``|`[^`]*`|::\n(?:\n* {2,}[^\n]*\n)+")
 #: Words that names of functions do not have: check, report, notify, release, deleted ... say more.
 SPOKEN = frozenset(
     [
