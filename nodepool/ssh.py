@@ -397,8 +397,9 @@ def run(
                 + ("" if framed else ", or that has ended with status 255")
             )
         text = streams[1].last.decode("utf-8", "replace").strip()
-        if not _TOO_MANY.search(text) or time.monotonic() > min(limit, deadline or limit):
-            # OpenSSH 10 says nothing if the server closes the connection.
+        # OpenSSH 10 prints nothing if the server closes the connection.
+        refused = not text or _TOO_MANY.search(text)
+        if not refused or time.monotonic() > min(limit, deadline or limit):
             raise Lost(text or f"the connection was closed, and {argv[0]} gave no reason")
         time.sleep(random.uniform(*PAUSES))
 

@@ -370,3 +370,19 @@ def test_gitlab_job_on_a_vanished_machine_is_a_system_failure(
         gitlab.Kept().write(lease)
         assert gitlab.main(["run", str(tmp_path / "script"), "build_script"]) == 73
     assert "the connection was lost before the program ended" in capfd.readouterr().out
+
+
+def test_login_that_the_server_refuses_without_a_reason_is_retried(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the client of OpenSSH 10, which prints nothing then; this machine may have another."""
+    client = tmp_path / "ssh"
+    client.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/tried ] || {{ touch {tmp_path}/tried; exit 255; }}\n"
+        'for last; do :; done\nexec sh -c "$last"\n'
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    out, err = ssh.Kept(1000), ssh.Kept(1000)
+    assert ssh.run(["ssh", "node"], "echo done", [out, err], b"", None, set()) == 0
+    assert out.content() == b"done\n"

@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_291,
     "tools": 3_013,
     "recovery": 344,
-    "package": 57_445,
+    "package": 57_446,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03
