@@ -57,17 +57,18 @@ def create_next(kazoo: KazooClient, directory: str, data: bytes) -> str:
 
     :raises NodeExistsError: the numbers of many children are ahead of the sequence.
     """
-    for last in (False, True):
-        try:
-            creation = kazoo.create_async(f"{directory}/", data, sequence=True, makepath=True)
-            return str(creation.get(timeout=TIMEOUT))
-        except NodeExistsError:
-            if last:
-                raise
+
+    def create() -> str:
+        creation = kazoo.create_async(f"{directory}/", data, sequence=True, makepath=True)
+        return str(creation.get(timeout=TIMEOUT))
+
+    try:
+        return create()
+    except NodeExistsError:
         transaction = kazoo.transaction()
         transaction.operations += advancing(str(kazoo.chroot) + directory)
         transaction.commit_async().get(timeout=TIMEOUT)
-    raise AssertionError("not reached")
+    return create()
 
 
 def write(kazoo: KazooClient, path: str, data: bytes, ephemeral: bool = False) -> ZnodeStat | None:

@@ -261,3 +261,13 @@ def test_wrong_entries_of_a_list_are_errors_with_their_place(
     with pytest.raises(ConfigError) as error:
         list(entries(value, "labels"))
     assert (error.value.where, str(error.value)) == (where, text)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, ""])
+def test_empty_value_has_no_entries(value) -> None:
+    assert list(entries(value, "labels")) == []
+
+
+def test_value_that_is_not_a_list_is_refused() -> None:
+    with pytest.raises(ConfigError, match="labels: expected a list"):
+        list(entries({"name": "small"}, "labels"))

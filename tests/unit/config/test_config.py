@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nodepool import config as npconfig
 from nodepool.base.connection_string import split_hosts
 from nodepool.config import reading
+from nodepool.config.errors import UnknownName
 from nodepool.config.live.watch import ConfigWatcher
 from nodepool.driver import ConfigPool, DriverConfig, Drivers
 from nodepool.exceptions import ConfigurationError
@@ -743,6 +744,16 @@ providers:
             load(write, text)
         assert "nodepool.yaml:8" in str(error.value)
         assert "providers[t].pools[main].labels" in str(error.value)
+
+    def test_place_of_another_driver_that_is_not_in_the_entry_is_ignored(self, write, monkeypatch):
+        def refuse(_self, _newconfig):
+            error = UnknownName("nope is not defined", where=("nowhere", 3))
+            error.name = "nope"
+            raise error
+
+        monkeypatch.setattr("nodepool.driver.test.config.TestConfig.load", refuse)
+        with pytest.raises(UnknownName, match="nope is not defined"):
+            load(write, "providers: [{name: t, driver: test, pools: []}]")
 
     @pytest.mark.spec("DRV-1.8: an added search path option of the configuration")
     def test_drivers_path_adds_a_driver(self, write, tmp_path):
