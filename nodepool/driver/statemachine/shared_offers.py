@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
@@ -28,6 +29,10 @@ class SharedOffers:
         self._zk = zk
         self._provider = provider
         self._clock = clock
+        self._path = notes.path(SoldOutOffers(provider))
+        #: `submit` may call back immediately.
+        self._lock = threading.RLock()
+        self._latest: tuple[SoldOutOffers, Callable[[], object]]
 
     def _stored(self) -> SoldOutOffers | None:
         return self._zk.note_tree.get(SoldOutOffers, self._provider)
@@ -40,16 +45,15 @@ class SharedOffers:
     def write(self, left: Mapping[str, float], written: Callable[[], object]) -> None:
         """Replace the record, or delete it without entries; ``written``: that has succeeded."""
         now = self._clock.time()
-        record = SoldOutOffers(
-            self._provider, {offer: now + seconds for offer, seconds in left.items()}
-        )
-        self._send(record, self._stored() is None, written)
+        until = {offer: now + seconds for offer, seconds in left.items()}
+        with self._lock:
+            self._latest = SoldOutOffers(self._provider, until), written
+            self._send(self._stored() is None)
 
-    def _send(
-        self, record: SoldOutOffers, create: bool, written: Callable[[], object], again: bool = True
-    ) -> None:
-        tree, path = self._zk.note_tree, notes.path(record)
-        data = json.dumps(record.values()).encode()
+    def _send(self, create: bool, again: bool = True) -> None:
+        """Send the latest record, also instead of an earlier one; with the lock."""
+        (record, written), path = self._latest, self._path
+        tree, data = self._zk.note_tree, json.dumps(record.values()).encode()
         txn = Txn(self._zk.kazoo_client)
         if not record.until:
             txn.delete(path)
@@ -64,7 +68,8 @@ class SharedOffers:
                 written()
             elif again and isinstance(cause, (NodeExistsError, NoNodeError)):
                 # The mirror is late, or the record is damaged.
-                self._send(record, not create, written, again=False)
+                with self._lock:
+                    self._send(isinstance(cause, NoNodeError), again=False)
             else:
                 self.log.warning(
                     "Sold-out offers of provider %s are not shared: %r", self._provider, error

@@ -110,6 +110,38 @@ def test_refusals_before_the_mirror_knows_the_record_are_shared(two: Launchers) 
     two.both(*sorted(names))
 
 
+def test_late_answer_to_an_earlier_write_does_not_undo_a_later_one(
+    two: Launchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = two.facades[0].writer
+    submit, held, answers = writer.submit, [], []  # type: ignore[var-annotated]
+
+    def hold_the_second(txn: Any, callback: Any) -> None:
+        number = len(answers) + len(held)
+
+        def answered(*answer: Any) -> None:
+            if number == 1:
+                held.append(lambda: callback(*answer))
+            else:
+                callback(*answer)
+                answers.append(answer)
+
+        submit(txn, answered)
+
+    monkeypatch.setattr(writer, "submit", hold_the_second)
+    two.first.refused(ONE)
+    wait_for(lambda: answers, what="the creation")
+    with monkeypatch.context() as late:
+        late.setattr(SharedOffers, "_stored", lambda _self: None)
+        two.first.refused(TWO)
+    wait_for(lambda: held, what="the answer that the record exists")
+    two.first.refused(Size("three"))
+    wait_for(lambda: len(answers) == 2, what="the third write")
+    held[0]()
+    wait_for(lambda: len(answers) == 3, what="the write instead of the second")
+    two.both("one", "three", "two")
+
+
 def test_record_that_another_launcher_created_meanwhile_is_replaced(
     two: Launchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
