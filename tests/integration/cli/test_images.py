@@ -134,9 +134,13 @@ class Process:
         status = self.process.wait(timeout)
         self._reader.join(10)
         self._error_reader.join(10)
+        return status, self.out.decode(), self._errors[0].decode()
+
+    def close(self):
+        self.process.kill()
+        self.end()
         self.process.stderr.close()
         os.close(self.master)
-        return status, self.out.decode(), self._errors[0].decode()
 
 
 @pytest.fixture
@@ -152,9 +156,7 @@ def start(config):
 
     yield start
     for process in started:
-        if process.process.poll() is None:
-            process.process.kill()
-            process.end()
+        process.close()
 
 
 def progress(build="b" * 32, **values):
