@@ -25,6 +25,7 @@ _LOCKS, _NODES, _MIRROR = "nodepool.zk.locks", "nodepool.zk.facade.nodes", "node
 _ABANDONED, _COMPONENTS = "nodepool.zk.connection.abandoned", "nodepool.zk.components"
 _LAUNCHER = "nodepool.driver.statemachine.launcher"
 _SLIVERS, _HOSTS = "nodepool.driver.nodemanager.adapter", "nodepool.driver.nodemanager.hosts"
+_HOST = "nodepool.driver.nodemanager.host"
 _MACHINES = "nodepool.driver.nodemanager.machines"
 _RECORDS, _UPLOAD = "nodepool.builder.cleanup.records", "nodepool.builder.upload.job"
 
@@ -1053,13 +1054,13 @@ MUTATIONS: dict[str, Mutation] = {
         4,
     ),
     "failed-hosts-are-not-probed-again": Mutation(
-        _HOSTS,
+        _HOST,
         "idle = self._probe is None or self._probe.done()",
         "idle = self._probe is None",
         "tests/integration/nodemanager/daemon/test_hosts.py::test_deletion_on_a_host_that_is_away",
     ),
     "stop-keeps-threads-of-hosts": Mutation(
-        _HOSTS,
+        _HOST,
         "        for executor in (self._probes, self._calls, self._waits):\n",
         "        for executor in (self._probes,):\n",
         7,

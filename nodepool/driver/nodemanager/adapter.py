@@ -15,14 +15,14 @@ from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.discovery import HostTree
-from nodepool.driver.nodemanager.hosts import (
+from nodepool.driver.nodemanager.host import (
     BAD_ARGUMENT,
     CALL_TIMEOUT,
     MARGIN,
     HostError,
-    Hosts,
     ManagedHost,
 )
+from nodepool.driver.nodemanager.hosts import Hosts
 from nodepool.driver.nodemanager.image_copies import ImageSpreader
 from nodepool.driver.nodemanager.machines import (
     CreateMachine,

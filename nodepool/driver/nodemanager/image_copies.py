@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
-from nodepool.driver.nodemanager.hosts import ManagedHost
+from nodepool.driver.nodemanager.host import ManagedHost
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk.zookeeper import ZooKeeper
 

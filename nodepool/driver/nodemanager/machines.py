@@ -12,7 +12,8 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
-from nodepool.driver.nodemanager.hosts import INTERNAL, MARGIN, WAIT, Hosts, ManagedHost
+from nodepool.driver.nodemanager.host import INTERNAL, MARGIN, WAIT, ManagedHost
+from nodepool.driver.nodemanager.hosts import Hosts
 from nodepool.driver.nodemanager.sizes import quota_for, quota_of, rspec_of
 from nodepool.driver.statemachine.steps import SteppedMachine, Steps, Wait
 from nodepool.driver.utils import QuotaInformation

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.nodemanager.config import NodeManagerCloudImage, NodeManagerLabel
-from nodepool.driver.nodemanager.hosts import INTERNAL
+from nodepool.driver.nodemanager.host import INTERNAL
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine
 from nodepool.nodemanager.client.rpc import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk

@@ -9,7 +9,7 @@ from nodepool import exceptions
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.requests import Occupant
 from nodepool.driver.nodemanager.config import NodeManagerLabel
-from nodepool.driver.nodemanager.hosts import INTERNAL, ManagedHost
+from nodepool.driver.nodemanager.host import INTERNAL, ManagedHost
 from nodepool.driver.nodemanager.machines import CreateMachine, DeleteMachine, NodeManagerInstance
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.statemachine.steps import Steps, Wait

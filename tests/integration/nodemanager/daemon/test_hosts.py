@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodepool.cmd import nodepoolcmd
-from nodepool.driver.nodemanager.hosts import HostError
+from nodepool.driver.nodemanager.host import HostError
 from nodepool.zk import zookeeper as zk
 from tests.conftest import Chroot, wait_for
 from tests.integration.nodemanager.daemon.test_launcher import config
@@ -472,7 +472,7 @@ def test_ready_nodes_whose_slivers_do_not_run_go(bench: LauncherBench, nm: NmDae
 def test_new_sliver_is_not_missing_although_an_older_list_is_known(
     bench: LauncherBench, nm: NmDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodepool.driver.nodemanager.hosts.LIST_TTL", 600.0)
+    monkeypatch.setattr("nodepool.driver.nodemanager.host.LIST_TTL", 600.0)
     adapter = bench.adapter("metal", bench.start(config(nm), cleanup_interval=60))
     assert list(adapter.listInstances()) == []
     nm.put("new")
