@@ -6,18 +6,27 @@ import logging
 import math
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
-from nodepool import exceptions, nodeutils, ssh
+from nodepool import exceptions, ssh
 from nodepool.base import threads
 from nodepool.base.problems import DELETION, one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.request.base import RequestHost
-from nodepool.driver.static import trial
+from nodepool.driver.static.check import StaticNodeError, command_failure, host_keys
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.static.handler import StaticManager, StaticNodeRequestHandler
+from nodepool.driver.static.slots import (
+    COMPARED,
+    GONE_STATES,
+    LAUNCHER,
+    Slots,
+    in_slot,
+    is_free,
+    new_record,
+)
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.drains import Drain, covering, names_of
@@ -27,59 +36,15 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 
-SSH_TYPES = ("ssh", "network_cli")
 MAX_WORKERS = 16
 START_WAIT = 1.0
 """Seconds that ``start`` waits for the first pass over all hosts; slow hosts continue in the
 background.
 """
 
-LAUNCHER = "static driver"
-"""Launcher in the record of each static node, by which other releases know it, too."""
-
-GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
-
-
-class StaticNodeError(Exception):
-    """The host cannot be used now: unreachable, or host keys differ from the configured ones."""
-
-
-class Slots:
-    """The node in each slot of a host."""
-
-    def __init__(self, count: int, nodes: Iterable[zk.Node]) -> None:
-        self.nodes: list[zk.Node | None] = [None] * count
-        self.excess: list[zk.Node] = []
-        homeless = []
-        for node in sorted(nodes, key=lambda node: node.id or ""):
-            slot = node.slot
-            if not isinstance(slot, int):
-                homeless.append(node)
-            elif 0 <= slot < count and self.nodes[slot] is None:
-                self.nodes[slot] = node
-            else:
-                self.excess.append(node)
-        for node in homeless:  # records without slot are old
-            if None in self.nodes:
-                self.nodes[self.nodes.index(None)] = node
-            else:
-                self.excess.append(node)
-
-    @property
-    def empty(self) -> list[int]:
-        return [index for index, node in enumerate(self.nodes) if node is None]
-
-    @property
-    def occupied(self) -> list[zk.Node]:
-        return [node for node in self.nodes if node is not None]
-
 
 #: What ends a dispute of launchers about the hosts of a provider.
 SAME_NODES = "write the same nodes of the provider in the files of all launchers that have it"
-
-
-def _is_free(node: zk.Node) -> bool:
-    return node.state == zk.READY and node.allocated_to is None
 
 
 class StaticNodeProvider(StaticManager, QuotaSupport):
@@ -233,9 +198,9 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             slots = self._slots(host)
             template = None
             if slots.empty or (update and slots.occupied):
-                template = self._template(pool, static_node)
+                template = new_record(self.provider.name, pool, static_node, host_keys(static_node))
                 if slots.empty:  # the others are in use, or are probed while they are idle
-                    failure = trial.failure(template, static_node, self._programs, self.log)
+                    failure = command_failure(template, static_node, self._programs, self.log)
                     if failure is not None:
                         raise StaticNodeError(f"{template.hostname}: {failure}")
             if template is not None and self._warned.pop(host, None) is not None:
@@ -297,7 +262,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
             mark.catch_up(self.zk.node_tree)
             self._read_records()
             nodes = [
-                self._record(template, slot)
+                in_slot(template, slot)
                 for host, template in batch.items()
                 for slot in self._slots(host).empty
             ]
@@ -350,76 +315,9 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         entry = self._hosts.get(nodeTuple(node))
         return entry is not None and bool(entry[1]["host-key-checking"])
 
-    def checkHost(self, static_node: dict[str, Any]) -> list[str]:
-        """Return the host keys. StaticNodeError: unreachable, or not the configured host."""
-        gather = static_node["connection-type"] in SSH_TYPES
-        if gather and not static_node["host-key-checking"]:
-            return list(static_node["host-key"])
-        name = static_node["name"]
-        try:
-            keys = nodeutils.nodescan(
-                name,
-                port=static_node["connection-port"],
-                timeout=static_node["timeout"],
-                gather_hostkeys=gather,
-            )
-        except exceptions.ConnectionTimeoutException as error:
-            raise StaticNodeError(f"{name}: connection timeout: {error}") from error
-        except (OSError, exceptions.LaunchKeyscanException) as error:
-            raise StaticNodeError(f"{name}: {error}") from error
-        if not gather:
-            return []
-        missing = [key for key in static_node["host-key"] if key not in keys]
-        if missing:
-            raise StaticNodeError(
-                f"{name}: the host does not have the configured host key {missing[0]!r}; it offers "
-                f"{keys}"
-            )
-        return list(keys)
-
-    def _template(self, pool: StaticPool, static_node: dict[str, Any]) -> zk.Node:
-        """Return the record of a registered node of this host; connects to the host."""
-        node = zk.Node()
-        node.state = zk.READY
-        node.provider = self.provider.name
-        node.pool = pool.name
-        node.launcher = LAUNCHER
-        node.type = static_node["labels"]
-        node.external_id = node.hostname = node.interface_ip = static_node["name"]
-        node.username = static_node["username"]
-        node.connection_port = static_node["connection-port"]
-        node.connection_type = static_node["connection-type"]
-        node.python_path = static_node["python-path"]
-        node.shell_type = static_node["shell-type"]
-        node.attributes = pool.node_attributes
-        node.host_keys = self.checkHost(static_node)
-        nodeutils.set_node_ip(node)
-        return node
-
-    @staticmethod
-    def _record(template: zk.Node, slot: int) -> zk.Node:
-        node = zk.Node.fromDict(template.toDict())
-        node.state = zk.READY  # stamps the time
-        node.slot = slot
-        return node
-
-    COMPARED = (
-        "type",
-        "pool",
-        "username",
-        "connection_port",
-        "shell_type",
-        "connection_type",
-        "python_path",
-        "host_keys",
-        "attributes",
-    )
-
     def _update(self, node: zk.Node, template: zk.Node) -> None:
         """Update the record of an idle node, keeping its id."""
-        self._change_idle(
-            node, {name: getattr(template, name) for name in self.COMPARED}, "Updated"
-        )
+        self._change_idle(node, {name: getattr(template, name) for name in COMPARED}, "Updated")
 
     def deregisterNode(self, node: zk.Node) -> None:
         """Mark an idle node for deletion. One in use may finish; its slot is not filled again."""
@@ -429,7 +327,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         """Store what differs in the record of an idle node; skip nodes that others have locked."""
 
         def needed() -> bool:
-            return _is_free(node) and any(
+            return is_free(node) and any(
                 getattr(node, name) != value for name, value in values.items()
             )
 
@@ -482,7 +380,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         for host in checked:
             labels = self._hosts[host][1]["labels"]
             for node in self._records(host):
-                if _is_free(node) and node.type != labels:
+                if is_free(node) and node.type != labels:
                     contested[host] = (
                         f"is registered for {','.join(node.type)}, but this file has "
                         f"{','.join(labels)}"
@@ -517,7 +415,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         if not static_node["host-key-checking"]:
             return True
         try:
-            if set(node.host_keys) <= set(self.checkHost(static_node)):
+            if set(node.host_keys) <= set(host_keys(static_node)):
                 return True
             error: Exception | str = "its host keys have changed"
         except Exception as problem:
@@ -540,7 +438,7 @@ class StaticNodeProvider(StaticManager, QuotaSupport):
         free.update(self.zk.countFreeReadyNodes(self.provider.name))
         if drains := self.zk.note_tree.of(Drain):
             for node in self.zk.getProviderNodes(self.provider.name):
-                if _is_free(node) and not node.lock_contenders and covering(drains, names_of(node)):
+                if is_free(node) and not node.lock_contenders and covering(drains, names_of(node)):
                     free.update({label: free[label] - 1 for label in node.type if label in free})
         return free
 

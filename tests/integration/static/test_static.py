@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from nodepool import exceptions, nodeutils
+from nodepool.driver.static import provider as static_provider
+from nodepool.driver.static import slots
 from nodepool.zk.zookeeper import FULFILLED, READY, REQUESTED, Node
 from tests.conftest import Chroot, wait_for
 from tests.support.deadline import limit
@@ -475,16 +477,13 @@ def test_two_launchers_register_each_slot_once(
     bench: DriverBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second record of a slot would hand the machine out twice."""
-    from nodepool.driver.static.provider import StaticNodeProvider
-
     registered: Counter[tuple[str, int]] = Counter()
-    record = StaticNodeProvider._record
 
     def count(template: Node, slot: int) -> Node:
         registered[str(template.hostname), slot] += 1
-        return record(template, slot)
+        return slots.in_slot(template, slot)
 
-    monkeypatch.setattr(StaticNodeProvider, "_record", staticmethod(count))
+    monkeypatch.setattr(static_provider, "in_slot", count)
     content = config(
         *(host(f"fake-host-{number}", **{"max-parallel-jobs": 2}) for number in range(6))
     )

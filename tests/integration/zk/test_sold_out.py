@@ -114,7 +114,9 @@ def test_late_answer_to_an_earlier_write_does_not_undo_a_later_one(
     two: Launchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = two.facades[0].writer
-    submit, held, answers = writer.submit, [], []  # type: ignore[var-annotated]
+    submit = writer.submit
+    held: list[Any] = []
+    answers: list[Any] = []
 
     def hold_the_second(txn: Any, callback: Any) -> None:
         number = len(answers) + len(held)

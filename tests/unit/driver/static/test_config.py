@@ -9,7 +9,7 @@ import voluptuous as v
 from nodepool.config import Config, ConfigError
 from nodepool.driver.static import StaticDriver
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
-from nodepool.driver.static.provider import Slots
+from nodepool.driver.static.slots import Slots
 from nodepool.zk.zookeeper import READY, Node
 
 
