@@ -255,31 +255,25 @@ class OpenStackAdapter(CloudLookups):
         except Exception as exc:
             if errors.classify(exc) is ErrorKind.OTHER:
                 raise
-            self.log.warning(
-                "Provider %s: searching cloud image %s of label %s failed: %s",
-                self.provider.name,
-                wanted.external_name,
-                label.name,
-                exc,
-            )
-            self._not_ready[label.name] = f"searching {place} failed: {exc}"
-            return False
-        self._not_ready[label.name] = (
-            f"{place} was not found in cloud {self.provider.cloud_config.name}"
-        )
-        self.log.warning(
-            "Provider %s is configured to use %s as the cloud image for label %s and that image "
-            "could not be found"
-            " in the cloud: %s",
-            self.provider.name,
-            wanted.external_name,
-            label.name,
-            place,
-        )
+            return self._report_not_ready(label, f"searching {place} failed: {exc}")
         now = time.monotonic()
         if now - self._last_image_check > self.IMAGE_CHECK_TIMEOUT:
             self._last_image_check = now
             self._memo.forget(("image",), absent=True)
+        return self._report_not_ready(
+            label, f"{place} was not found in cloud {self.provider.cloud_config.name}"
+        )
+
+    def _report_not_ready(self, label: DriverLabel, reason: str) -> bool:
+        """Log the reason once until it changes; return False."""
+        if self._not_ready.get(label.name) != reason:
+            self._not_ready[label.name] = reason
+            self.log.warning(
+                "Label %s of provider %s cannot be launched: %s",
+                label.name,
+                self.provider.name,
+                reason,
+            )
         return False
 
     def whyNotReady(self, label: DriverLabel) -> str | None:

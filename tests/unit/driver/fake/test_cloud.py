@@ -378,7 +378,7 @@ class TestImagesAndLabels:
     @pytest.mark.spec(
         "OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT"
     )
-    def test_label_becomes_ready_when_its_image_appears(self, adapter, provider):
+    def test_label_becomes_ready_when_its_image_appears(self, adapter, provider, caplog):
         labels = provider.pools["main"].labels
         assert adapter.labelReady(labels["fake-label"]) is False
         label = labels["cloud-label"]
@@ -393,6 +393,7 @@ class TestImagesAndLabels:
         assert adapter.labelReady(label) is False
         adapter.IMAGE_CHECK_TIMEOUT = 0
         assert adapter.labelReady(label) is False
+        assert caplog.text.count("Label cloud-label") == 2  # once for each time it disappeared
         assert adapter.labelReady(label) is True
         label.cloud_image = provider.cloud_images["by-id"]
         assert adapter.labelReady(label) is True
