@@ -153,17 +153,9 @@ def _fraction(progress: BuildProgress, now: float) -> float | None:
 
 def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any]:
     if progress is None:
-        keys = (
-            "phase",
-            "elapsed",
-            "expected",
-            "exit_code",
-            "reason",
-            "log",
-            "last_line",
-            "progress",
+        return dict.fromkeys(
+            ("phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress")
         )
-        return dict.fromkeys(keys)
     return {
         "phase": progress.phase or None,
         "elapsed": to_int_or_none(progress.elapsed(now)),

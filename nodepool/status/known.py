@@ -266,7 +266,12 @@ _Offers = dict[str | None, dict[str | None, set[str]]]
 
 def stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
     """Return why no request gets idle nodes of registered providers -> these nodes."""
-    offers, found = _offers(zk), defaultdict(list)
+    offers = _offers(zk)
+    # Usually there are none: the nodes are not read then.
+    idle = zk.countNodes().idle
+    if all(_why_not(offers, provider, pool, [label]) is None for provider, pool, label in idle):
+        return {}
+    found: dict[str, list[Node]] = defaultdict(list)
     for node in zk.readNodes():
         if (why := _why_stranded(offers, node)) is not None:
             found[why].append(node)
@@ -285,16 +290,24 @@ def of_stranded(zk: Facade, node: Node) -> Cause | None:
 
 
 def _why_stranded(offers: _Offers, node: Node) -> str | None:
-    named = offers.get(node.provider)
-    if node.state != READY or node.allocated_to is not None or named is None:
+    if node.state != READY or node.allocated_to is not None:
         return None
-    labels = named.get(node.pool, named.get(None))  # another release may omit the name
-    if labels is not None and not labels.isdisjoint(node.type):
+    return _why_not(offers, node.provider, node.pool, node.type)
+
+
+def _why_not(
+    offers: _Offers, provider: str | None, pool: str | None, types: list[str]
+) -> str | None:
+    """Return why the pool serves no request for these labels; None: it does, or is unknown."""
+    named = offers.get(provider)
+    if named is None:
         return None
-    what = (
-        "is no longer configured" if labels is None else f"no longer offers {', '.join(node.type)}"
-    )
-    return f"pool {node.provider}-{node.pool} {what}"
+    labels = named.get(pool, named.get(None))  # another release may omit the name
+    if labels is None:
+        return f"pool {provider}-{pool} is no longer configured"
+    if labels.isdisjoint(types):
+        return f"pool {provider}-{pool} no longer offers {', '.join(types)}"
+    return None
 
 
 def _offers(zk: Facade) -> _Offers:

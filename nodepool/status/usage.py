@@ -216,8 +216,7 @@ def price_of(config: Config, use: Use) -> float | None:
         return label.cost.hour
     if provider is None:
         return None
-    pool = provider.pools.get(use.pool)
-    made = _labels(pool).get(use.label)
+    made = _labels(provider.pools.get(use.pool)).get(use.label)
     flavors = [getattr(made, name, None) for name in _FLAVORS]
     prices = [provider.cost.flavors[name] for name in flavors if name in provider.cost.flavors]
     return prices[0] if prices else provider.cost.hour

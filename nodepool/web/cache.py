@@ -83,8 +83,7 @@ class ResponseCache(Generic[T]):
                 raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
             return theirs.result()
         try:
-            body = make()
-            entry = Entry(body, float(int(self._clock())), self._monotonic() + self._expiry)
+            entry = Entry(make(), float(int(self._clock())), self._monotonic() + self._expiry)
         except BaseException as error:
             with self._lock:
                 del making[key]

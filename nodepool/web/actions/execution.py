@@ -177,8 +177,7 @@ class ProgramCalls:
 
     def _take(self, owner: str, lease_id: str, part: float) -> None:
         if not self.places.take(owner, lease_id, part=part):
-            text = f"Too many programs run here, or for {owner} or lease {lease_id}; try again"
-            raise busy(text)
+            raise busy(f"Too many programs run here, or for {owner} or lease {lease_id}; try again")
 
     def _start(self, node: Node, command: list[str]) -> Execution:
         execution = None

@@ -32,7 +32,8 @@ PoolKey = tuple[str | None, str | None]
 class NodeCounts:
     """Node counts: by state; by provider, and by label, and state; by provider and pool.
 
-    ``free`` has the ready, unallocated nodes by label, which count for min-ready.
+    ``free`` has the ready, unallocated nodes by label, which count for min-ready; ``idle`` has them
+    by provider, pool and label.
     """
 
     states: Counter[str] = field(default_factory=Counter)
@@ -40,6 +41,7 @@ class NodeCounts:
     labels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     pools: Counter[PoolKey] = field(default_factory=Counter)
     free: Counter[str] = field(default_factory=Counter)
+    idle: Counter[tuple[str | None, str | None, str]] = field(default_factory=Counter)
 
     def add(self, node: Node, free: bool, sign: int = 1) -> None:
         """Add the node to the numbers.
@@ -51,7 +53,9 @@ class NodeCounts:
         self.states[state] += sign
         for label in node._type:
             self.labels[label][state] += sign
-            self.free[label] += sign * free
+            if free:
+                self.free[label] += sign
+                self.idle[provider, node.pool, label] += sign
         if provider is not None:
             self.providers[provider][state] += sign
             self.pools[provider, node.pool] += sign
@@ -62,7 +66,7 @@ class NodeCounts:
             {k: +count for k, count in group.items() if +count}
             for group in (self.providers, self.labels)
         )
-        return NodeCounts(+self.states, providers, labels, +self.pools, +self.free)
+        return NodeCounts(+self.states, providers, labels, +self.pools, +self.free, +self.idle)
 
 
 def _is_idle(node: Node) -> bool:

@@ -75,7 +75,7 @@ def test_machine_of_a_verification_is_not_free(zk: Any) -> None:
     zk.storeNode(node)
     wait_for(lambda: zk.getCachedNode(node.id))
     assert [*zk.node_tree.iter_free("p", "main", "label")] == []
-    assert zk.node_tree.counted.free["label"] == 0
+    assert zk.node_tree.counted.free["label"] == 0 and not zk.countNodes().idle
 
 
 @pytest.mark.spec("ZK-14: after suspension or loss the cache is re-synchronised completely")
@@ -160,6 +160,7 @@ def test_counts_with_and_without_a_mirror(zk: Any) -> None:
         ("p", "main"): 1,
         ("p", "other"): 1,
     }
+    assert found.idle == {("p", "main", "label"): 1}
     assert found.providers == {"p": found.states} and found.labels == {"label": found.states}
     assert count_nodes(zk.readNodes()) == found
 
@@ -173,7 +174,7 @@ def test_counts_follow_states(zk: Any) -> None:
     node.resources = {"cores": 5}
     zk.storeNode(node)
     assert zk.node_tree.usage("p", "main")["cores"] == 5
-    assert zk.node_tree.counted.free["label"] == 0
+    assert zk.node_tree.counted.free["label"] == 0 and not zk.countNodes().idle
     assert zk.node_tree.by_request["100-1"] == {node.id}
     zk.deleteNode(node)
     wait_for(lambda: zk.getCachedNode(node.id) is None)
