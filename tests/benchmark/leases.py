@@ -71,7 +71,7 @@ def leases(bench: Bench, borrowers: int = 8, seconds: float = 10.0, samples: int
     """
     path = str(bench.work / "api.sock")
     bench.environment["NODEPOOL_BENCHMARK_SOCKET"] = path
-    bench.start(instant(labels=["small", "idle"]))
+    bench.start(instant())
     subprocess.run(
         ["taskset", "-a", "-p", "-c", "0", str(bench.launcher.process.pid)],
         check=True,

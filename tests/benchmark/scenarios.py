@@ -17,10 +17,13 @@ Figures = dict[str, float]
 
 
 def instant(count: int = 1, labels: list[str] | None = None, **pool: Any) -> dict[str, Any]:
-    """A configuration with instant providers that all offer the same labels."""
-    labels = labels or ["small"]
+    """A configuration with instant providers that all offer the same labels.
+
+    One of these, *idle*, is that of nodes that no request wants.
+    """
+    labels = [*(labels or ["small"]), "idle"]
     return {
-        "labels": [{"name": label} for label in [*labels, "idle"]],
+        "labels": [{"name": label} for label in labels],
         "providers": [
             {
                 "name": f"p{i}",
