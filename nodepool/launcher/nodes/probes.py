@@ -230,7 +230,8 @@ class NodeProbes(Reconciler[str]):
     def _probing(self, node: zk.Node) -> Probing | None:
         """Return how an idle node is probed; None if it is not."""
         port, config = node.connection_port, self.state.config
-        idle = node.state == zk.READY and node.allocated_to is None and node.unfit() is None
+        idle = node.state == zk.READY and node.allocated_to is None
+        idle = idle and node.id not in self.state.zk.node_tree.unfit
         if not (idle or self._is_backing(node)):
             return None
         if not node.interface_ip or not isinstance(port, int) or not 0 < port < 65536:
