@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import requests
 
@@ -46,54 +46,6 @@ class Registration:
     online: bool
 
 
-class Api(Protocol):
-    """What differs between Gitea and Forgejo.
-
-    :ivar binds: a runner is registered for one certain job.
-    :ivar command: program and arguments that start the runner, unless the configuration has others.
-    :ivar no_job: exit statuses of that program that mean that there was no job.
-    """
-
-    binds: bool
-    command: str
-    no_job: Sequence[int]
-
-    def queue(self) -> list[Job]:
-        """Return the jobs that wait for a runner, and those that runners have.
-
-        :raises ForgeError: the queue cannot be read; the same holds for all methods.
-        """
-        ...
-
-    def runners(self) -> list[Registration]: ...
-
-    def exists(self, runner: int) -> bool:
-        """Return whether the forge still has a runner.
-
-        `runners` may miss some while others are added and removed.
-        """
-        ...
-
-    def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
-        """Register a runner; return its id and its secret.
-
-        :param labels: as the runner's program knows them, such as ``noble:host``.
-        """
-        ...
-
-    def remove(self, runner: int) -> bool:
-        """Remove a runner; False: it has a job."""
-        ...
-
-    def script(self, command: str, labels: Sequence[str]) -> str:
-        """Return the shell text that starts the program in a folder with the file ``secret``."""
-        ...
-
-
-def _anonymous(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
-
-
 class ForgeConnection:
     """Calls of one forge.
 
@@ -130,18 +82,10 @@ class ForgeConnection:
         """
         return self._call(method, self._base + path, self._authorize, body, query)
 
-    def invoke(self, method: str, body: object) -> object:
-        """Return the answer of the service for runners."""
-        return self._call(
-            "POST", f"/api/actions/runner.v1.RunnerService/{method}", _anonymous, body, {}
-        )
-
-    def exists(self, runner: int) -> bool:
-        try:
-            self.call("GET", f"/runners/{runner}")
-        except NotFound:
-            return False
-        return True
+    def register(self, body: object) -> object:
+        """Return the answer of the service for runners, whose body has the right to register."""
+        path = "/api/actions/runner.v1.RunnerService/Register"
+        return self._call("POST", path, lambda request: request, body, {})
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         # Not as a header of the session: a .netrc of this user would replace it.
@@ -240,15 +184,73 @@ def _labels(value: object) -> frozenset[str]:
     return frozenset(str(each) for each in value) if isinstance(value, list) else frozenset()
 
 
-class Gitea:
-    """Gitea 1.24 and later."""
+class Api(abc.ABC):
+    """What Gitea and Forgejo have in common, and what differs.
 
-    binds = False
-    command = "gitea-runner daemon"
+    :ivar binds: a runner is registered for one certain job.
+    :ivar command: program and arguments that start the runner, unless the configuration has others.
+    :ivar no_job: exit statuses of that program that mean that there was no job.
+    """
+
+    binds: bool
+    command: str
     no_job: Sequence[int] = ()
 
     def __init__(self, connection: ForgeConnection) -> None:
         self._connection = connection
+
+    @abc.abstractmethod
+    def queue(self) -> list[Job]:
+        """Return the jobs that wait for a runner, and those that runners have.
+
+        :raises ForgeError: the queue cannot be read; the same holds for all methods.
+        """
+
+    def runners(self) -> list[Registration]:
+        return [
+            Registration(
+                _number(each.get("id"), "runner"),
+                str(each.get("name", "")),
+                each.get("status") != "offline",
+            )
+            for each in self._runners()
+        ]
+
+    @abc.abstractmethod
+    def _runners(self) -> Iterable[Mapping[str, object]]: ...
+
+    def exists(self, runner: int) -> bool:
+        """Return whether the forge still has a runner.
+
+        `runners` may miss some while others are added and removed.
+        """
+        try:
+            self._connection.call("GET", f"/runners/{runner}")
+        except NotFound:
+            return False
+        return True
+
+    @abc.abstractmethod
+    def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
+        """Register a runner; return its id and its secret.
+
+        :param labels: as the runner's program knows them, such as ``noble:host``.
+        """
+
+    @abc.abstractmethod
+    def remove(self, runner: int) -> bool:
+        """Remove a runner; False: it has a job."""
+
+    @abc.abstractmethod
+    def script(self, command: str, labels: Sequence[str]) -> str:
+        """Return the shell text that starts the program in a folder with the file ``secret``."""
+
+
+class Gitea(Api):
+    """Gitea 1.24 and later."""
+
+    binds = False
+    command = "gitea-runner daemon"
 
     def queue(self) -> list[Job]:
         # Of the words for states, "queued" is ready for a runner. Running jobs show which of our
@@ -263,15 +265,8 @@ class Gitea:
             for each in self._pages("/jobs", "jobs", status=["queued", "in_progress"])
         ]
 
-    def runners(self) -> list[Registration]:
-        return [
-            Registration(
-                _number(each.get("id"), "runner"),
-                str(each.get("name", "")),
-                each.get("status") != "offline",
-            )
-            for each in self._pages("/runners", "runners")
-        ]
+    def _runners(self) -> Iterable[Mapping[str, object]]:
+        return self._pages("/runners", "runners")
 
     def _pages(
         self, path: str, key: str, **query: str | int | Sequence[str]
@@ -295,9 +290,6 @@ class Gitea:
             "fewer jobs"
         )
 
-    def exists(self, runner: int) -> bool:
-        return self._connection.exists(runner)
-
     def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
         # The token for registrations serves anybody for years, so only what it gives leaves this
         # machine.
@@ -312,7 +304,7 @@ class Gitea:
             "labels": names,
             "ephemeral": True,
         }
-        answer = _object(self._connection.invoke("Register", body), "Register")
+        answer = _object(self._connection.register(body), "Register")
         runner = _object(answer.get("runner"), "Register")
         number = _number(runner.get("id"), "Register")
         if runner.get("ephemeral") is not True:
@@ -358,15 +350,12 @@ class Gitea:
         return f"mv secret .runner; {command}"
 
 
-class Forgejo:
+class Forgejo(Api):
     """Forgejo 15 and later, with its runner 12.8 and later."""
 
     binds = True
     command = "forgejo-runner one-job"
-    no_job: Sequence[int] = (2,)
-
-    def __init__(self, connection: ForgeConnection) -> None:
-        self._connection = connection
+    no_job = (2,)
 
     def queue(self) -> list[Job]:
         # Its filter by labels means different things in different versions, and some list running
@@ -382,17 +371,7 @@ class Forgejo:
             if each.get("status") == "waiting"
         ]
 
-    def runners(self) -> list[Registration]:
-        return [
-            Registration(
-                _number(each.get("id"), "runner"),
-                str(each.get("name", "")),
-                each.get("status") != "offline",
-            )
-            for each in self._list()
-        ]
-
-    def _list(self) -> list[Mapping[str, object]]:
+    def _runners(self) -> list[Mapping[str, object]]:
         found: list[Mapping[str, object]] = []
         for page in range(1, MOST_PAGES + 1):
             entries = _entries(
@@ -402,9 +381,6 @@ class Forgejo:
                 return found
             found += entries
         raise ForgeError(f"{self._connection.url}: more than {MOST_PAGES} pages of runners")
-
-    def exists(self, runner: int) -> bool:
-        return self._connection.exists(runner)
 
     def register(self, name: str, labels: Sequence[str], job: Job | None) -> tuple[int, bytes]:
         body = {
@@ -420,7 +396,7 @@ class Forgejo:
 
     def remove(self, runner: int) -> bool:
         if any(
-            each.get("id") == runner and each.get("status") == "active" for each in self._list()
+            each.get("id") == runner and each.get("status") == "active" for each in self._runners()
         ):
             return False
         with contextlib.suppress(NotFound):
