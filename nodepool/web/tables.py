@@ -44,12 +44,12 @@ Kept = tuple[Any, Waits, list[str], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Table:
-    """``read`` gets the NodePool; ``columns``: key -> title of columns shown by default.
+    """``columns``: key -> title of columns shown by default.
 
     :param row: keys of every row, in order, separated by spaces.
     """
 
-    read: Callable[[Any], Rows]
+    read: Callable[[Facade], Rows]
     columns: Mapping[str, str]
     row: str
     #: Keys with few values, from which users can choose on a page, and by which they can group.
@@ -124,12 +124,6 @@ def values_of(rows: Rows, key: str) -> list[str]:
     return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
 
 
-class Source(Protocol):
-    """Where tables are read from."""
-
-    def getZK(self) -> Facade: ...
-
-
 class Charts(Protocol):
     """Recent launches and waiting times of the cluster."""
 
@@ -170,10 +164,10 @@ class NodeRows:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
 
-    def read(self, nodepool: Source) -> Rows:
+    def read(self, zk: Facade) -> Rows:
         """Return rows; times are UNIX seconds, ports are hidden as in ``/node-list``."""
         kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
-        for node in nodepool.getZK().readNodes():
+        for node in zk.readNodes():
             node_id = node.id or ""
             locked, known = bool(node.lock_contenders), self._kept.get(node_id)
             row = (
@@ -220,8 +214,7 @@ class RequestRows:
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
 
-    def read(self, nodepool: Source) -> Rows:
-        zk = nodepool.getZK()
+    def read(self, zk: Facade) -> Rows:
         reasons: dict[str, list[dict[str, Any]]] = {}
         for report in zk.readReports():
             for group in report["waiting"]:
@@ -304,8 +297,7 @@ def _main_decline(declined: list[str]) -> str | None:
     return f"{found} (and {known.count_of(others, 'other pool')})" if others > 0 else found
 
 
-def labels(nodepool: Source) -> Rows:
-    zk = nodepool.getZK()
+def labels(zk: Facade) -> Rows:
     nodes = zk.countNodes()
     states, free = nodes.labels, nodes.free
     waiting: Counter[str] = Counter()
@@ -336,8 +328,7 @@ def labels(nodepool: Source) -> Rows:
     ]
 
 
-def images(nodepool: Source) -> Rows:
-    zk = nodepool.getZK()
+def images(zk: Facade) -> Rows:
     data = zk.readImages()
     builds: dict[str, Counter[str]] = {}
     uploads: dict[str, Counter[str]] = {}
@@ -363,22 +354,17 @@ def images(nodepool: Source) -> Rows:
     ]
 
 
-def problems(nodepool: Source) -> Rows:
+def problems(zk: Facade) -> Rows:
     """Return the problems with their severity, which the health of the cluster depends on."""
-    zk = nodepool.getZK()
     return [
         {"severity": health.WORDS[trouble.level].lower(), **row}
         for row, trouble in zip(status.problem_list(zk).rows, health.of_problems(zk), strict=True)
     ]
 
 
-def _of_zk(read: Callable[[Facade], status.Results]) -> Callable[[Source], Rows]:
-    return lambda nodepool: read(nodepool.getZK()).rows
-
-
 TABLES = {
     "nodes": Table(
-        lambda nodepool: NodeRows().read(nodepool),
+        lambda zk: NodeRows().read(zk),
         {
             "id": "Node",
             "labels": "Labels",
@@ -398,7 +384,7 @@ TABLES = {
         ("-since",),
     ),
     "requests": Table(
-        lambda nodepool: RequestRows().read(nodepool),
+        lambda zk: RequestRows().read(zk),
         {
             "id": "Request",
             "state": "State",
@@ -454,7 +440,7 @@ TABLES = {
         ("state", "labels"),
     ),
     "builds": Table(
-        _of_zk(lambda zk: status.dib_image_list(zk, detail=True)),
+        lambda zk: status.dib_image_list(zk, detail=True).rows,
         {
             "id": "Build",
             "image": "Image",
@@ -476,7 +462,7 @@ TABLES = {
         ("-age",),
     ),
     "uploads": Table(
-        _of_zk(lambda zk: status.image_list(zk, detail=True)),
+        lambda zk: status.image_list(zk, detail=True).rows,
         {
             "image": "Image",
             "provider": "Provider",
@@ -491,7 +477,7 @@ TABLES = {
         ("-age",),
     ),
     "providers": Table(
-        _of_zk(cluster.providers),
+        lambda zk: cluster.providers(zk).rows,
         {
             **cluster.PROVIDER_COLUMNS,
             "pace": "Call rate",
@@ -504,27 +490,29 @@ TABLES = {
         ),
     ),
     "pools": Table(
-        _of_zk(cluster.pools),
+        lambda zk: cluster.pools(zk).rows,
         cluster.POOL_COLUMNS,
         "provider pool launcher labels paused nodes max_servers priority full",
         ("provider",),
     ),
     "hosts": Table(
-        _of_zk(cluster.hosts),
+        lambda zk: cluster.hosts(zk).rows,
         cluster.HOST_COLUMNS,
         "host provider launcher state used nodes problem",
         ("provider", "state"),
     ),
     "tenants": Table(
-        _of_zk(cluster.tenants), cluster.TENANT_COLUMNS, "tenant launcher limits used limit"
+        lambda zk: cluster.tenants(zk).rows,
+        cluster.TENANT_COLUMNS,
+        "tenant launcher limits used limit",
     ),
     "daemons": Table(
-        _of_zk(cluster.daemons),
+        lambda zk: cluster.daemons(zk).rows,
         cluster.DAEMON_COLUMNS,
         "kind host state version running config details file",
     ),
     "waiting": Table(
-        _of_zk(cluster.by_cause),
+        lambda zk: cluster.by_cause(zk).rows,
         cluster.WAITING_COLUMNS,
         (
             "key cause count label_counts tenants ids oldest reason suggestion code codes "

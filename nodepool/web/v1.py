@@ -42,6 +42,7 @@ from nodepool.web.usage import UsagePage
 from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
+from nodepool.zk.zookeeper import ZooKeeper
 
 API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
@@ -94,7 +95,8 @@ class Api:
         self._answers: ResponseCache[bytes] = ResponseCache(ROWS_AGE, monotonic=monotonic)
         #: Tables with thousands of rows cache them.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
-        self._source = _Source(nodepool, monotonic)
+        #: When it was created, the facade, and what caches its data for tables.
+        self._once: tuple[float, ZooKeeper, Once] | None = None
         #: What reads the paths that have no parameters.
         self._readers_of_paths: dict[str, Callable[[], dict[str, Any]]] = {
             "": self._about,
@@ -150,7 +152,7 @@ class Api:
         :return: seconds that answers took since the last call, for several threads approximately.
         """
         # The innermost first: data based on it must not be older, either.
-        self._source.renew()
+        self._once = None
         self._rows.renew()
         self._answers.renew()
         spent, self._spent = self._spent, 0.0
@@ -259,11 +261,18 @@ class Api:
             {**shown, "rows": part, "total": len(found), "choices": choices, "groups": groups}
         )
 
+    def _zk(self) -> Once:
+        """Return the facade; data read for one table are cached for a second."""
+        zk, now, known = self._nodepool.getZK(), self._monotonic(), self._once
+        if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
+            known = self._once = (now, zk, Once(zk))
+        return known[2]
+
     def _read(self, name: str) -> tuple[Rows, Choices]:
         """Return the rows and values to choose from, generated once a second for all clients."""
 
         def make() -> tuple[Rows, Choices]:
-            rows = self._readers.get(name, TABLES[name].read)(self._source)
+            rows = self._readers.get(name, TABLES[name].read)(self._zk())
             choices = {key: values_of(rows, key) for key in TABLES[name].choices}
             return ordered(
                 rows if name in self._readers else sorted(rows, key=_first), TABLES[name].order
@@ -272,7 +281,7 @@ class Api:
         return self._rows.get(name, make).body
 
     def _overview(self) -> dict[str, Any]:
-        zk = self._source.getZK()
+        zk = self._zk()
         nodes, requests = zk.countNodes().states, cluster.states(zk)
         return {
             "health": health.health(zk).record(),
@@ -354,24 +363,6 @@ class Api:
         except Unknown as error:
             raise HttpError(http.HTTPStatus.NOT_FOUND, str(error)) from None
         return found.record()
-
-
-class _Source:
-    """The NodePool as used by tables; data read for one table are cached for a second."""
-
-    def __init__(self, nodepool: Launcher, monotonic: Callable[[], float]) -> None:
-        self._nodepool = nodepool
-        self._monotonic = monotonic
-        self._once: tuple[float, Any, Once] | None = None
-
-    def getZK(self) -> Once:
-        zk, now, known = self._nodepool.getZK(), self._monotonic(), self._once
-        if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
-            known = self._once = (now, zk, Once(zk))
-        return known[2]
-
-    def renew(self) -> None:
-        self._once = None
 
 
 def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:
