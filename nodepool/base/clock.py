@@ -10,11 +10,9 @@ from typing import Protocol
 class Clock(Protocol):
     def monotonic(self) -> float:
         """Return monotonic seconds."""
-        ...
 
     def time(self) -> float:
         """Return the UNIX time, as used in records."""
-        ...
 
 
 class _System:

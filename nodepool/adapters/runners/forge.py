@@ -32,21 +32,18 @@ class Forge(Protocol):
 
         :raises ForgeError: it cannot be registered now.
         """
-        ...
 
     def remove(self, name: str) -> bool:
         """Remove a runner, if it exists; False: it runs a job.
 
         :raises ForgeError: that is not known.
         """
-        ...
 
     def presence(self, name: str) -> bool | None:
         """Return whether a runner is online; None: the forge does not know it.
 
         :raises ForgeError: that is not known.
         """
-        ...
 
     def failure(self, status: int | None) -> tuple[str, float] | None:
         """Return what is wrong with a program that has ended, and the least pause in seconds.
@@ -54,7 +51,6 @@ class Forge(Protocol):
         :param status: None: the program was killed.
         :return: None: nothing is wrong.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,6 @@ class Service(Protocol):
 
     def start(self) -> None:
         """Start threads; they end when the event given at creation is set."""
-        ...
 
     def join(self, timeout: float) -> None: ...
 
@@ -137,11 +136,9 @@ class Service(Protocol):
         The former is a list of texts, the latter a list of what `Fleet.status` returns, and
         ``notes``.
         """
-        ...
 
     def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
         """Return the HTTP status for a message of the forge."""
-        ...
 
 
 #: Makes the service from its checked configuration; the event ends it.

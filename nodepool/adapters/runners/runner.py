@@ -50,27 +50,22 @@ class Host(Protocol):
     @property
     def pool(self) -> Callable[[str], Pool]:
         """Return what creates a pool whose SSH files are of one runner."""
-        ...
 
     def above_least(self, runner: Runner) -> bool:
         """Return whether enough idle runners remain without this one."""
-        ...
 
     def ended(self, runner: Runner) -> None: ...
 
     def failed(self, text: str, pause: float = 0.0) -> None:
         """Count a failure; start none for at least `pause` seconds."""
-        ...
 
     def lost(self) -> None:
         """Count again: a runner is lost, or its node answers again."""
-        ...
 
     def succeeded(self, had_job: bool) -> None: ...
 
     def unused(self) -> None:
         """Count a runner that got no job."""
-        ...
 
 
 class Runner:
