@@ -236,8 +236,7 @@ class Reporter:
                 for pool in provider.pools.values()
             }
             if isinstance(manager, QuotaSupport):
-                limits = manager.known_limits()
-                found["limits"] = _amounts(limits)
+                found["limits"] = _amounts(manager.known_limits())
                 found["used"] = _amounts(self._state.zk.node_tree.usage(provider.name))
             if manager is not None and manager.cloud_calls is not None:
                 found["calls"] = manager.cloud_calls.describe()
@@ -308,8 +307,7 @@ class Reporter:
         since: dict[tuple[tuple[str, ...], str, str], float] = {}
         oldest: dict[tuple[tuple[str, ...], str, str], float] = {}
         tree = self._state.zk.request_tree
-        explained = self._explain()
-        for request_id, labels, state, reasons in explained:
+        for request_id, labels, state, reasons in self._explain():
             key = (
                 labels,
                 state,
@@ -396,10 +394,9 @@ def _images(config: Config) -> dict[str, dict[str, Any]]:
     """Return disk images with their rebuild-age, labels and providers, and if they are paused."""
     found: dict[str, dict[str, Any]] = {}
     for name, configured in config.diskimages.items():
-        age = configured.rebuild_age
         found[name] = {
             "paused": bool(configured.pause),
-            "rebuild_age": age,
+            "rebuild_age": configured.rebuild_age,
             "labels": set(),
             "providers": set(),
         }

@@ -152,8 +152,7 @@ def detach(prog: str) -> StartReport:
     os.setsid()
     if os.fork():
         os._exit(0)
-    keep = _redirect(writing)
-    return StartReport(keep)
+    return StartReport(_redirect(writing))
 
 
 def _wait_and_exit(prog: str, reading: int) -> None:

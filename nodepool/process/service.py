@@ -134,8 +134,7 @@ def run_daemon(
             pid_file.acquire()
         logging_config.apply()
         logging_ready = True
-        runner = Runner(pid_file, stop_limit, finish_always)
-        status = runner.run(make_service, report)
+        status = Runner(pid_file, stop_limit, finish_always).run(make_service, report)
     except Exception as error:
         if logging_ready and not foreground:
             log.error("Cannot start: %s", describe(error), exc_info=args.debug)

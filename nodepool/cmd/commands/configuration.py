@@ -56,8 +56,7 @@ def plan_change(context: Context) -> int:
     from nodepool.status.plan import plan
 
     args = context.args
-    validator = ConfigValidator(args.new, args.secure)
-    if validator.validate():
+    if ConfigValidator(args.new, args.secure).validate():
         return 1
     found = plan(Once(context.zk), context.whole_config, load_config(args.new, args.secure))
     if not found.rows and args.format == "table":

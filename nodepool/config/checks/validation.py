@@ -250,10 +250,9 @@ class Validation:
             variables = item.get("env-vars")
             for key, value in variables.items() if isinstance(variables, dict) else ():
                 if isinstance(value, bool):
-                    where = ("diskimages", index, "env-vars", key)
                     self.note(
                         f"diskimage {name}: a boolean here is ambiguous, put it in quotes",
-                        where,
+                        ("diskimages", index, "env-vars", key),
                         error=False,
                     )
 

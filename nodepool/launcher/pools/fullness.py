@@ -24,8 +24,7 @@ class Fullness:
         return frozenset(self._labels)
 
     def note(self, labels: Iterable[str], reason: Reason) -> None:
-        now = self._clock()
-        self._labels = {**self._labels, **dict.fromkeys(labels, (now, reason))}
+        self._labels = {**self._labels, **dict.fromkeys(labels, (self._clock(), reason))}
 
     def reason(self, labels: Iterable[str]) -> Reason | None:
         """Return why there is no capacity for these labels; None if unknown."""

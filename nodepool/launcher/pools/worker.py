@@ -144,8 +144,7 @@ class PoolWorker(threading.Thread, PoolAdmission):
                 self.assignment.recheck(Code.BUSY)
 
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
-        zk = self.getZK()
-        request = zk.request_tree.get(request_id)
+        request = self.getZK().request_tree.get(request_id)
         if (
             request is None
             or request.state != REQUESTED

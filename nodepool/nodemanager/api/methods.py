@@ -366,8 +366,7 @@ class Api:
                 f"Invalid argument count: got {len(arguments)}, expecting {len(method.arguments)} "
                 f"({', '.join(method.arguments) or 'none'})",
             )
-        record = self._target(method, arguments)
-        self._permit(caller, method, arguments, record)
+        self._permit(caller, method, arguments, self._target(method, arguments))
         if method.changes:
             self._not_too_often(caller, method, str(arguments[0]))
         try:

@@ -451,8 +451,7 @@ def _apply_quota(image: Path, target: str) -> None:
     """Reserve what the image has beyond the quota; it cannot be used inside, not even by
     root.
     """
-    size = image.stat().st_size
-    surplus = max(0, size - _quota(image) * KIB) // BLOCK
+    surplus = max(0, image.stat().st_size - _quota(image) * KIB) // BLOCK
     control = Path(f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters")
     if surplus == 0 and not _quota_file(image).exists():
         return

@@ -113,8 +113,7 @@ class NoteTree(Tree[Any]):
         self._replace(parts[0], None)
 
     def _replace(self, name: str, found: tuple[Note, int] | None) -> None:
-        before = self.notes.get(name)
-        if before == found:
+        if self.notes.get(name) == found:
             return
         notes = {key: note for key, note in self.notes.items() if key != name}
         self.notes = notes if found is None else {**notes, name: found}

@@ -126,8 +126,7 @@ def _wait_event(group: Path, key: str, value: int, timeout: float) -> bool:
         poll = select.poll()
         poll.register(descriptor, select.POLLPRI)
         while True:
-            lines = os.pread(descriptor, 4096, 0).decode().splitlines()
-            if f"{key} {value}" in lines:
+            if f"{key} {value}" in os.pread(descriptor, 4096, 0).decode().splitlines():
                 return True
             left = deadline - time.monotonic()
             if left <= 0:
