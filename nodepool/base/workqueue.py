@@ -94,12 +94,11 @@ class WorkQueue(Generic[K]):
             self._add(key, False)
         return None
 
-    def get(self, timeout: float | None = None) -> K | None:
-        """Return the next key, or None after ``timeout`` seconds or when closed.
+    def get(self) -> K | None:
+        """Wait for the next key and return it; None when closed.
 
         Call :meth:`done` when the key has been processed.
         """
-        end = None if timeout is None else time.monotonic() + timeout
         with self._condition:
             while True:
                 wait = self._promote()
@@ -110,11 +109,6 @@ class WorkQueue(Generic[K]):
                     self._ready.discard(key)
                     self._working.add(key)
                     return key
-                if end is not None:
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        return None
-                    wait = left if wait is None else min(wait, left)
                 self._condition.wait(None if wait is None else min(wait, LONGEST))
 
     def done(self, key: K) -> None:
@@ -175,9 +169,6 @@ class Reconciler(Generic[K]):
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout)
-
-    def is_alive(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         queue = self.queue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,19 @@ from hypothesis import strategies as st
 from nodepool.base.backoff import Backoff
 from nodepool.base.workqueue import Reconciler, WorkQueue
 from tests.conftest import wait_for
+
+
+class _WouldWait(Exception):
+    pass
+
+
+def ready(queue: WorkQueue[Any]) -> Any:
+    """Return the next key; None if a worker would have to wait for one, or the queue is closed."""
+    with mock.patch.object(queue._condition, "wait", side_effect=_WouldWait):
+        try:
+            return queue.get()
+        except _WouldWait:
+            return None
 
 
 class Clock:
@@ -82,7 +96,7 @@ def test_like_the_model(operations: list[tuple[Any, ...]]) -> None:
             model.promote(clock.now)
             waiting = model.urgent or model.normal
             expected = waiting.pop(0) if waiting else None
-            key = queue.get(timeout=0)
+            key = ready(queue)
             assert key == expected
             if key is not None:
                 assert key not in model.working, "never to two at once"
@@ -101,14 +115,14 @@ def test_like_the_model(operations: list[tuple[Any, ...]]) -> None:
 def test_a_key_added_while_worked_on_is_handed_out_again() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("k")
-    assert queue.get(0) == "k"
+    assert ready(queue) == "k"
     queue.add("k")
     queue.add_all(["k"])
-    assert queue.get(0) is None
+    assert ready(queue) is None
     queue.done("k")
-    assert queue.get(0) == "k"
+    assert ready(queue) == "k"
     queue.done("k")
-    assert queue.get(0) is None
+    assert ready(queue) is None
 
 
 def test_an_earlier_time_wins_and_urgent_keys_go_first() -> None:
@@ -119,11 +133,11 @@ def test_an_earlier_time_wins_and_urgent_keys_go_first() -> None:
     queue.add_later("late", 20)
     queue.add_all(["bulk"])
     queue.add("now")
-    assert [queue.get(0), queue.get(0), queue.get(0)] == ["now", "bulk", None]
+    assert [ready(queue), ready(queue), ready(queue)] == ["now", "bulk", None]
     clock.now += 5
-    assert queue.get(0) == "late"
+    assert ready(queue) == "late"
     clock.now += 20
-    assert queue.get(0) is None
+    assert ready(queue) is None
 
 
 def test_close_wakes_everybody() -> None:
@@ -137,7 +151,7 @@ def test_close_wakes_everybody() -> None:
         thread.join(5)
     assert results == [None] * 3
     queue.add("k")
-    assert queue.get(0) is None
+    assert ready(queue) is None
 
 
 def test_the_reconciler_retries_with_growing_delay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +168,10 @@ def test_the_reconciler_retries_with_growing_delay(monkeypatch: pytest.MonkeyPat
     worker.start()
     worker.queue.add("k")
     wait_for(lambda: len(calls) == 4)
-    assert worker.is_alive()
+    assert all(thread.is_alive() for thread in worker.threads)
     worker.stop()
     worker.join(5)
-    assert not worker.is_alive()
+    assert not any(thread.is_alive() for thread in worker.threads)
 
 
 def test_several_threads_share_keys_but_never_one_key() -> None:
@@ -204,6 +218,6 @@ def test_what_fails_for_days_is_still_tried(monkeypatch: pytest.MonkeyPatch) -> 
     worker.start()
     worker.queue.add("k")
     wait_for(lambda: len(calls) == 1100)
-    assert worker.is_alive()
+    assert all(thread.is_alive() for thread in worker.threads)
     worker.stop()
     worker.join(5)
