@@ -28,6 +28,7 @@ from nodepool.base import hostnames
 from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.lease.record import (
     LEAST,
+    MAX_HOLD_AGE,
     MOST,
     REQUESTOR,
     Lease,
@@ -42,7 +43,6 @@ from nodepool.lease.record import (
     of_request,
     write_terms,
 )
-from nodepool.lease.record import renewed as once_more
 from nodepool.zk import paths
 from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.locks.turn import TurnLock
@@ -340,10 +340,9 @@ class Leases:
 
     # -- change
 
-    def renew(self, lease_id: str, seconds: float, latest: float | None = None) -> Lease:
+    def renew(self, lease_id: str, seconds: float) -> Lease:
         """Let a lease end that many seconds from now, or later; ``max-hold-age`` may allow less.
 
-        :param latest: Unix time after which it must not end.
         :raises LeaseError: it does not exist, has ended or is about to end.
         """
         seconds = self._checked(seconds)
@@ -359,12 +358,12 @@ class Leases:
                 )
                 raise LeaseError(Reason.TOO_LATE, text)
             # ``state_time`` stays: launchers count from it.
-            began = node.state_time or now
-            wanted = (now + seconds if latest is None else min(now + seconds, latest)) - began
+            wanted = now + seconds - (node.state_time or now)
             node.hold_expiration = max(node.hold_expiration or 0, int(min(wanted, self._most)))
             terms = Terms.read(node.user_data)
             if terms is not None:
-                write_terms(node, once_more(terms, wanted > self._most))
+                limit = MAX_HOLD_AGE if wanted > self._most else None
+                write_terms(node, replace(terms, renewed=terms.renewed + 1, limit=limit))
 
         return self._change(lease_id, change)
 

@@ -229,7 +229,3 @@ def of_request(request: NodeRequest, terms: Terms) -> Lease:
     return Lease(
         request.id or "", state, terms, tuple(request.node_types), tenant=request.tenant_name
     )
-
-
-def renewed(terms: Terms, limited: bool) -> Terms:
-    return replace(terms, renewed=terms.renewed + 1, limit=MAX_HOLD_AGE if limited else None)
