@@ -23,7 +23,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodepool.nodemanager.kernel import commands, loopdev, syscalls
@@ -47,15 +46,6 @@ DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
 #: _IOW('f', 16, __u64)
 _EXT4_IOC_RESIZE_FS = 0x40086610
 _MS_NOATIME = 1024
-
-
-@dataclass(frozen=True)
-class Disk:
-    image: str
-    """The file, mounted through a loop device."""
-    kib: int
-    device: str = ""
-    """The loop device while it is mounted, such as /dev/loop3."""
 
 
 class Disks:
@@ -204,11 +194,11 @@ class Disks:
     def image(self, name: str) -> Path:
         return self._state / "slivers" / check_name(name) / "disk.img"
 
-    def create(self, name: str, kib: int) -> Disk:
+    def create(self, name: str, kib: int) -> None:
         """Create the image of a sliver unless it exists. Size in KiB. Raises DiskError."""
         path = self.image(name)
         if path.exists():
-            return Disk(str(path), _quota(path), _device(path) or "")
+            return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name("disk.img.new")
         try:
@@ -233,7 +223,6 @@ class Disks:
         finally:
             new.unlink(missing_ok=True)
         _quota_file(path).unlink(missing_ok=True)
-        return Disk(str(path), kib)
 
     def mount(self, name: str, target: str) -> None:
         """Mount the disk at an existing directory unless it is mounted there. Raises DiskError."""
