@@ -40,14 +40,13 @@ def info(context: Context) -> None:
     if context.args.format in ("json", "yaml"):
         both = [{"images": images.rows, "nodes": nodes.rows}]
         context.show(status.Results(both, {"images": "Image data", "nodes": "Nodes"}))
-        context.check_provider(provider, bool(images.rows or nodes.rows))
-        return
-    titles = context.args.format == "table"
-    if titles:
-        print(f"ZooKeeper data for provider {provider}\n\nImage data:")
-    context.show(images)
-    print("\nNodes:" if titles else "")
-    context.show(nodes)
+    else:
+        titles = context.args.format == "table"
+        if titles:
+            print(f"ZooKeeper data for provider {provider}\n\nImage data:")
+        context.show(images)
+        print("\nNodes:" if titles else "")
+        context.show(nodes)
     context.check_provider(provider, bool(images.rows or nodes.rows))
 
 
@@ -58,8 +57,7 @@ def erase(context: Context) -> None:
     )
     context.check_provider(provider, bool(has_records))
     if not context.args.force:
-        print()
-        print("WARNING! This action is not reversible!")
+        print("\nWARNING! This action is not reversible!")
         try:
             answer = input(f"Erase ZooKeeper data for provider {provider}? [N/y] ")
         except EOFError:
