@@ -157,14 +157,11 @@ class AccessConfig(ConfigValue):
             v.Schema(schema(AccessConfig))(given)
         except v.MultipleInvalid as error:
             first = error.errors[0]
-            raise ConfigError(first.error_message, where=_path(first)) from None
+            where = [item if isinstance(item, int) else str(item) for item in first.path]
+            raise ConfigError(first.error_message, where=where) from None
         assert isinstance(given, dict)
         load(self, given)
         self.networks = [ipaddress.ip_network(each) for each in self.proxies]
-
-
-def _path(error: v.Invalid) -> list[str | int]:
-    return [item if isinstance(item, int) else str(item) for item in error.path]
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool.nodemanager.api.methods import NodeError, Program, wait
-from nodepool.nodemanager.backends.base import Backend, SliverSpec
+from nodepool.nodemanager.backends.base import Backend
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.delivery import Delivery
 from nodepool.nodemanager.host import Host
@@ -242,9 +242,6 @@ class Calls:
             "problems": [f"{p.feature}: {p.remedy}" for p in self.problems],
         }
 
-    def _spec(self, name: str, record: Mapping[str, Any], index: int | None) -> SliverSpec:
-        return self.slivers.spec(name, record, int(index or 0), self.slivers.effective_of(name))
-
     def usage(self, name: str) -> dict[str, int]:
         self.slivers.existing(name)
         handle = self.database.local(key_of(name)).get("handle")
@@ -254,9 +251,9 @@ class Calls:
 
     def console(self, name: str) -> str:
         record, local = self.slivers.existing(name), self.database.local(key_of(name))
-        return self.backend.console(self._spec(name, record, local.get("index"))).decode(
-            errors="replace"
-        )
+        index, rspec = int(local.get("index") or 0), self.slivers.effective_of(name)
+        spec = self.slivers.spec(name, record, index, rspec)
+        return self.backend.console(spec).decode(errors="replace")
 
     def program(self, name: str, argv: list[str], env: dict[str, str], user: str) -> Program:
         state, handle = (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodepool.base.offered_labels import joined, unknown_labels, why_not_offered
-from nodepool.base.problems import LOG, Problem, one_line
+from nodepool.base.problems import DELETION, LOG, Problem, one_line
 from nodepool.reasons import Code, Declined
 from nodepool.status import drains
 from nodepool.status.known import (
@@ -26,7 +26,6 @@ from nodepool.status.known import (
     declines_of,
     hold_text,
     images_of,
-    is_of_deletion,
     is_of_host,
     nodes_of_pool,
     nodes_of_request,
@@ -437,7 +436,7 @@ def _published_of(
     """
     for row in published_problems(zk):
         mine = row["label"] in labels if row["label"] else hosts or not is_of_host(row["problem"])
-        if mine and row["provider"] in providers and not is_of_deletion(row["problem"]):
+        if mine and row["provider"] in providers and not str(row["problem"]).startswith(DELETION):
             return cause_of_row(row)
     return None
 

@@ -78,10 +78,6 @@ def is_of_host(text: object) -> bool:
     return str(text).startswith("host ")
 
 
-def is_of_deletion(text: object) -> bool:
-    return str(text).startswith(DELETION)
-
-
 def cause_of_row(row: dict[str, Any]) -> Cause:
     """Return the cause for a published problem."""
     where = f"provider {row['provider']}: " if row["provider"] else ""

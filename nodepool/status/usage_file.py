@@ -72,16 +72,14 @@ class UsageFile:
         try:
             [(known,)] = self.connection.execute("PRAGMA application_id")
             [(version,)] = self.connection.execute("PRAGMA user_version")
-            if mode == "rw" and not known and not self._tables():
+            tables = self.connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+            if mode == "rw" and not known and not tables:
                 self.connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
             elif (known, version) != (APPLICATION, VERSION):
                 raise sqlite3.DatabaseError("it is not a usage log of this version of Nodepool")
         except BaseException:
             self.connection.close()
             raise
-
-    def _tables(self) -> int:
-        return self.connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
 
     def oldest(self) -> float | None:
         """Return when (UNIX seconds) the first node in it was removed."""

@@ -259,7 +259,7 @@ class LeaseCalls:
                 lease = self.leases.ask(
                     body.labels,
                     terms,
-                    self._tenant(identity, body),
+                    body.tenant or identity.tenant,
                     body.provider,
                     body.priority,
                     identity.per_owner,
@@ -310,10 +310,6 @@ class LeaseCalls:
                 "cap",
                 f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}",
             )
-
-    @staticmethod
-    def _tenant(identity: Identity, body: NewLease) -> str | None:
-        return body.tenant or identity.tenant
 
     # -- read
 
