@@ -56,7 +56,7 @@ class LauncherService:
                 self._pool,
                 **config.webapp,
                 pages=config.web_pages,
-                actions=Actions.of_launcher(self._pool, config.web_pages),
+                actions=Actions(self._pool, config.web_pages),
                 unix=config.access.socket,
             )
             self._add(webapp)

@@ -41,9 +41,7 @@ def main() -> None:
         from nodepool.web.actions.actions import Actions
         from nodepool.web.server import WebApp as OurWebApp
 
-        OurWebApp(
-            pool, 0, "127.0.0.1", actions=Actions.of_launcher(pool, "loopback"), unix=path
-        ).start()
+        OurWebApp(pool, 0, "127.0.0.1", actions=Actions(pool, "loopback"), unix=path).start()
     while not stop.wait(3600):
         pass
     os._exit(0)

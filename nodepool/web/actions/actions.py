@@ -17,7 +17,6 @@ from nodepool.access.access import Access
 from nodepool.access.identity import Denied, Identity, Role
 from nodepool.access.tokens import LEASE_PREFIX
 from nodepool.config.access import AccessConfig
-from nodepool.config.model import Config
 from nodepool.web import access as pages
 from nodepool.web.actions.execution import ProgramCalls
 from nodepool.web.actions.leases import LeaseCalls
@@ -29,7 +28,6 @@ from nodepool.web.admissions import Admissions, Admitted, Dismissed, Hold
 from nodepool.web.http import CHALLENGE, Request, Response, Stream, as_answer
 from nodepool.web.shares import Share, Shares
 from nodepool.web.tables import Leasing
-from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.zookeeper import ZooKeeper
 
 API = "/api/v1"
@@ -40,58 +38,35 @@ Note = Callable[[str | None, str], None]
 
 
 class Actions:
-    """The calls, for one launcher.
+    """The calls, for one launcher; the configuration is that in force.
 
-    :param zk: returns the facade, which has a mirror.
     :param who_sees: ``webapp: pages``, for callers without a name.
     """
 
-    def __init__(
-        self,
-        zk: Callable[[], ZooKeeper | None],
-        config: Callable[[], Config | None],
-        feed: Feed | None,
-        access: Callable[[], AccessConfig],
-        who_sees: str,
-        launcher: Leasing | None = None,
-    ) -> None:
-        self._ready = zk
-        self._feed = feed
+    def __init__(self, launcher: Leasing, who_sees: str) -> None:
+        self._launcher = launcher
         self.admissions = Admissions()
-        self.callers = pages.Callers(who_sees, Access(self._zk, access, self.admissions.note))
 
-        def max_hold_age() -> float:
-            found = config()
-            return math.inf if found is None else found.max_hold_age
-
-        self.waiting = Waiting(self._zk, feed, max_hold_age)
-        leases = LeaseCalls(self._zk, config, self.waiting)
-        programs, operators = ProgramCalls(launcher, leases), OperatorCalls(self._zk, leases)
-        self.table = Table([*leases.routes(), *programs.routes(), *operators.routes()])
-
-    @classmethod
-    def of_launcher(cls, launcher: Leasing, who_sees: str) -> Actions:
-        """Return the calls for a launcher; the configuration of access is that in force."""
-
-        def access_config() -> AccessConfig:
+        def access() -> AccessConfig:
             config = launcher.config
             return AccessConfig() if config is None else config.access
 
-        return cls(
-            launcher.getZK,
-            lambda: launcher.config,
-            launcher.feed,
-            access_config,
-            who_sees,
-            launcher,
-        )
+        def max_hold_age() -> float:
+            config = launcher.config
+            return math.inf if config is None else config.max_hold_age
+
+        self.callers = pages.Callers(who_sees, Access(self._zk, access, self.admissions.note))
+        self.waiting = Waiting(self._zk, launcher.feed, max_hold_age)
+        leases = LeaseCalls(self._zk, lambda: launcher.config, self.waiting)
+        programs, operators = ProgramCalls(launcher, leases), OperatorCalls(self._zk, leases)
+        self.table = Table([*leases.routes(), *programs.routes(), *operators.routes()])
 
     def _zk(self) -> ZooKeeper:
         """Return the facade.
 
         :raises Refused: it cannot answer now (503).
         """
-        zk = self._ready()
+        zk = self._launcher.getZK()
         if zk is None or not zk.synced:
             raise Refused(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
@@ -204,7 +179,8 @@ class Actions:
 
         def note(target: str | None, result: str) -> None:
             if route.target:
-                event = self._feed.note if self._feed is not None else None
+                feed = self._launcher.feed
+                event = feed.note if feed is not None else None
                 audit.record(
                     event, identity, address, action, target or route.target.format(**names), result
                 )

@@ -132,7 +132,7 @@ class Relay(Later, Stream):
 class ProgramCalls:
     """The call that runs a program."""
 
-    def __init__(self, launcher: Leasing | None, leases: LeaseCalls) -> None:
+    def __init__(self, launcher: Leasing, leases: LeaseCalls) -> None:
         self._launcher = launcher
         self._leases = leases
         self.places = Places(*MOST)
@@ -183,10 +183,8 @@ class ProgramCalls:
         execution = None
         try:
             with suppress(KeyError):  # a provider of another launcher
-                if self._launcher is not None:
-                    execution = self._launcher.getProviderManager(str(node.provider)).execute(
-                        node, command, timeout=START
-                    )
+                provider = self._launcher.getProviderManager(str(node.provider))
+                execution = provider.execute(node, command, timeout=START)
         except (RemoteException, TimeoutError) as error:
             raise Refused(
                 http.HTTPStatus.BAD_GATEWAY, "unreachable", f"Node {node.id}: {error}"

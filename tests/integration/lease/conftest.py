@@ -34,7 +34,7 @@ class Api:
     def __init__(self, bench: LauncherBench, launcher: Any, directory: pathlib.Path) -> None:
         self.bench, self.launcher = bench, launcher
         self.socket = str(directory / "api.sock")
-        self.actions = Actions.of_launcher(launcher, "loopback")
+        self.actions = Actions(launcher, "loopback")
         self.app = WebApp(
             launcher, port=0, listen_address="127.0.0.1", actions=self.actions, unix=self.socket
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from nodepool import metrics
-from nodepool.config.access import AccessConfig
 from nodepool.web.actions.actions import Actions
 from nodepool.web.server import WebApp
 from tests.conftest import wait_for
@@ -53,7 +53,8 @@ def fixed_address(zk: Any, zk_chroot: Any, monkeypatch: pytest.MonkeyPatch) -> I
         what="the mirror",
     )
     launcher: Any = fixed_cluster.Launcher(zk)
-    actions = Actions(lambda: zk, lambda: None, None, AccessConfig, "loopback")
+    silent: Any = types.SimpleNamespace(getZK=lambda: zk, config=None, feed=None)
+    actions = Actions(silent, "loopback")
     app = WebApp(
         launcher, port=0, listen_address="127.0.0.1", statistics=metrics.Metrics(), actions=actions
     )

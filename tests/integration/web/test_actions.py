@@ -23,9 +23,7 @@ from tests.support.launcher import LauncherBench, config, provider
 def site(bench: LauncherBench) -> Iterator[Site]:
     bench.quota(instances=2)
     pool = bench.start(config(provider()))
-    app = WebApp(
-        pool, port=0, listen_address="127.0.0.1", actions=Actions.of_launcher(pool, "loopback")
-    )
+    app = WebApp(pool, port=0, listen_address="127.0.0.1", actions=Actions(pool, "loopback"))
     app.start()
     try:
         yield Site(bench, pool, app)

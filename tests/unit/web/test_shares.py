@@ -9,6 +9,7 @@ import ipaddress
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,14 +41,16 @@ class Desk:
             networks=[ipaddress.ip_network(f"{PROXY}/32")], users={}, certificates=None
         )
         zk = SimpleNamespace(synced=True)
-        nodepool = SimpleNamespace(getReadiness=self._readiness, getZK=lambda: zk, feed=None)
-        actions = Actions(lambda: zk, lambda: None, None, lambda: access, "everywhere")
+        config = SimpleNamespace(access=access, max_hold_age=60)
+        launcher: Any = SimpleNamespace(
+            getReadiness=self._readiness, getZK=lambda: zk, config=config, feed=None
+        )
         self.app = WebApp(
-            nodepool,
+            launcher,
             port=0,
             listen_address="127.0.0.1",
             statistics=metrics.Metrics(),
-            actions=actions,
+            actions=Actions(launcher, "everywhere"),
             pages="everywhere",
         )
         self.app.start()
@@ -110,7 +113,8 @@ def test_program_has_its_place_only_when_it_is_about_to_start() -> None:
     node = Node("0000000001")
     node.interface_ip, node.hostname = "192.0.2.1", "node"
     lease = SimpleNamespace(id="l1", nodes=[node], terms=SimpleNamespace(owner="alice"))
-    calls = ProgramCalls(None, SimpleNamespace(held=lambda _call: lease))
+    launcher: Any = SimpleNamespace(getProviderManager={}.__getitem__)
+    calls = ProgramCalls(launcher, SimpleNamespace(held=lambda _call: lease))
     program = NewProgram(["true"])
     later = calls.execute(SimpleNamespace(parsed=lambda _type: program))
     assert len(calls.places) == 0
