@@ -13,7 +13,6 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.program import FLEET, NODEPOOL, TIME, ConfigError, Pools, needing
 from nodepool.client import is_protected
 
@@ -87,7 +86,7 @@ SCHEMA = v.Schema(
 )
 
 
-class Gitea:
+class Gitea(program.Service):
     """The daemon's own part: all instances of the configuration."""
 
     def __init__(self, config: Mapping[str, Any], pools: Pools, stopping: threading.Event) -> None:
@@ -99,10 +98,8 @@ class Gitea:
         self.fleets = [
             each.fleet for instance in self.instances.values() for each in instance.runners
         ]
-        self._drains = Follower(lambda: self.fleets, pools(""), stopping)
 
     def start(self) -> None:
-        self._drains.start()
         for instance in self.instances.values():
             instance.start()
 

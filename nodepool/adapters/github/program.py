@@ -12,7 +12,6 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.adapters.runners import program
-from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.program import FLEET, NODEPOOL, ConfigError, Pools, needing
 
 with needing("github"):
@@ -56,7 +55,7 @@ SCHEMA = v.Schema(
 )
 
 
-class GitHub:
+class GitHub(program.Service):
     """The daemon's own part: all scale sets of the configuration."""
 
     def __init__(self, config: Mapping[str, Any], pools: Pools, stopping: threading.Event) -> None:
@@ -65,10 +64,8 @@ class GitHub:
             ScaleSet(settings, self.service, pools, stopping) for settings in settings_of(config)
         ]
         self.fleets = [one.fleet for one in self.sets]
-        self._drains = Follower(lambda: self.fleets, pools(""), stopping)
 
     def start(self) -> None:
-        self._drains.start()
         for one in self.sets:
             one.start()
 
@@ -91,10 +88,6 @@ class GitHub:
             "trouble": [f"{one['name']}: {one['trouble']}" for one in fleets if one["trouble"]],
             "fleets": fleets,
         }
-
-    def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Return 404: GitHub sends no messages here."""
-        return 404
 
 
 def settings_of(config: Mapping[str, Any]) -> list[Settings]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.runner import RETRY
@@ -21,12 +21,9 @@ class Follower:
     One connection to the launcher is for all of them. A launcher only sends the kills of providers
     in its configuration: runners that have ended ask for those of their leases.
 
-    :param fleets: returns the fleets.
     """
 
-    def __init__(
-        self, fleets: Callable[[], Sequence[Fleet]], pool: Pool, stopping: threading.Event
-    ) -> None:
+    def __init__(self, fleets: Sequence[Fleet], pool: Pool, stopping: threading.Event) -> None:
         self._fleets, self._pool, self._stopping = fleets, pool, stopping
         self._thread = threading.Thread(target=self._follow, name="drains", daemon=True)
 
@@ -40,7 +37,7 @@ class Follower:
                 for event in self._pool.events("drain-changed", "component-changed", KILLED):
                     trouble = ""
                     if event is not None and event.get("type") == KILLED:
-                        for fleet in self._fleets():
+                        for fleet in self._fleets:
                             fleet.killed(event)
                     else:
                         self._read()
@@ -56,5 +53,5 @@ class Follower:
         found = self._pool.call("GET", "/drains")
         leases = self._pool.leases(owner="me") if found["drains"] else []
         drained = {lease.id: lease.drained or "" for lease in leases}
-        for fleet in self._fleets():
+        for fleet in self._fleets:
             fleet.drain(found["labels"].get(fleet.kind.label, ""), drained)

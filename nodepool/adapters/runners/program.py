@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import argparse
 import contextlib
 import dataclasses
@@ -22,7 +23,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import prometheus_client
 import voluptuous as v
@@ -30,6 +31,7 @@ import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nodepool import client
+from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING
@@ -119,17 +121,19 @@ def read_secret(path: str) -> str:
         ) from error
 
 
-class Service(Protocol):
+class Service(abc.ABC):
     """A daemon's own part."""
 
-    @property
-    def fleets(self) -> Sequence[Fleet]: ...
+    fleets: Sequence[Fleet]
 
+    @abc.abstractmethod
     def start(self) -> None:
         """Start threads; they end when the event given at creation is set."""
 
+    @abc.abstractmethod
     def join(self, timeout: float) -> None: ...
 
+    @abc.abstractmethod
     def status(self) -> Mapping[str, Any]:
         """Return ``trouble`` and ``fleets``.
 
@@ -138,7 +142,8 @@ class Service(Protocol):
         """
 
     def receive(self, path: str, headers: Mapping[str, str], body: bytes) -> int:
-        """Return the HTTP status for a message of the forge."""
+        """Return the HTTP status for a message of the forge; by default it sends none here."""
+        return 404
 
 
 #: Makes the service from its checked configuration; the event ends it.
@@ -358,6 +363,7 @@ def _serve(
     threading.Thread(target=reload, name="reload", daemon=True).start()
     pools.open()
     listener.start()
+    Follower(service.fleets, pools(""), stopping).start()
     service.start()
     log.info("started: version %s, process %d", metadata.version("nodepool"), os.getpid())
     # Signals wake this wait; its limit is for systems where they arrive in another thread.

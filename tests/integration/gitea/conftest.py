@@ -17,6 +17,7 @@ import yaml
 
 from nodepool.adapters.gitea import program
 from nodepool.adapters.runners import runner
+from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.program import Listener, Pools, read_config
 from nodepool.client import Pool
 from tests import REPOSITORY
@@ -126,6 +127,7 @@ class Daemon:
         self.listener = Listener(str(config["listen"]), self.service, program.PROGRAM)
         self._pools.open()
         self.listener.start()
+        Follower(self.service.fleets, self._pools(""), self._stopping).start()
         self.service.start()
         return self.service
 

@@ -19,6 +19,7 @@ import yaml
 from nodepool.adapters.github import listener
 from nodepool.adapters.github.program import PROGRAM, SCHEMA, GitHub
 from nodepool.adapters.runners import fleet, runner
+from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.program import Pools
 from nodepool.client import Pool
 from tests.conftest import wait_for
@@ -87,6 +88,7 @@ class Site:
         pools.open()
         made = GitHub(config, pools, stopping)
         self._daemons.append((made, stopping))
+        Follower(made.fleets, pools(""), stopping).start()
         made.start()
         return made
 

@@ -188,6 +188,7 @@ def test_reload_drains_a_set_and_resumes_it(
     wait_for(lambda: service.jobs("completed"), 60, "the job")
     process.send_signal(signal.SIGUSR2)
     wait_for(lambda: "Threads: " in site.log(), 10, "the threads")
+    assert "drains (0x" in site.log(), "it follows the pool's drains"
     assert site.log().rpartition("Threads: ")[2].partition("\n")[0].count("reload (") == 1
 
 

@@ -752,7 +752,7 @@ def test_drains_are_followed_again_after_any_error(
 ) -> None:
     monkeypatch.setattr(drains, "RETRY", 0.01)
     launcher = Launcher(AWAY, AWAY, ValueError("odd"), 2, 1)
-    Follower(lambda: [fleet], launcher, fleet.stopping).start()
+    Follower([fleet], launcher, fleet.stopping).start()
     wait_for(lambda: launcher.read == 3 and not launcher.connections)
     assert fleet.drained == "label noble is drained"
     assert caplog.text.count("not followed: the launcher does not answer") <= 2
