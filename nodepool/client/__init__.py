@@ -11,7 +11,8 @@
 
 A lease without ``for_`` lives as long as this program: a thread renews it, and the end of ``with``,
 or of the program, returns it. If the program is killed, the lease ends within two minutes. A lease
-with ``for_`` lives until its end.
+with ``for_`` lives until its end. A forked process may use a lease of its parent, and does not
+return it when it ends.
 """
 
 from __future__ import annotations
@@ -265,6 +266,7 @@ class Lease:
         )
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._process = os.getpid()
         #: Whether the launcher may be able to run programs.
         self._relays = True
         #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs
@@ -284,7 +286,12 @@ class Lease:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.give_back()
+        if self._is_mine():
+            self.give_back()
+
+    def _is_mine(self) -> bool:
+        """Return whether this process got the lease, and not the parent that has forked it."""
+        return os.getpid() == self._process
 
     def _apply(self, answer: Mapping[str, Any]) -> None:
         for name in (
@@ -408,8 +415,9 @@ class Lease:
         )
 
     def _release(self) -> None:
-        with contextlib.suppress(NodepoolError):
-            self.give_back()
+        if self._is_mine():
+            with contextlib.suppress(NodepoolError):
+                self.give_back()
 
     def _renew(self) -> None:
         pause = RENEW_EVERY

@@ -151,6 +151,38 @@ def test_end_of_the_program_returns_its_leases(api: Api, tmp_path: pathlib.Path)
         wait_for(lambda: api.bench.nodes(state=HOLD) == [], what="the node returned")
 
 
+@pytest.mark.parametrize("end", ["pass", "sys.exit()", "raise RuntimeError"])
+def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: str) -> None:
+    program = (
+        "import os, sys\n"
+        "from nodepool.client import Pool\n"
+        "other = Pool().lease('fake-label')\n"
+        "with Pool().lease('fake-label') as lease:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        f"        {end}\n"
+        "    else:\n"
+        "        os.waitpid(child, 0)\n"
+        "        print(lease.refresh().state, other.refresh().state)\n"
+    )
+    environment = {
+        **os.environ,
+        "NODEPOOL_URL": api.url,
+        "NODEPOOL_TOKEN": api.token(),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    assert done.stdout == "held held\n"
+    assert api.pool().leases() == []
+
+
 def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(NodepoolError, match="unix:///nowhere cannot be reached"):
         Pool("unix:///nowhere").leases()
