@@ -183,6 +183,26 @@ def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: 
     assert api.pool().leases() == []
 
 
+def test_commands_of_a_returned_lease_fail_because_it_was_returned(pool: Pool) -> None:
+    with pool.lease("small") as lease:
+        failures: list[NodepoolError] = []
+
+        def use() -> None:
+            try:
+                lease.run("echo begun >&2; sleep 60")
+            except NodepoolError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        wait_for(lambda: lease._running, what="the login")
+        lease.give_back()
+        thread.join(30)
+    assert [(type(error), str(error)) for error in failures] == [
+        (LeaseEnded, f"Lease {lease.id} has been returned")
+    ]
+
+
 def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(NodepoolError, match="unix:///nowhere cannot be reached"):
         Pool("unix:///nowhere").leases()
