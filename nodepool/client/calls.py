@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,13 +175,8 @@ class Calls:
         """
         deadline = time.monotonic() + body["timeout"]
         outputs = self.outputs(stream)
-        with self._streamed("POST", path, json.dumps(body), token or self.token) as answer:
-            while time.monotonic() < deadline:
-                head = answer.read(5)
-                if len(head) < 5:
-                    break
-                kind, length = struct.unpack(">BI", head)
-                data = answer.read(length)
+        with contextlib.closing(self._frames(path, body, token or self.token)) as frames:
+            for kind, data in frames:
                 if kind == 3:
                     # Minus the number of a signal, as shells report it.
                     status = int(data or b"255")
@@ -189,6 +184,8 @@ class Calls:
                 if kind in (1, 2):
                     outputs[kind - 1].write(data)
                     outputs[kind - 1].flush()
+                if time.monotonic() >= deadline:
+                    break
         if time.monotonic() >= deadline:
             raise TimeoutError
         raise NodepoolError(
@@ -196,6 +193,15 @@ class Calls:
             "The program was ended: its token was revoked or has expired, or the node, or the "
             "launcher's connection to it, no longer exists",
         )
+
+    def _frames(
+        self, path: str, body: Mapping[str, Any], token: str | None
+    ) -> Generator[tuple[int, bytes], None, None]:
+        """Yield the parts of an answer; errors of their use are not those of the connection."""
+        with self._streamed("POST", path, json.dumps(body), token) as answer:
+            while len(head := answer.read(5)) == 5:
+                kind, length = struct.unpack(">BI", head)
+                yield kind, answer.read(length)
 
     def events(self, *types: str) -> Iterator[Mapping[str, Any] | None]:
         """Follow events of the cluster: yield None once none is missed any more, then each event.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import http.client
+import io
 import json
 import os
 import selectors
@@ -122,6 +123,20 @@ def test_call_is_answered_as_soon_as_its_program_runs(
         done = executor.submit(lease.run, "true", timeout=30)
         wait_for(done.done, what="the end of the program")
         assert done.result().status == 0
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "no reader"), OSError(28, "no space")])
+def test_output_that_cannot_be_written_is_no_failure_of_the_server(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    class Full(io.RawIOBase):
+        def write(self, _data: object) -> int:
+            raise error
+
+    monkeypatch.setattr(lease._pool, "outputs", lambda _stream: [Full(), Full()])
+    with pytest.raises(OSError) as found:
+        lease.run("yes", stream=True)
+    assert found.value is error
 
 
 def test_large_output_arrives_completely(lease: Lease) -> None:
