@@ -22,6 +22,7 @@ import base64
 import contextlib
 import dataclasses
 import datetime
+import json
 import logging
 import os
 import pathlib
@@ -85,6 +86,8 @@ ATTACHED, RENEW_EVERY = 120, 40.0
 SOON = 60.0
 #: Bytes of input, and seconds, of a command that the launcher runs.
 MOST_INPUT, MOST_TIME = 45_000, 86_400.0
+#: Its limits: bytes of the whole call, words of a command, and characters of a word.
+MOST_BODY, MOST_WORDS, LONGEST_WORD = 65_000, 1000, 32_768
 #: Seconds between two questions for kills, of one such question, and by which clocks may differ.
 ASK, ANSWER, CLOCKS = 0.1, 1.0, 5.0
 #: Codes of answers to a lease that waits after which it is requested again.
@@ -465,9 +468,9 @@ class Lease:
     ) -> Done:
         """Run a command on a node, and return its status and output.
 
-        The launcher runs it where it can (slivers), with at most 45 kB of input; otherwise over
-        SSH. If it fails, lines at the end of its standard error name the processes on the node that
-        were killed for memory meanwhile.
+        The launcher runs it where it can (slivers), unless the command or its input is long;
+        otherwise it runs over SSH. If it fails, lines at the end of its standard error name the
+        processes on the node that were killed for memory meanwhile.
 
         :param command: a text for the login shell, or a list of words.
         :param check: raise ``subprocess.CalledProcessError`` if its status is not 0.
@@ -479,11 +482,7 @@ class Lease:
         text = command if isinstance(command, str) else shlex.join(command)
         known, began = {(each["pid"], each["time"]) for each in self.kills}, time.monotonic()
         name = "".join(sorted(each.id for each in self.nodes)[node : node + 1])
-        done = (
-            self._relayed(command, node, input or b"", timeout, stream)
-            if len(input or b"") <= MOST_INPUT
-            else None
-        )
+        done = self._relayed(command, node, input or b"", timeout, stream)
         if done is None:
             done = self._execute(
                 *ssh.remote(self._ssh(), self._numbered(node), text), input, timeout, stream
@@ -543,15 +542,21 @@ class Lease:
     ) -> Done | None:
         """Run a command through the launcher; None: it cannot do that for this node."""
         self._check()
-        if not self._relays:
-            return None
-        limit = MOST_TIME if timeout is None else seconds(timeout)
-        until = time.monotonic() + limit
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         body: dict[str, Any] = {
-            "command": ["/bin/sh", "-c", command] if isinstance(command, str) else list(command),
+            "command": words,
             "node": node + 1,
             "input": base64.b64encode(data).decode(),
         }
+        if (
+            not self._relays
+            or len(json.dumps(body)) > MOST_BODY
+            or len(words) > MOST_WORDS
+            or any(len(word) > LONGEST_WORD for word in words)
+        ):
+            return None
+        limit = MOST_TIME if timeout is None else seconds(timeout)
+        until = time.monotonic() + limit
         try:
             while True:
                 body["timeout"] = max(1e-3, until - time.monotonic())

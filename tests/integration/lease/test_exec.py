@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.client import Lease, NodepoolError
+from nodepool.client import LONGEST_WORD, MOST_INPUT, Done, Lease, Node, NodepoolError
 from nodepool.exceptions import RemoteException
 from nodepool.web.actions import execution
 from nodepool.web.actions.places import Places
@@ -137,6 +137,31 @@ def test_output_that_cannot_be_written_is_no_failure_of_the_server(
     with pytest.raises(OSError) as found:
         lease.run("yes", stream=True)
     assert found.value is error
+
+
+@pytest.mark.parametrize(
+    ("command", "data"),
+    [
+        ("true " + "x" * 40_000, b""),
+        ("true " + "x" * 10_000, bytes(45_000)),
+        (["true", *["x"] * 1000], b""),
+        ("true", bytes(60_000)),
+    ],
+)
+def test_command_that_is_too_long_for_the_launcher_runs_over_ssh(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch, command: str | list[str], data: bytes
+) -> None:
+    monkeypatch.setattr(Lease, "_ssh", lambda _lease: "ssh_config")
+    monkeypatch.setattr(Lease, "_numbered", lambda *_: Node("1"))
+    monkeypatch.setattr(Lease, "_execute", lambda *_: Done(7, b"", b""))
+    assert lease.run(command, input=data).status == 7
+
+
+def test_longest_command_that_the_launcher_takes_is_relayed(lease: Lease) -> None:
+    command = "wc -c; exit 7 #"
+    for longest, data in ((LONGEST_WORD, b""), (4000, bytes(MOST_INPUT))):
+        done = lease.run(command + "x" * (longest - len(command)), input=data)
+        assert (done.status, int(done.stdout)) == (7, len(data))
 
 
 def test_large_output_arrives_completely(lease: Lease) -> None:
