@@ -5,12 +5,15 @@ Its leases live as long as the server: when the agent ends, its machines are ret
 
 from __future__ import annotations
 
+import functools
 import shlex
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import anyio.to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -47,6 +50,7 @@ class Machines:
         # A file that is too long is noticed.
         pool.most_output = 4 * MOST_FILE
         self._leases: dict[str, Lease] = {}
+        self._closed = False
 
     def tools(self) -> list[Callable[..., Any]]:
         return [
@@ -71,10 +75,23 @@ class Machines:
         :param labels: types of machines, such as ["noble"].
         :param wait: longest time to wait, such as 90s or 10m.
         """
+        asked: dict[str, Lease] = {}
+
+        def remember(lease: Lease) -> None:
+            # As soon as it exists: it may still wait when the session ends.
+            asked[lease.id] = self._leases[lease.id] = lease
+            if self._closed:
+                raise ToolError("The session has ended")
+
         with _reported():
-            found = self._pool.lease(*labels, purpose=purpose or "agent", wait=wait)
-            self._leases[found.id] = found
-            return _described(found)
+            try:
+                found = self._pool.lease(
+                    *labels, purpose=purpose or "agent", wait=wait, on_change=remember
+                )
+                return _described(asked.pop(found.id))
+            finally:
+                for failed in asked:
+                    self._leases.pop(failed, None)
 
     def run(
         self, lease: str, command: str, machine: int = 1, timeout: str = "10m"
@@ -137,6 +154,8 @@ class Machines:
             return [_described(lease) for lease in found if lease.state != "held"]
 
     def close(self) -> None:
+        """Return all leases, which ends the calls that wait for them or use them."""
+        self._closed = True
         for lease in list(self._leases.values()):
             try:
                 lease.give_back()
@@ -174,12 +193,34 @@ def _shortened(output: bytes) -> str:
     )
 
 
+def _in_thread(tool: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a tool that the end of the session does not wait for."""
+
+    @functools.wraps(tool)
+    async def run(**arguments: Any) -> Any:
+        return await anyio.to_thread.run_sync(
+            functools.partial(tool, **arguments), abandon_on_cancel=True
+        )
+
+    return run
+
+
 def serve(pool: Pool) -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends, or a signal arrives."""
     machines = Machines(pool)
     server: MCPServer[Any] = MCPServer("nodepool", instructions=INSTRUCTIONS)
     for tool in machines.tools():
-        server.add_tool(tool, name="return" if tool.__name__ == "give_back" else tool.__name__)
+        name = "return" if tool.__name__ == "give_back" else tool.__name__
+        server.add_tool(_in_thread(tool), name=name)
+
+    def end(number: int, _frame: object) -> None:
+        machines.close()
+        # Not in order: a thread that reads standard input would have to end first.
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     try:
         server.run("stdio")
     finally:
