@@ -154,7 +154,7 @@ class Machines:
             return [_described(lease) for lease in found if lease.state != "held"]
 
     def close(self) -> None:
-        """Return all leases, which ends the calls that wait for them or use them."""
+        """End all leases, and with them the calls that wait for them or use them."""
         self._closed = True
         for lease in list(self._leases.values()):
             try:

@@ -16,13 +16,13 @@ from tests import REPOSITORY
 #: may be raised. Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
     "core": 19_904,
-    "driver openstack": 1_626,
+    "driver openstack": 1_627,
     "driver aws": 1_448,
     "driver kubernetes": 1_228,
     "driver nodemanager": 1_928,
     "node manager": 10_989,
     "pages": 3_590,
-    "leases": 3_049,
+    "leases": 3_072,
     "adapters": 2_291,
     "tools": 3_013,
     "recovery": 344,

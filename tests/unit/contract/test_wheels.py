@@ -39,6 +39,7 @@ LATE = {
 #: Package of others -> folders and modules below ``nodepool`` that import it.
 PLACES = {
     "aiohttp": {"web"},
+    "anyio": {"adapters"},
     "azure": {"driver.azure"},
     "boto3": {"driver.aws"},
     "botocore": {"driver.aws"},
