@@ -147,11 +147,11 @@ class Machines:
             del self._leases[lease]
             return f"lease {lease} is returned"
 
-    def why(self, label: str = "") -> list[dict[str, Any]]:
+    def why(self, label: str = "") -> dict[str, Any]:
         """Return what waiting leases wait for: use this when a lease takes long or fails."""
         with _reported():
             found = [lease for lease in self._pool.leases() if not label or label in lease.labels]
-            return [_described(lease) for lease in found if lease.state != "held"]
+            return {"waiting": [_described(lease) for lease in found if lease.state != "held"]}
 
     def close(self) -> None:
         """End all leases, and with them the calls that wait for them or use them."""

@@ -78,6 +78,7 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
         ("label", "no-such-label"),
     ):
         assert found[failure][1] and text in found[failure][0], failure
+    assert found["why"] == {"waiting": []}
     assert found["held"] == [found["lease"]["lease"]]
     assert "is returned" in str(found["returned"])
     wait_for(lambda: pool.leases() == [], what="the leases returned at the end of the session")

@@ -1,8 +1,9 @@
-"""The arguments of the tools of ``nodepool mcp``."""
+"""The arguments and results of the tools of ``nodepool mcp``."""
 
 from __future__ import annotations
 
 import typing
+from typing import Any
 
 from nodepool.adapters.mcp import Machines
 from nodepool.client import Pool
@@ -15,3 +16,12 @@ def test_every_text_argument_is_exactly_str() -> None:
     for tool in Machines(Pool()).tools():
         for name, kind in typing.get_type_hints(tool).items():
             assert name == "return" or kind in (str, int, list[str]), (tool.__name__, name, kind)
+
+
+def test_no_tool_returns_a_list() -> None:
+    """The SDK sends nothing for an empty list, and one object for a list of one
+    (findings/mcp-list-arrives-without-brackets.sh).
+    """
+    for tool in Machines(Pool()).tools():
+        kind = typing.get_type_hints(tool)["return"]
+        assert kind in (str, dict[str, Any]), (tool.__name__, kind)
