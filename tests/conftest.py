@@ -253,7 +253,7 @@ def zk(zk_chroot: Chroot) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_thread_survives() -> Iterator[None]:
-    """Every thread stops when told: none may be left that was not there before."""
+    """Every thread stops on request: none may be left that was not there before."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + 10

@@ -52,7 +52,7 @@ def results(text: str) -> dict[str, dict[str, Any]]:
 
 
 def judge(module: str, found: dict[str, dict[str, Any]], privileged: bool = False) -> list[str]:
-    """What has gone wrong, in words."""
+    """What is wrong, in words."""
     wrong = []
     for name, (what, may) in attempts_of(module, privileged).items():
         result = found.get(name, {"error": "it did not end"})

@@ -58,7 +58,7 @@ def hoard(host: NmDaemon, name: str, kind: str) -> Iterator[int]:
             yield int(line) if line.strip() else -1
         finally:
             session.kill()
-            if kind in ("disk", "inodes"):  # a sliver whose disk is full is not started anew
+            if kind in ("disk", "inodes"):  # a sliver whose disk is full is not started again
                 host.ssh(name, "pkill -9 -f '/root/[h]'; rm -rf /root/big /root/i", timeout=60)
             else:
                 host.client.call("ReCreate", name)
@@ -179,7 +179,7 @@ def test_network_namespaces_of_a_sliver_take_only_its_memory(host: NmDaemon) -> 
             return int(next(line for line in file if line.startswith("SUnreclaim")).split()[1])
 
     before = unreclaimable()
-    # Each is left behind at once, but a socket in it keeps it.
+    # Each is left behind immediately, but a socket in it keeps it.
     script = (
         "import ctypes, socket\nl = ctypes.CDLL(None, use_errno=True)\nkept = []\n"
         "while len(kept) < 5000 and l.unshare(0x40000000) == 0:\n    kept.append(socket.socket())\n"

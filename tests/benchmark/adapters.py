@@ -180,8 +180,8 @@ def github(
 def many(
     directory: pathlib.Path, installation: Installation, jobs: int, places: int
 ) -> dict[str, float]:
-    """All jobs at once: the emulator runs each on an idle runner; a runner whose job has ended
-    is gone for the service.
+    """All jobs concurrently: the emulator runs each on an idle runner; a runner whose job has ended
+    no longer exists for the service.
     """
     behave(2)
     most, began = 0, time.monotonic()

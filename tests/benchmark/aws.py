@@ -129,7 +129,7 @@ def nodes(bench: Bench, count: int = 40, outstanding: int = 10) -> Figures:
 
 
 def at_once(bench: Bench, count: int = 100, deletions: int = 230) -> Figures:
-    """All at once; then more of them, all given back at once."""
+    """All together; then more of them, all returned together."""
     ec2 = Ec2(bench)
     try:
         bench.start(ec2.config(300))

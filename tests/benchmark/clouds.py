@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures the drivers gce, azure and ibmvpc against their clouds' stand-ins, alone or beside
+"""Measures the drivers gce, azure and ibmvpc against their clouds' stand-ins, alone or alongside
 another release.
 
   python -m tests.benchmark.clouds [--other PYTHON] [--only gce azure] [--nodes 10] [--burst 100]
 
 Figures: from a machine that runs (BOOT seconds after it was asked for) to its ready node; from a
-machine that is gone to the end of its record; API calls per node, one after the other and in a
-burst, tokens not counted; a burst: until all are ready, beside until all machines run; calls a
+machine that no longer exists to the end of its record; API calls per node, in turn and in a
+burst, tokens not counted; a burst: until all are ready, alongside until all machines run; calls a
 minute while those are ready. The other release is redirected from the public hosts to the stand-in
 (tests/benchmark/redirected).
 """

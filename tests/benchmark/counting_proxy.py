@@ -1,7 +1,7 @@
 """A proxy in front of ZooKeeper that counts operations, pings apart.
 
 It speaks TLS to the program under test, as 11.0.0 wants it, and plain text to the server. The
-server's own counters do not tell pings from reads.
+server's own counters do not separate pings from reads.
 """
 
 from __future__ import annotations

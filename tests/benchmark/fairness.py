@@ -200,7 +200,7 @@ class PodmanHost(Host):
         os.chown(self.home / "run", user.USER_ID, user.USER_ID)
 
     def podman(self, *words: str) -> list[str]:
-        # crun refuses hosts where cgroup v2 has controllers beside v1; it need not see that.
+        # crun refuses hosts where cgroup v2 has controllers alongside v1; it need not see that.
         script = (
             'umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd '
             '"$1"; home=$1; shift; '

@@ -1,6 +1,6 @@
 """Time from the call that leases a sliver to the end of its first command (``true``), through
 ``nodepool.client`` and the launcher's socket, in the shapes of public benchmarks of sandboxes: 100
-one after the other, 100 staggered by 200 ms, and 100 at once, with and without ready nodes.
+in turn, 100 staggered by 200 ms, and 100 concurrently, with and without ready nodes.
 
 As root: ``python -m tests.benchmark.first_command [--other PYTHON] [--runs 3]``. Launcher, node
 manager, ZooKeeper and clients share the machine; releases alternate.

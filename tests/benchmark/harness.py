@@ -213,7 +213,7 @@ class Zuul:
         return request_id
 
     def submit_many(self, many: list[list[str]], priority: str = "200") -> list[str]:
-        """All at once, pipelined."""
+        """All concurrently, pipelined."""
         assert self.kazoo is not None
         start = time.monotonic()
         answers = [
@@ -242,7 +242,7 @@ class Zuul:
         return max(self.ended[i][0] for i in ids)
 
     def wait_any(self, ids: list[str], count: int, timeout: float = 300.0) -> None:
-        """Wait until so many of these have ended."""
+        """Wait until this many of these have ended."""
         deadline = time.monotonic() + timeout
         with self.condition:
             while (ended := sum(i in self.ended for i in ids)) < count:
@@ -258,7 +258,7 @@ class Zuul:
 
     def use(self, ids: list[str]) -> list[str]:
         """Delete the requests and mark their nodes used, as an executor does at its end (locks
-        left out).
+        omitted).
         """
         assert self.kazoo is not None
         full = self.kazoo.full_path
@@ -326,7 +326,7 @@ class Zuul:
         return ids
 
     def wait_pools(self, count: int, timeout: float = 60.0) -> None:
-        """Until so many pools are registered."""
+        """Until this many pools are registered."""
         assert self.kazoo is not None
         deadline = time.monotonic() + timeout
         while True:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the driver kubernetes against the real API server of tools/kubernetes, alone or beside
-another release.
+"""Measures the driver kubernetes against the real API server of tools/kubernetes, alone or
+alongside another release.
 
   python -m tests.benchmark.kubernetes_driver [--other PYTHON] [--nodes 10] [--burst 200] [--idle
   500]
 
 Figures: from request to ready of a pod that runs 0.3 s after it was placed, and of a namespace;
 from the end of a namespace in the cluster to that of its record; API calls per pod node, created
-and deleted, watches not counted; a burst: until all are ready, beside until all pods run; calls a
-minute and CPU with idle ready pods.
+and deleted, watches not counted; a burst: until all are ready, alongside until all pods run; calls
+a minute and CPU with idle ready pods.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ IDLE_SECONDS = 60.0
 
 
 class Times:
-    """When pods came to run, and namespaces were gone: by a watch of our own, past the proxy
-    that counts.
+    """When pods came to run, and namespaces no longer existed: by a watch of our own, past the
+    proxy that counts.
     """
 
     def __init__(self, admin: support.Server) -> None:
@@ -94,7 +94,9 @@ def config(context: str, idle: int = 0) -> dict[str, Any]:
 
 
 def single(bench: Bench, label: str) -> tuple[str, float, float]:
-    """One node from request to removal: its id, seconds to ready, and when its record was gone."""
+    """One node from request to removal: its id, seconds to ready, and when its record no longer
+    existed.
+    """
     began = time.monotonic()
     ids = [bench.zuul.submit([label])]
     ready = bench.zuul.wait(ids, 120)

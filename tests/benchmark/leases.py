@@ -53,7 +53,7 @@ class Borrower(threading.Thread):
 
 
 def _latencies(bench: Bench, samples: int) -> list[float]:
-    """Milliseconds of requests for a ready node of a label of their own."""
+    """Milliseconds of requests for a ready node of a separate label."""
     times = []
     for _ in range(samples):
         bench.zuul.create_nodes(1, type=["idle"])

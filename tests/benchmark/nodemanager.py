@@ -1,7 +1,7 @@
 """Figures of the node manager on this machine (root): python -m tests.benchmark.nodemanager
 [--slivers 100] [--rounds 30]
 
-Daemon as a process of its own, slivers of image host, calls over the Unix socket.
+Daemon as a separate process, slivers of image host, calls over the Unix socket.
 """
 
 from __future__ import annotations

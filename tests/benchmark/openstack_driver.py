@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures the driver openstack against the real cloud of tools/openstack, alone or beside another
-release.
+"""Measures the driver openstack against the real cloud of tools/openstack, alone or alongside
+another release.
 
   tools/openstack run -- .venv/bin/python -m tests.benchmark.openstack_driver [--other PYTHON]
   [--nodes 10] [--burst 100]
 
 Figures: calls of the API per node launched and deleted one by one; from ACTIVE in the cloud to
-ready in ZooKeeper, in seconds (the cloud is looked at ten times a second); and a burst: until all
-are ready, beside until all are ACTIVE.
+ready in ZooKeeper, in seconds (the cloud is checked ten times a second); and a burst: until all
+are ready, alongside until all are ACTIVE.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what a viewer of the overview feels, beside 10,000 nodes and 2,000 waiting requests, in
-a real browser.
+"""Measures what a viewer of the overview feels, alongside 10,000 nodes and 2,000 waiting requests,
+in a real browser.
 
   python -m tests.benchmark.pages [--nodes 10000] [--waiting 2000] [--views 7]
 

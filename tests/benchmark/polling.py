@@ -1,5 +1,5 @@
-"""What it is worth that looks at a cloud learn how long changes take: delay and questions, beside a
-plain growing pause.
+"""What it is worth that polls of a cloud learn how long changes take: delay and questions, compared
+with a plain growing pause.
 
   python -m tests.benchmark.polling
 
@@ -15,8 +15,8 @@ from statistics import mean, median
 from nodepool.cloud.polling import Poller, Subscription
 from tests.support.clock import HandClock, HandExecutor, HandTimers
 
-#: What changes: (seconds that it takes, spread, objects at once, rounds, learns from early looks as
-#: well).
+#: What changes: (seconds that it takes, spread, objects at a time, rounds, learns from early looks
+#: as well).
 CHANGES = {
     "boot of one machine, 30 s": (30.0, 0.1, 1, 40, False),
     "boot of 100 machines at once, 30 s": (30.0, 0.1, 100, 10, False),

@@ -1,6 +1,6 @@
 """Time of ``tools/quickstart`` with an image, in times of one ``disk-image-create`` alone that
-builds the same image; with ``--busy N``, N runs of it beside eight programs that need all the CPU
-time they get, each with exactly one build.
+builds the same image; with ``--busy N``, N runs of it alongside eight programs that need all the
+CPU time they get, each with exactly one build.
 
 Run it as root, with what ``tools/quickstart`` installs already there:
 ``python -m tests.benchmark.quickstart``.
@@ -22,9 +22,9 @@ from tests import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
-#: At most so many times of the build alone.
+#: At most this many times of the build alone.
 GOAL = 1.6
-#: Programs beside each run with ``--busy``.
+#: Programs alongside each run with ``--busy``.
 LOOPS = 8
 
 

@@ -1,12 +1,12 @@
-"""Benchmark of launcher and builder: our release beside another one, alternating runs on the same
-ZooKeeper, ratios printed.
+"""Benchmark of launcher and builder: our release alongside another one, alternating runs on the
+same ZooKeeper, ratios printed.
 
     python -m tests.benchmark.run                                  ours alone
     python -m tests.benchmark.run --other /venv-of-11.0.0/bin/python
     python -m tests.benchmark.run --only burst,ready --runs 3
     python -m tests.benchmark.run --only builder-rest,builder-request
 
-The other release wants a virtual environment of its own: pip install nodepool==11.0.0 cachetools
+The other release wants a separate virtual environment: pip install nodepool==11.0.0 cachetools
 setuptools
 """
 

@@ -93,7 +93,7 @@ def launched(bench: Bench, count: int = 200, outstanding: int = 10) -> Figures:
 
 
 def burst(bench: Bench) -> Figures:
-    """All at once; then the nodes are used and deleted."""
+    """All concurrently; then the nodes are used and deleted."""
     return _burst(bench, instant(), "burst")
 
 
@@ -205,7 +205,7 @@ def clouds(bench: Bench, count: int = 200) -> Figures:
 
 
 def steady(bench: Bench, idle: int = 10_000, rate: float = 10.0, seconds: float = 15.0) -> Figures:
-    """A steady stream beside idle nodes."""
+    """A steady stream alongside idle nodes."""
     bench.start(instant())
     zuul = bench.zuul
     name = f"{rate:g}/s beside {idle} idle"
@@ -294,7 +294,7 @@ def restart(bench: Bench, nodes: int = 500, waiting: int = 250) -> Figures:
 
 
 def urgent(bench: Bench, waiting: int = 2000) -> Figures:
-    """A full provider, thousands waiting, then an urgent request and room."""
+    """A full provider, thousands waiting, then an urgent request and capacity."""
     bench.start(instant(1, **{"max-servers": 20}))
     zuul = bench.zuul
     first = zuul.submit_many([["small"]] * 20)
@@ -304,15 +304,15 @@ def urgent(bench: Bench, waiting: int = 2000) -> Figures:
     request = zuul.submit(["small"], priority="100")
     time.sleep(0.3)
     start = time.monotonic()
-    # The one paused for quota comes first; the urgent one is served with the next room.
+    # The one paused for quota comes first; the urgent one is served with the next free capacity.
     zuul.use(first[:2])
     zuul.wait([request], timeout=120)
     return {"urgent among 2000: ms": (zuul.ended[request][0] - start) * 1000}
 
 
 def large(bench: Bench, nodes: int = 50_000, waiting: int = 20_000) -> Figures:
-    """A launcher starts beside idle nodes of one pool and requests for another one, which is full;
-    a third one has nothing to do.
+    """A launcher starts alongside idle nodes of one pool and requests for another one, which is
+    full; a third one has nothing to do.
     """
     port = ports.reserve()
     bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
@@ -376,7 +376,7 @@ def answers(port: int, path: str, timeout: float) -> bool:
 
 
 def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 50) -> Figures:
-    """All slots of static hosts are in use, thousands wait; then all slots come free at once."""
+    """All slots of static hosts are in use, thousands wait; then all slots become free together."""
     bench.start(
         {
             "labels": [{"name": "small"}],

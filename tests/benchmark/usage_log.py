@@ -20,7 +20,7 @@ BATCH = 20_000
 
 
 def nodes(number: int, seed: int = 1) -> Iterator[Use]:
-    """Yield nodes that ended one after the other in 500 days, of 300 jobs in 100 projects."""
+    """Yield nodes that ended in turn in 500 days, of 300 jobs in 100 projects."""
     rng = random.Random(seed)
     step = 500 * 86400 / number
     for index in range(number):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures pages, API, watchers, history and ``nodepool list`` beside 10,000 nodes and 2,000
+"""Measures pages, API, watchers, history and ``nodepool list`` alongside 10,000 nodes and 2,000
 waiting requests.
 
   python -m tests.benchmark.web [--other PYTHON] [--nodes 10000] [--waiting 2000] [--rate 50]
   [--watchers 200]
 
-A watcher is a connection to ``/api/v1/events?digest`` that asks for a page again when it is told of
+A watcher is a connection to ``/api/v1/events?digest`` that asks for a page again when it gets
 a change, as a browser does. With ``--other`` only what that release has is measured of it:
 ``list``.
 """
@@ -72,7 +72,7 @@ def get(port: int, path: str) -> float:
 
 
 class Readers:
-    """Threads that ask for all kinds of pages, in all some 20 a second."""
+    """Threads that ask for all kinds of pages, in all about 20 a second."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -189,7 +189,7 @@ def command(python: str, bench: Bench, *arguments: str) -> float:
 
 
 def start(program: str) -> float:
-    """Seconds of one of our programs that only tells how it is used."""
+    """Seconds of one of our programs that only prints how it is used."""
     began = time.monotonic()
     subprocess.run(
         [pathlib.Path(sys.executable).with_name(program), "--help"],
@@ -235,7 +235,7 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
 
 
 def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
-    """Alone, beside readers, and beside watchers in turn, several times: the speed of the
+    """Alone, alongside readers, and alongside watchers in turn, several times: the speed of the
     machine changes meanwhile.
     """
     alone, read, watched, shares, memory = [], [], [], [], []

@@ -59,11 +59,11 @@ class CloudUnderTest:
         raise Unsupported("an instance of this cloud cannot be stopped")
 
     def limit(self, instances: int | None) -> None:
-        """The account may have so many instances; None: as many as it likes."""
+        """The account may have this many instances; None: as many as it likes."""
         raise Unsupported("this cloud has no quota")
 
     def sold_out(self, yes: bool) -> None:
-        """The cloud has no room at present."""
+        """The cloud has no capacity at present."""
         raise Unsupported("this cloud never runs out of room")
 
     def down(self, yes: bool) -> None:
@@ -75,7 +75,7 @@ class CloudUnderTest:
         raise Unsupported("calls are not counted")
 
     def throttle(self, calls: int) -> int:
-        """The next calls are told to come back later."""
+        """The next calls are asked to come back later."""
         raise Unsupported("this cloud takes any number of calls")
 
     def throttled(self) -> int:

@@ -135,7 +135,7 @@ class DriverConformance:
 
     @supported
     def test_quota_exceeded(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
-        """Whoever does not fit waits, and is served when there is room."""
+        """Whoever does not fit waits, and is served when there is capacity."""
         cloud.limit(1)
         self.start(bench, cloud)
         first = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
@@ -151,7 +151,7 @@ class DriverConformance:
 
     @supported
     def test_quota_taken_away_by_others(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
-        """The limit shrinks after it was read: the failed creation is no failed request."""
+        """The limit shrinks after it was read: the failed creation is not a failed request."""
         self.start(bench, cloud)
         first = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
         cloud.limit(1)
@@ -208,7 +208,7 @@ class DriverConformance:
 
     @supported
     def test_used_instance_vanishes(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
-        """The node is left to whoever uses it, and its deletion is no error."""
+        """The node is left to whoever uses it, and its deletion is not an error."""
         self.start(bench, cloud)
         (node,) = bench.accept(bench.wait_state(bench.submit(LABEL), FULFILLED, cloud.patience))
         cloud.remove(cloud.instance_of(node.external_id))
@@ -236,7 +236,7 @@ class DriverConformance:
 
     @supported
     def test_api_down_before_a_launch(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
-        """It is noticed, and everything goes on by itself afterwards."""
+        """It is noticed, and everything continues automatically afterwards."""
         self.start(bench, cloud)
         cloud.down(True)
         request = bench.submit(LABEL)

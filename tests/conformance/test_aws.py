@@ -27,7 +27,7 @@ class Amazon(CloudUnderTest):
         self._throttling: Fault | None = None
         self._allowed = math.inf
         self._paused = False
-        # moto has no limits, and its instances run at once.
+        # moto has no limits, and its instances run immediately.
         aws.proxy.fail(
             lambda request: (
                 request.operation == "RunInstances" and len(self.instances()) >= self._allowed

@@ -49,7 +49,7 @@ class Ibm(StandInUnderTest):
         }
 
     def metadata(self, instance: str) -> dict[str, str]:
-        """Names tell it: of the group, provider and pool, of the server, the node."""
+        """Names show it: of the group, provider and pool, of the server, the node."""
         machine = self.machine(instance)
         _, provider, pool = machine.facts["group"]["name"].split("_")
         node = machine.name.removeprefix("np")

@@ -1,4 +1,4 @@
-"""Start a run in process, network and mount namespaces of its own, which end with this program."""
+"""Start a run in separate process, network and mount namespaces, which end with this program."""
 
 from __future__ import annotations
 

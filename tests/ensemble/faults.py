@@ -168,7 +168,7 @@ class Faults:
         return self._start_all(self._copy)
 
     def one_restored(self) -> None:
-        """A server returns with an old copy of its own data; the others know better."""
+        """A server returns with an old copy of its data; the others know better."""
         server = self._any()
         server.kill()
         server.replace(self._copy(server))

@@ -1,4 +1,4 @@
-"""The part of ``tools/ensemble`` that runs in namespaces of its own."""
+"""The part of ``tools/ensemble`` that runs in separate namespaces."""
 
 from __future__ import annotations
 

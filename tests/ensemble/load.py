@@ -41,7 +41,7 @@ Event = dict[str, Any]
 
 
 class Daemon(DaemonProcess):
-    """A launcher or builder in the foreground, with a wall clock of its own."""
+    """A launcher or builder in the foreground, with a separate wall clock."""
 
     def __init__(self, folder: pathlib.Path, name: str, program: str, clock: Clock) -> None:
         self.name = name

@@ -1,6 +1,6 @@
 """One network namespace per server behind a bridge, and partitions.
 
-The whole run has a network and a mount namespace of its own (``unshare``), so names and addresses
+The whole run has separate network and mount namespaces (``unshare``), so names and addresses
 are always the same, and everything disappears with its processes.
 """
 

@@ -1,4 +1,4 @@
-"""Run seeds, one after the other, on one ensemble."""
+"""Run seeds, in turn, on one ensemble."""
 
 from __future__ import annotations
 

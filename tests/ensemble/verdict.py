@@ -37,7 +37,7 @@ def history(events: Iterable[Event], windows: list[Window], seed: int) -> list[E
 
     A client takes a node when it asks for it until it has locked it. A request that its client
     never locked has its nodes until it is withdrawn; one whose session ended may have lost them at
-    any time since it had locked them. Node ids begin anew after a loss of data.
+    any time since it had locked them. Node ids begin again after a loss of data.
     """
     losses = [window.served for window in windows if window.forgets]
     found: list[Entry] = []

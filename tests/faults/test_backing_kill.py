@@ -1,4 +1,4 @@
-"""A launcher that is killed while it gets, fills or gives back backing nodes (NM-C.8,
+"""A launcher that is killed while it gets, fills or returns backing nodes (NM-C.8,
 ``backing-label``).
 """
 

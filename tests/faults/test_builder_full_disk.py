@@ -1,4 +1,4 @@
-"""File systems without room: for images, for build logs, before the start (BLD-7, BLD-8,
+"""File systems without space: for images, for build logs, before the start (BLD-7, BLD-8,
 BLD-20).
 """
 
@@ -48,7 +48,7 @@ def test_images_dir_fills_up(bench: BuilderBench) -> None:
     )
     bench.wait_upload("little")
     assert bench.builds("big") == []
-    # Room again: it is made.
+    # Space again: it is built.
     bench.config(
         images=[bench.image("big"), images[1]], images_dir=images_dir, top={"build-min-free": 1}
     )

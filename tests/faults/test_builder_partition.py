@@ -64,7 +64,7 @@ class Cut:
             self.proxy.set("open")
 
     def wait_expired(self) -> None:
-        """Until the builder's session has ended: its registration is gone."""
+        """Until the builder's session has ended: its registration no longer exists."""
         kazoo = self.bench.client.client
         assert kazoo is not None
         directory = "/nodepool/components/builder"
@@ -81,7 +81,7 @@ def cut(request: pytest.FixtureRequest, bench: BuilderBench, proxy: Proxy) -> Cu
 def lose_session(
     bench: BuilderBench, cut: Cut, when: str
 ) -> tuple[BuilderProcess, Any, pathlib.Path]:
-    """A builder whose session ends during a build; the build goes on until the file is removed,
+    """A builder whose session ends during a build; the build continues until the file is removed,
     or its command has ended.
     """
     hold = bench.hold("before")
@@ -164,7 +164,7 @@ def test_both_build_concurrently(bench: BuilderBench, cut: Cut) -> None:
     bench.wait_begun("made")
     second = bench.wait_build(state=BUILDING, besides=(lost.id,))
     cut.end()
-    time.sleep(1)  # let the first one look at the lock, which is not free
+    time.sleep(1)  # let the first one check the lock, which is not free
     slow.unlink()
     bench.wait_served()
     (build,) = bench.builds(state=None)

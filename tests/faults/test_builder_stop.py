@@ -1,4 +1,4 @@
-"""Signals during a build: what ends at once, what is finished, what is left (BLD-2)."""
+"""Signals during a build: what ends immediately, what is finished, what is left (BLD-2)."""
 
 from __future__ import annotations
 

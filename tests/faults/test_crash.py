@@ -1,6 +1,6 @@
 """SIGKILL at each step of a node's life, then a clean start.
 
-The cases are independent and mostly wait, so several run at once; each test only fetches the
+The cases are independent and mostly wait, so several run concurrently; each test only fetches the
 outcome of its case.
 """
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 #: Transactions about requests and nodes from submission to the last removal, for one request with
 #: two nodes.
 TRANSACTIONS = 10
-#: The same of the first of two launchers, with a node that is kept ready; so many are surely not
+#: The same of the first of two launchers, with a node that is kept ready; this many are surely not
 #: done by the other one.
 TWO_TRANSACTIONS, SURE = 12, 3
 #: How often a case is repeated in which the other launcher did everything.

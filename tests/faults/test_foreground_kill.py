@@ -25,7 +25,7 @@ SESSION = 60.0
 def start(
     bench: Bench, config: pathlib.Path, again: LauncherProcess | None = None
 ) -> LauncherProcess:
-    """Without a pid file, and with a home of its own."""
+    """Without a pid file, and with a separate home."""
     launcher = LauncherProcess.__new__(LauncherProcess)
     if again is None:
         launcher.prepare(bench, config, "foreground")

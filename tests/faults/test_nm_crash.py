@@ -142,11 +142,11 @@ def test_daemon_killed_at_any_step_completes_it_at_the_next_start(
         if what == "create":
             if not nm.client.call(
                 "ListSlivers"
-            ):  # it died before the record was there: nobody was told that it is
+            ):  # it died before the record was there: nobody was notified that it is
                 nm.client.call("PutRecord", record(nm, "nat"))
             nm.wait("alpha")
             assert nm.ssh("alpha", "echo fine") == "fine\n", seen[-1]
-        elif nm.client.call("ListSlivers"):  # it died before the record was gone
+        elif nm.client.call("ListSlivers"):  # it died before the record was deleted
             nm.client.call("DeleteSliver", "alpha")
         if nm.client.call("ListSlivers"):
             nm.client.call("DeleteSliver", "alpha")

@@ -137,8 +137,8 @@ def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
 def test_replaced_launcher_overwrites_nothing(
     bench: Bench, proxy: Proxy, how: str, delay: float
 ) -> None:
-    """One launcher stands still or is cut off, the other takes over; the first, back again, has
-    lost its locks.
+    """One launcher stands still or is cut off, the other takes its place; the first, back again,
+    has lost its locks.
     """
     bench.cloud.set(create_delay=1.0, delete_delay=0.3)
     first = bench.start(bench.config(hosts=proxy.host))
@@ -160,7 +160,7 @@ def test_replaced_launcher_overwrites_nothing(
     else:
         proxy.set("open")
     bench.wait_pools(2)
-    # It has looked at everything by now, and serves again.
+    # It has checked everything by now, and serves again.
     more = [bench.zuul.submit("l0") for _ in range(6)]
     bench.zuul.wait_fulfilled(more)
     assert bench.zuul.read("nodes", taken) == before

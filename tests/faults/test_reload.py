@@ -48,7 +48,7 @@ def test_providers_added_changed_and_removed(bench: Bench) -> None:
     print(f"served {time.monotonic() - begun:.1f} s after the first submission")
     zuul.use(ids + own + new + late)
 
-    # Nodes of the removed provider are left alone until it is there again; those of the others go.
+    # Nodes of the removed provider are kept until it is there again; those of the others go.
     def only_left() -> bool:
         return all(n["provider"] == "p1" for n in zuul.read("nodes").values())
 
@@ -106,8 +106,8 @@ def test_a_bad_file_is_kept_out(bench: Bench) -> None:
 
 
 def test_a_driver_that_is_not_there(bench: Bench) -> None:
-    """A provider whose new entry names no driver goes on as it was, and is named; a new one is
-    left out and named.
+    """A provider whose new entry names no driver continues as it was, and is named; a new one is
+    omitted and named.
     """
     bench.cloud.set(create_delay=0.5, delete_delay=0.1)
     zuul = bench.zuul

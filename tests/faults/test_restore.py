@@ -120,7 +120,7 @@ class Drill:
         return list(json.loads(out))
 
     def wait_searches(self, launcher: LauncherProcess, count: int = 3) -> None:
-        """Until so many leak searches have begun since now: a leak is deleted by the second one
+        """Until this many leak searches have begun since now: a leak is deleted by the second one
         that sees it.
         """
         cloud = self.bench.cloud

@@ -1,4 +1,4 @@
-"""Operators drain a host with real slivers, whose jobs go on, while launchers are killed."""
+"""Operators drain a host with real slivers, whose jobs continue, while launchers are killed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests share: scenes, peers, clouds of their own."""
+"""What tests share: scenes, peers, separate clouds."""

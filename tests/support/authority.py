@@ -7,7 +7,7 @@ import subprocess
 
 
 class Authority:
-    """A certificate authority of its own; everything made by openssl."""
+    """A private certificate authority; everything made by openssl."""
 
     def __init__(self, folder: pathlib.Path, name: str = "ca") -> None:
         self.folder = folder

@@ -255,7 +255,7 @@ def make_bench(
 
 
 def alive(pid: int) -> bool:
-    """Whether a process lives and is no zombie."""
+    """Whether a process lives and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

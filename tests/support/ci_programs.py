@@ -1,4 +1,4 @@
-"""Buildbot, Ansible and tmt, as black boxes in a virtual environment of their own."""
+"""Buildbot, Ansible and tmt, as black boxes in a separate virtual environment."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from nodepool.cloud.errors import ErrorKind
 
 
 class HandClock:
-    """Time stands still until somebody waits; ``wait`` passes it at once."""
+    """Time stands still until somebody waits; ``wait`` passes it immediately."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -58,7 +58,7 @@ class HandTimers(Timers):
 
 
 class HandExecutor:
-    """Runs functions at once, or keeps them until ``run_one`` when ``held``."""
+    """Runs functions immediately, or keeps them until ``run_one`` when ``held``."""
 
     def __init__(self) -> None:
         self.held = False

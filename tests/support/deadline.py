@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 #: How many times longer everything may take here than usual, as in a virtual machine without
-#: hardware of its own.
+#: its own hardware.
 PATIENCE = float(os.environ.get("NODEPOOL_TEST_PATIENCE", "1"))
 
 

@@ -59,7 +59,7 @@ class DriverBench:
         ]
 
     def wait_nodes(self, label: str, count: int = 1, timeout: float = 20) -> list[Node]:
-        """Exactly so many ready, unallocated nodes of the label."""
+        """Exactly this many ready, unallocated nodes of the label."""
 
         def there() -> list[Node] | None:
             found = [node for node in self.nodes(label) if not node.allocated_to]

@@ -1,4 +1,4 @@
-"""The embedded ZooKeeper server in a process of its own."""
+"""The embedded ZooKeeper server in a separate process."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _medians(honest: Callable[[], object], greedy: Greedy) -> tuple[float, float
 
 
 def assert_fair(honest: Callable[[], object], greedy: Greedy) -> None:
-    """Check that honest calls succeed beside greedy ones, and take at most twice as long."""
+    """Check that honest calls succeed alongside greedy ones, and take at most twice as long."""
     found = []
     for _ in range(TRIES):
         found.append(_medians(honest, greedy))

@@ -64,7 +64,7 @@ class Reply:
     status: int
     body: bytes = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
-    #: Close the connection after so many bytes of the body.
+    #: Close the connection after this many bytes of the body.
     cut_after: int | None = None
     #: Sent piece by piece, instead of the body.
     stream: Iterator[bytes] | None = None
@@ -166,7 +166,7 @@ class Fault:
 
 
 class FaultProxy:
-    """Listens on a port of its own on loopback until closed.
+    """Listens on a separate port on loopback until closed.
 
     :param tls: certificate and key of this side, and the CA of the server behind it, when both
         speak TLS.
@@ -281,7 +281,7 @@ class FaultProxy:
     def _pieces(
         self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse
     ) -> Iterator[bytes]:
-        """Of an answer that goes on, until it ends here or there."""
+        """Of an answer that is being sent, until it ends here or there."""
         sock = connection.sock
         if sock is not None:
             sock.settimeout(300)
@@ -301,7 +301,7 @@ class FaultProxy:
             connection.close()
 
     def cut_streams(self) -> int:
-        """Break all answers that go on; how many there were."""
+        """Break all answers that are being sent; how many there were."""
         with self._lock:
             streams = list(self._streams)
         for sock in streams:

@@ -1,5 +1,5 @@
 """A real Gitea (tools/gitea) with an administrator; repositories with workflows, and what its
-API tells about their jobs.
+API reports about their jobs.
 """
 
 from __future__ import annotations

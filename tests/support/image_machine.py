@@ -48,7 +48,9 @@ def read_kernel(tar: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def write_config_drive(folder: pathlib.Path, name: str, key: str) -> str:
-    """Write what OpenStack tells a machine, with a fixed address; return the label of the drive."""
+    """Write what a machine gets from OpenStack, with a fixed address; return the label of the
+    drive.
+    """
     meta: dict[str, Any] = {
         "uuid": "83679162-1378-4288-a2d4-70e13ec132aa",
         "name": name,

@@ -94,7 +94,7 @@ class Interference:
 
 
 class OtherClient:
-    """What another client does to records and locks, at once."""
+    """What another client does to records and locks, immediately."""
 
     def __init__(self, kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._kazoo, self._monkeypatch = kazoo, monkeypatch

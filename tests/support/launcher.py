@@ -1,4 +1,4 @@
-"""A bench around a whole launcher: Zuul's side is played by a ZooKeeper client of its own."""
+"""A bench around a whole launcher: Zuul's side is played by a separate ZooKeeper client."""
 
 from __future__ import annotations
 
@@ -355,7 +355,9 @@ class LauncherBench:
         )
 
     def use_up(self, *request_ids: str) -> None:
-        """Zuul takes the nodes of the requests and returns them used; waits until they are gone."""
+        """Zuul takes the nodes of the requests and returns them used; waits until they no longer
+        exist.
+        """
         for request_id in request_ids:
             node_ids = self.zuul.accept(request_id)
             self.zuul.give_back(*node_ids)

@@ -1,4 +1,4 @@
-"""Programs of other projects, as black boxes in a virtual environment of their own: Zuul and
+"""Programs of other projects, as black boxes in a separate virtual environment: Zuul and
 Nodepool 11.0.0.
 """
 

@@ -13,7 +13,7 @@ _ports = importlib.import_module("ports")
 
 #: User ids per node manager of a test process: 120 slivers of 65,536 ids.
 ID_SPAN = 8_000_000
-#: Node managers of one test process that have ids of their own.
+#: Node managers of one test process that have separate ids.
 ID_RANGES = 10
 
 

@@ -122,7 +122,7 @@ def extend(scenario: Scenario) -> None:
         )
         for _ in range(choice.choice((0, 2, 4)))
     ]
-    # With random numbers of its own: seeds without either remain what they are.
+    # With separate random numbers: seeds without either remain what they are.
     more = random.Random(f"builders {scenario.seed}")
     scenario.images.workers = more.choice((1, 1, 2))
     if not quiet and more.random() < 0.5:
@@ -366,7 +366,7 @@ def edit(world: World, image: str, age: int) -> None:
 class Machine:
     """What runs on the machines of all builders, and which of their disks are full.
 
-    :param failing: probability that a build fails, hangs or leaves out the image.
+    :param failing: probability that a build fails, hangs or omits the image.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Scarce capacity without faults, and the invariants of waiting: no request waits, or overflows,
 while there is capacity.
 
-Some seeds without faults have providers with limits and priorities, with labels and requests of
-their own.
+Some seeds without faults have providers with limits and priorities, with labels and separate
+requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.world.operators import DISTURBING, LIMITS
 if TYPE_CHECKING:
     from tests.world.world import Scenario, World
 
-#: Seconds between two looks at all requests.
+#: Seconds between two checks of all requests.
 INTERVAL = 1.0
 #: The part of the seeds without faults that has scarce capacity.
 SHARE = 0.6
@@ -49,7 +49,7 @@ def extend(scenario: Scenario) -> None:
     for number in range(choice.choice((1, 2, 2, 3))):
         scenario.providers.append(
             {
-                # One request of three nodes fits beside the idle nodes.
+                # One request of three nodes fits alongside the idle nodes.
                 "servers": choice.choice((4, 5)),
                 "labels": sorted(labels)
                 if number == 0
@@ -105,7 +105,9 @@ def configure(provider: dict[str, Any], entry: dict[str, Any], pool: dict[str, A
 
 
 class Capacity:
-    """Compares each second what the pools have room for with what is waited for, from outside."""
+    """Compares each second what the pools have capacity for with what is waited for, from
+    outside.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -201,7 +203,7 @@ class Capacity:
         return [node for node in self._world.observer.nodes.values() if node["provider"] == pool]
 
     def _free(self, pool: str, idle: bool = True) -> int:
-        """Return how many nodes there is room for; idle ones are used, or deleted to make room
+        """Return how many nodes there is capacity for; idle ones are used, or deleted to free it
         if no pool is open.
         """
         nodes = self._nodes(pool)

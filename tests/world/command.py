@@ -120,7 +120,7 @@ def results(scenarios: Sequence[Scenario], jobs: int = 1, log: str | None = None
 
 
 def shrink(scenario: Scenario) -> Scenario:
-    """Leave out what a violation does not need: faults, requests, statements between
+    """Omit what a violation does not need: faults, requests, statements between
     preemptions.
     """
     left, wanted = MOST_ATTEMPTS, _kinds(next(results([scenario])))

@@ -48,7 +48,7 @@ def extend(scenario: Scenario) -> None:
     if choice.random() >= SHARE:
         return
     quiet, duration = not scenario.faults, scenario.duration
-    # Beside idle nodes there is room for the largest request.
+    # Alongside idle nodes there is capacity for the largest request.
     slots = choice.choice(((6,), (3, 2), (4, 4), (7, 2)))
     hosts = {f"nm-{number}": 99 if quiet else count for number, count in enumerate(slots, 1)}
     scenario.labels[LABEL] = choice.choice((0, 1, 2))
@@ -116,7 +116,7 @@ class Sliver:
 class Host:
     """A machine with a node manager.
 
-    :param slots: slivers that it has room for.
+    :param slots: slivers that it has capacity for.
     """
 
     def __init__(
@@ -179,14 +179,14 @@ class Host:
             connection.stall()
 
     def stop(self) -> None:
-        """End the node manager; slivers go on."""
+        """End the node manager; slivers continue."""
         self.down = True
         self._life += 1
         for connection in self._connections():
             connection.cut()
 
     def lose(self) -> None:
-        """Lose all slivers and their records, as a machine that is installed anew."""
+        """Lose all slivers and their records, as a machine that is installed again."""
         self.slivers.clear()
 
     def fill(self) -> None:
@@ -391,7 +391,7 @@ class Host:
 
 
 class HostFault(faults.Fault):
-    """A fault of a host, with random numbers of its own."""
+    """A fault of a host, with separate random numbers."""
 
     def apply(self, world: World) -> None:
         host = world.hosts[int(self.pick * len(world.hosts))]

@@ -1,7 +1,7 @@
 """Operators: they run ``nodepool`` commands, edit the configuration file, and stop launchers in an
 orderly way.
 
-An operation is planned from the seed alone, as faults are, but with random numbers of its own.
+An operation is planned from the seed alone, as faults are, but with separate random numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DISTURBING = (
     *("drain", "erase", "fewer_servers", "remove_label", "remove_provider", "rotate"),
     "stop_launcher",
 )
-#: Operations of every third seed, planned with random numbers of their own.
+#: Operations of every third seed, planned with separate random numbers.
 MAINTENANCE = ("drain", "rotate")
 #: Options that limit the nodes of a pool, with the amount that each node needs.
 LIMITS = {"max-servers": 1, "max-cores": 1, "max-ram": 1024}
@@ -85,9 +85,9 @@ class Operators:
         self._config = config
         self._path = path
         self.edits: list[Callable[[dict[str, Any]], None]] = []
-        #: Nodes that a command was told to change: what happens to them is the operator's will.
+        #: Nodes that a command was asked to change: what happens to them is the operator's will.
         self.touched: dict[str, None] = {}
-        #: Nodes that a command was told to delete.
+        #: Nodes that a command was asked to delete.
         self.deleted: dict[str, None] = {}
         #: Providers whose records were erased.
         self.erased: dict[str, None] = {}
@@ -146,7 +146,7 @@ class Operators:
     # -- commands
 
     def run(self, *arguments: str, then: Callable[[], None] = lambda: None) -> None:
-        """Run a ``nodepool`` command in a process of its own."""
+        """Run a ``nodepool`` command in a separate process."""
         world = self._world
         process = world.kernel.process("operator")
         world.note("operator", f"nodepool {' '.join(arguments)}")
@@ -317,7 +317,7 @@ def remove_provider(world: World, operation: Operation) -> None:
 def erase(world: World, operation: Operation) -> None:
     """Remove a provider and its records; its machines are leaks once it is put back.
 
-    Not one with images: builders have configuration files of their own, and would upload them
+    Not one with images: builders have separate configuration files, and would upload them
     again.
     """
     name = _provider(world, operation)

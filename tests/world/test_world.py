@@ -1,4 +1,4 @@
-"""Runs of the simulated world, each in a process of its own."""
+"""Runs of the simulated world, each in a separate process."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ RESYNC = 86400.0
 CALM = 5.0
 #: Longest pause between two min-ready requests for a label whose pools are full.
 MIN_READY_BACKOFF = 30.0
-#: Servers of a provider that has room for whatever is asked for.
+#: Servers of a provider that has capacity for whatever is asked for.
 ROOM = 99
-#: Seconds from submission to fulfillment without faults, when there is room: booting takes up to 8
-#: s.
+#: Seconds from submission to fulfillment without faults, when there is capacity: booting takes up
+#: to 8 s.
 LONGEST_LAUNCH = 15.0
 
 #: How often a thread may read the clock a thousand times without waiting.
@@ -80,8 +80,8 @@ class Scenario:
 
     @property
     def quiet(self) -> bool:
-        """Without faults, and with room for all requests but those for scarce labels: everything
-        has to be quick.
+        """Without faults, and with capacity for all requests but those for scarce labels:
+        everything has to be quick.
         """
         if any(operation.kind in operators.DISTURBING for operation in self.operations):
             return False
@@ -117,11 +117,11 @@ class Scenario:
                 if number == 0
                 else choice.choice((["small"], ["large"], ["large", "small"]))
             )
-            # There is room for the largest request beside idle nodes.
+            # There is capacity for the largest request alongside idle nodes.
             servers = max(choice.choice((4, 5, 8, 20)), sum(labels.values()) + 3)
             providers.append({"labels": served, "servers": ROOM if quiet else servers})
         if choice.random() < 0.4:
-            # Of its own, and with room: idle slots keep their backing nodes, and requests would
+            # Separate, and with capacity: idle slots keep their backing nodes, and requests would
             # wait for them.
             labels |= {"slot": choice.choice((0, 0, 1)), "backing": 0}
             providers.append({"labels": ["backing"], "servers": ROOM})

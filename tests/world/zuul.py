@@ -51,8 +51,8 @@ class Request:
         self.cancelled: float | None = None
         self.reprioritized: float | None = None
         self.tenant: str | None = None
-        #: The nodes are held after the build, as for an autohold, for so many seconds; 0: until an
-        #: operator deletes them.
+        #: The nodes are held after the build, as for an autohold, for this many seconds; 0: until
+        #: an operator deletes them.
         self.held: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""One sliver takes all that it can get of something that the kernel counts, tells how much, and
+"""One sliver takes all that it can get of something that the kernel counts, reports how much, and
 holds it.
 """
 
@@ -64,7 +64,7 @@ def terminals() -> int:
 
 
 def mounted_terminals() -> int:
-    """More than the 4096 that a host usually has, on a devpts of its own, by children:
+    """More than the 4096 that a host usually has, on a separate devpts, by children:
     descriptors are limited by process.
     """
     os.makedirs("/mnt/pts", exist_ok=True)
@@ -195,7 +195,7 @@ def disk() -> int:
 
 
 def hold(kind: str) -> None:
-    """Take, tell, and keep it until this process is killed."""
+    """Take it, report it, and keep it until this process is killed."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(globals()[kind](), flush=True)

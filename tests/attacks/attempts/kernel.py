@@ -84,7 +84,7 @@ attempt_calls(
 
 @attempt("sync: all file systems of the host would be written out", {"none"})
 def sync_of_the_host() -> str:
-    # Nothing to see from inside but that it answers; the filter is looked at by a unit test.
+    # Nothing to see from inside but that it answers; the filter is checked by a unit test.
     return "none" if call(162) == 0 else "EIO"
 
 

@@ -28,7 +28,7 @@ def _raise(result: int) -> int:
 
 
 def child_of(flags: int) -> int:
-    """clone(2); a child ends at once."""
+    """clone(2); a child ends immediately."""
     result = call(56, flags | 17, 0, 0, 0, 0)
     if result == 0:
         os._exit(0)

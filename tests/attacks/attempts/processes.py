@@ -14,7 +14,7 @@ from tests.attacks.library import Escape, attempt, call
 
 @attempt("26 races for a program of the host between its birth and exec", {"none"})
 def race_for_the_helper() -> str:
-    # While the test logs in again and again beside this.
+    # While the test logs in again and again alongside this.
     deadline, own = time.monotonic() + 6, os.stat("/").st_dev
     while time.monotonic() < deadline:
         for entry in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""For another release in a process of its own: what it asks of public hosts goes to a stand-in.
+"""For another release in a separate process: what it asks of public hosts goes to a stand-in.
 
 ``NODEPOOL_BENCHMARK_HOSTS``: ``https://host=https://127.0.0.1:port``, separated by blanks.
 """

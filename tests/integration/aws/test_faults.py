@@ -169,7 +169,7 @@ def test_a_bad_id_in_a_batch(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.spec("AWS-2.5: absence is confirmed by a direct look before the record goes")
 def test_absence_is_confirmed(bench: LauncherBench, aws: AwsCloud) -> None:
-    """EC2 shows new instances late: 'not found' right after the launch is no proof."""
+    """EC2 shows new instances late: 'not found' right after the launch is not a proof."""
     start(bench, aws, aws.label())
     request_id, node = one(bench)
     aws.proxy.fail("TerminateInstances", ec2_error("InvalidInstanceID.NotFound"))

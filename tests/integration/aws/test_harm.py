@@ -99,7 +99,7 @@ def test_console_log_holds_up_nobody(
 
 
 def test_unknown_size_of_a_running_instance(bench: LauncherBench, aws: AwsCloud) -> None:
-    """The instance runs: that its type cannot be looked up is no reason to throw it away."""
+    """The instance runs: that its type cannot be looked up is not a reason to throw it away."""
     start(
         bench,
         aws,
@@ -130,7 +130,7 @@ def test_id_is_recorded_before_the_size_is_known(bench: LauncherBench, aws: AwsC
 
 
 def in_threads(*functions: Callable[[], Any]) -> list[Future[Any]]:
-    """Each at work on a thread of its own."""
+    """Each at work on a separate thread."""
     found: list[Future[Any]] = []
     for function in functions:
         future: Future[Any] = Future()
@@ -322,7 +322,7 @@ def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> Non
 def test_a_leaked_host_that_is_not_released(
     bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Amazon reports it in an answer that is no error; it is not counted as removed."""
+    """Amazon reports it in an answer that is not an error; it is not counted as removed."""
     spend_node_ids(bench.zk)
     start(bench, aws, aws.label())
     tags = [

@@ -33,7 +33,7 @@ LAUNCHER_CALLS = {
 
 
 def matches(operation: str) -> Callable[[Request], bool]:
-    # Looks at what is waited for, not lists of the region.
+    # It polls what is waited for, not lists of the region.
     return lambda r: (
         r.operation.startswith(operation)
         and (operation != "DescribeInstances" or "Filter.1.Name" in r.params)

@@ -154,7 +154,7 @@ def test_what_others_use_is_requested_again(
 def test_deleted_nodes_are_not_what_others_use(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of a moment ago has them still, their records are gone."""
+    """The list of a moment ago has them still, their records no longer exist."""
     monkeypatch.setattr("nodepool.driver.aws.api.lookups.CACHE_TTL", 600)
     start(bench, aws)
     request_id, _ = one(bench)

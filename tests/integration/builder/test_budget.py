@@ -39,7 +39,7 @@ def start(builders: BuilderBench, images: list[str], providers: list[str], **opt
 
 
 def requests_sent(builder: Any) -> int:
-    """What was sent to ZooKeeper on this connection; pings have no number of their own."""
+    """What was sent to ZooKeeper on this connection; pings have no number."""
     return int(builder.state.zk.client.client._connection._xid)
 
 

@@ -186,7 +186,7 @@ for file in "$output.raw" "$output.qcow2"; do
 done
 sleep 0.3
 """
-#: Tries all the time to read what is in a directory, and tells what it could.
+#: Tries all the time to read what is in a directory, and prints what it could.
 SPY = """
 import os, sys
 os.setgroups([]), os.setgid(65534), os.setuid(65534)

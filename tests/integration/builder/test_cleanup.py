@@ -196,7 +196,7 @@ def test_refused_deletion_is_retried_until_it_succeeds(
 def test_hanging_cloud_stops_nothing(
     builders: BuilderBench, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One cloud hangs: other clouds, images and passes go on; its upload is not deleted twice at
+    """One cloud hangs: other clouds, images and passes continue; its upload is not deleted twice at
     a time.
     """
     monkeypatch.setattr("nodepool.builder.cleanup.worker.CLOUD_WAIT", 0.3)
@@ -676,7 +676,7 @@ def test_obsolete_progress_records_are_deleted(
         ),
         what="forgotten failures gone",
     )
-    # A pair that was ours and is no more.
+    # A pair that was ours before.
     config(builders, [], [builders.image(pause=True), builders.image("other", pause=True)])
     wait_for(
         lambda: set(builders.zk.readProgress(cached=False).failures) == {("other", "theirs")},

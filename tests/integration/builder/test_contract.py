@@ -69,7 +69,7 @@ class Program:
         return self.log.read_text(errors="replace")
 
     def refusal(self, config: str, *prefix: str) -> str:
-        """What a builder says that ends at once with status 1."""
+        """What a builder says that ends immediately with status 1."""
         status = self.start(config, *prefix).wait(30)
         assert status == 1, self.text()
         lines = self.text().splitlines()
@@ -280,7 +280,7 @@ def test_directories_fail_later(
             directory.chmod(0o755)
         assert str(directory) in answer and reason in answer
         assert "Traceback" not in program.text()
-    # The requests stay: with the right given back, they are served.
+    # The requests stay: with the right returned, they are served.
     builders.wait_build(besides=(first.id,), timeout=60)
 
 
@@ -366,7 +366,7 @@ def test_broken_record_does_not_stop_the_builder(builders: BuilderBench, program
     text = program.text()
     assert "Traceback" not in text
     for build_id in ("0" * 32, "2" * 32, "3" * 32, "4" * 32, "5" * 32, "6" * 32, "7" * 32):
-        # Once by the mirror; the builder looks again with the lock held before it builds.
+        # Once by the mirror; the builder checks again with the lock held before it builds.
         said = [
             line
             for line in text.splitlines()
@@ -415,7 +415,7 @@ def test_provider_removed_during_upload(
     builders.wait_upload(provider="other")
 
 
-# -- commands beside a running builder
+# -- commands alongside a running builder
 
 
 @pytest.mark.spec(

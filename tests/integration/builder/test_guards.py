@@ -75,7 +75,7 @@ class Scene:
 
     @property
     def upload(self) -> str | None:
-        """The state of the record; None if it is gone."""
+        """The state of the record; None if it no longer exists."""
         found = self.zk.getImageUpload(IMAGE, self.build_id, PROVIDER, self.number)
         return found.state if found is not None else None
 
@@ -93,7 +93,7 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def no_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload that begins ends at once."""
+    """An upload that begins ends immediately."""
     monkeypatch.setattr(UploadJob, "_upload", lambda _job: None)
 
 
@@ -213,7 +213,7 @@ def test_record_with_uploads_is_never_deleted(zk: ZooKeeper) -> None:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Called when a build begins, which is left out."""
+    """Called when a build begins, which is omitted."""
     build = Mock()
     monkeypatch.setattr(BuildWorker, "_build", build)
     return build

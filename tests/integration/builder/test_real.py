@@ -86,7 +86,7 @@ def test_build_upload_rebuild_and_roll_back(
     config = builders.config(images, [builders.provider("fake-raw", [IMAGE], cloud="fake-raw")])
     builder = builders.start(config)
 
-    # The first build comes by itself.
+    # The first build comes automatically.
     upload = builders.wait_upload(IMAGE, "fake-raw", timeout=10 * MINUTES)
     (first,) = builders.builds(IMAGE)
     assert (
@@ -114,7 +114,7 @@ def test_build_upload_rebuild_and_roll_back(
         progress.state == "ready" and progress.duration and set(progress.sizes) == {"qcow2", "raw"}
     )
 
-    # A second one on request; its progress is told meanwhile, with the time that the first took as
+    # A second one on request; its progress is shown meanwhile, with the time that the first took as
     # expectation.
     builders.zk.submitBuildRequest(IMAGE)
     second = builders.wait_build(IMAGE, besides=(first.id,), state="building")

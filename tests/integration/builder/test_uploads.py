@@ -255,13 +255,13 @@ def test_delay_of_a_failing_upload_grows_until_success(
         ),
         what="the last attempt for an hour",
     )
-    # Changed configuration: at once.
+    # Changed configuration: immediately.
     count = len(cloud.calls("upload"))
     config(builders, cloud.provider(**{"image-name-format": "other-{upload_id}"}))
     wait_for(
         lambda: len(cloud.calls("upload")) > count, 5, what="attempt with the new configuration"
     )
-    # A new build: at once.
+    # A new build: immediately.
     count = len(cloud.calls("upload"))
     builders.zk.submitBuildRequest(IMAGE)
     wait_for(lambda: len(cloud.calls("upload")) > count, 10, what="attempt with the new build")

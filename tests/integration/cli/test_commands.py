@@ -91,7 +91,7 @@ def rows(run, monkeypatch):
 
 @pytest.fixture
 def console(config):
-    """The console script in a process of its own."""
+    """The console script in a separate process."""
 
     def console(*args, **kw):
         return subprocess.run(

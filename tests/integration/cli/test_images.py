@@ -95,7 +95,7 @@ def builder(plain):
 
 
 class Process:
-    """The command in a process of its own; what it prints is collected."""
+    """The command in a separate process; what it prints is collected."""
 
     def __init__(self, command, terminal=False):
         if terminal:
@@ -122,7 +122,7 @@ class Process:
         self._error_reader.start()
 
     def _read(self):
-        with contextlib.suppress(OSError):  # the other end of a terminal is gone
+        with contextlib.suppress(OSError):  # the other end of a terminal no longer exists
             while chunk := os.read(self.master, 65536):
                 self.out += chunk
 

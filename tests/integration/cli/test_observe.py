@@ -369,7 +369,7 @@ def test_followed_listings_end_when_interrupted(
             stderr=subprocess.DEVNULL,
         )
     try:
-        # Until it has begun to follow, and then until what came later is told.
+        # Until it has begun to follow, and then until what came later is printed.
         wait_for(
             lambda: bench.ready_node("fake-provider", "main", "fake-label") and output.read_text(),
             30,

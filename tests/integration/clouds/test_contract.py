@@ -1,4 +1,4 @@
-"""What each of azure, gce and ibmvpc must hold of its own (AZU-15, GCE-13, IBM-16)."""
+"""What each of azure, gce and ibmvpc must fulfill (AZU-15, GCE-13, IBM-16)."""
 
 from __future__ import annotations
 

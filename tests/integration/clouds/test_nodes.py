@@ -88,7 +88,7 @@ def test_sold_out_offers_are_skipped(bench: LauncherBench, scene: CloudScene) ->
     ]
     first, second = scene.sizes
     label = scene.label(**({"zone": "1"} if scene.driver == "azure" else {}), alternatives=offers)
-    # One is told by the call, the other after the machine was accepted.
+    # One is reported by the call, the other after the machine was accepted.
     scene.cloud.sold_out_sizes = {f"{first}/{zone}" for zone in scene.zones}
     start(bench, scene, label)
     request_id, (node,) = bench.fulfilled("small")

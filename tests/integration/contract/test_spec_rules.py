@@ -93,7 +93,7 @@ def test_requests_are_unchanged(bench: LauncherBench) -> None:
         server.event.set()
     failed = bench.wait_request(bench.submit("nobody has it"), "failed")
     bench.stop(pool)
-    bench.start(config(provider()))  # clean-up and a look at everything from the start
+    bench.start(config(provider()))  # clean-up and a check of everything from the start
     bench.fulfilled("fake-label")
     assert bench.zuul.request(cancelled) is None
     assert snapshot(kazoo, path) == before
@@ -377,7 +377,7 @@ def test_long_lived_threads_have_the_names_of_the_contract(
     assert not strange, ", ".join(strange)
 
 
-# -- command line and web beside a running launcher
+# -- command line and web alongside a running launcher
 
 
 @pytest.fixture

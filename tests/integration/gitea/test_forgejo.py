@@ -1,4 +1,4 @@
-"""Jobs of a look-alike of Forgejo on leased nodes; not tried against the real server."""
+"""Jobs of an imitation of Forgejo on leased nodes; not tried against the real server."""
 
 from __future__ import annotations
 

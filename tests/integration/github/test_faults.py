@@ -1,4 +1,4 @@
-"""What goes wrong with GitHub's service, and a daemon that is killed: jobs go on, nothing is
+"""What goes wrong with GitHub's service, and a daemon that is killed: jobs continue, nothing is
 started twice or left over.
 """
 

@@ -1,5 +1,5 @@
-"""What goes wrong: refusals, quota, lost answers, cut watches, bad kubeconfigs; and who is told
-what.
+"""What goes wrong: refusals, quota, lost answers, cut watches, bad kubeconfigs; and who gets which
+message.
 """
 
 from __future__ import annotations

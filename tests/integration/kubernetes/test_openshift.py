@@ -1,4 +1,4 @@
-"""Projects, and pods in projects, of OpenShift; its own API is a look-alike over real namespaces
+"""Projects, and pods in projects, of OpenShift; its own API is an imitation over real namespaces
 and roles.
 """
 

@@ -1,4 +1,4 @@
-"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed or told to
+"""Ask for a lease of two nodes, print its id at one moment, and stay there until killed or asked to
 continue.
 
 ``python asker.py HOSTS CA CERT KEY MOMENT``, where the moment is ``waiting``, ``fulfilled``,

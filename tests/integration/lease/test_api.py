@@ -220,7 +220,7 @@ def test_no_more_leases_wait_than_one_session_should_own(
 
 
 def interrupt(api: Api, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Let the mirror be incomplete when the threads that hand leases over look at it for the
+    """Let the mirror be incomplete when the threads that hand leases over check it for the
     given times.
     """
     kind, looks = type(api.launcher.zk), itertools.count()

@@ -29,7 +29,7 @@ from tests.support.launcher import LauncherBench, config, provider
 ALICE = Terms("alice", "token:alice", "debug #12", created=1760000000.0)
 SKEWS = [60, -60]
 DAY = 86400.0
-#: What is no time and no number of seconds; JSON readers accept the last ones.
+#: Neither a time nor a number of seconds; JSON readers accept the last ones.
 NONSENSE: list[Any] = [
     -5,
     -1e300,
@@ -248,7 +248,7 @@ def test_launcher_whose_clock_is_ahead_does_not_end_what_its_holder_renews(
     [node] = asker.hand_over(lease_id, 120).nodes
     # Written once: it may be deleted as soon as it is overdue by the clock that is ahead.
     other, overdue = stored(bench, -500)
-    bench.wait_gone(overdue, timeout=30)  # so that it has looked at both
+    bench.wait_gone(overdue, timeout=30)  # so that it has checked both
     assert asker.renew(lease_id, 120).terms.renewed == 1
     assert bench.zuul.node(node.id or "")["state"] == HOLD and other != lease_id
     [problem] = [problem for problem in pool.problems() if "clock" in problem.text]

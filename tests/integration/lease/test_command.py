@@ -77,7 +77,7 @@ def run(config: str, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def start(config: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the command in a process of its own."""
+    """Starts the command in a separate process."""
     found: list[subprocess.Popen[str]] = []
 
     def start(*args: str) -> subprocess.Popen[str]:
@@ -168,7 +168,8 @@ def test_files_of_a_lease_are_removed_with_it(
     assert {path.name for path in folder.iterdir()} == {returned["id"], ended["id"]}
     run("return", returned["id"])
     assert [path.name for path in folder.iterdir()] == [ended["id"]]
-    # One that ended by itself, and whose end was more than a day ago; the other one is still held.
+    # One that ended automatically, and whose end was more than a day ago; the other one is still
+    # held.
     bench.wait_nodes(1, state=READY)
     old = folder / "200-0000009999"
     held = folder / ended["id"]

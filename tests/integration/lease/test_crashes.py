@@ -1,7 +1,7 @@
 """The crash table of leases, with a launcher of ours and one of 11.0.0 (spec: lease, sections 3 and
 5).
 
-Both run in processes of their own, with a driver whose machines appear immediately.
+Both run in separate processes, with a driver whose machines appear immediately.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.support.launcher import Zuul
 from tests.support.others import SERVE, configuration, running
 
 #: Seconds in which both releases delete what was returned, and free what was allocated to a request
-#: that is gone.
+#: that no longer exists.
 SOON = 40.0
-#: The same when it ended by itself: 11.0.0 looks each minute.
+#: The same when it ended automatically: 11.0.0 looks each minute.
 LATE = 90.0
 ALICE = Terms("alice", "unix:1000", "debug #12")
 

@@ -32,7 +32,7 @@ from tests.support.launcher import LauncherBench, config, provider
 
 #: Fewer instances than the borrowers want.
 QUOTA, BORROWERS, ROUNDS = 6, 8, 24
-#: Seconds until a lease that has ended is gone, its nodes deleted.
+#: Seconds until a lease that has ended is deleted, with its nodes.
 SOON = 30.0
 #: Seconds by which a node may outlive its end, until its deletion.
 LATE = 60.0
@@ -111,7 +111,7 @@ class Borrower:
         self._used: set[str] = set()
 
     def live(self) -> None:
-        # Each way at least once, in an order of its own.
+        # Each way at least once, in a random order.
         ways = [
             self.give_back,
             self.twice,
@@ -146,7 +146,7 @@ class Borrower:
         return lease, labels, text
 
     def end(self, lease: client.Lease) -> None:
-        """Return a lease and check that it has ended, for its holder at once, and its nodes
+        """Return a lease and check that it has ended, for its holder immediately, and its nodes
         soon.
         """
         nodes = [node.id for node in lease.nodes]

@@ -43,7 +43,7 @@ def state(other: OtherClient, node_id: str | None) -> str:
     return str(other.read(f"{NODES}{node_id}")["state"])
 
 
-# -- a backing node is taken over
+# -- a backing node is adopted
 
 
 def test_take_over_keeps_what_another_client_wrote(bench: Bench, other: OtherClient) -> None:

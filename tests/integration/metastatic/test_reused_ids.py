@@ -42,7 +42,7 @@ def bench(zk_chroot: Chroot, proxy: Proxy) -> Iterator[Bench]:
 
 @pytest.fixture
 def others(zk_chroot: Chroot) -> Iterator[Bench]:
-    """Another client of the same ZooKeeper, with a connection of its own."""
+    """Another client of the same ZooKeeper, with a separate connection."""
     yield from made(zk_chroot.connect())
 
 

@@ -1,4 +1,4 @@
-"""The metastatic adapter on a real ZooKeeper, without a launcher: slots, two adapters at once,
+"""The metastatic adapter on a real ZooKeeper, without a launcher: slots, two adapters concurrently,
 losses.
 """
 

@@ -1,4 +1,4 @@
-"""What is wrong is told in the log, in /ready and by ``nodepool problem-list``, with provider,
+"""What is wrong is named in the log, in /ready and by ``nodepool problem-list``, with provider,
 label and option; others are served; and it goes when somebody has mended it (real OpenStack, real
 changes in it where the cloud can do that).
 """
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again soon for what was not there, and publish soon what is wrong."""
+    """Check again soon for what was not there, and publish soon what is wrong."""
     from nodepool.driver.openstack.adapter import OpenStackAdapter
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
@@ -410,8 +410,8 @@ def test_label_beyond_the_whole_quota_is_declined(
 def test_servers_of_others_are_counted_and_not_changed(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody's servers, one of a deleted flavor, one in ERROR, one shut off: counted, left
-    alone, no problem of ours.
+    """Somebody's servers, one of a deleted flavor, one in ERROR, one shut off: counted, kept, no
+    problem of ours.
     """
     admin, sdk = openstack_cloud.admin, openstack_cloud.sdk
     flavor = admin.compute.create_flavor(name="gone", vcpus=3, ram=128, disk=1)
@@ -534,8 +534,8 @@ def test_bad_answers_for_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From the start of the launcher on: told, the other provider serves, and the first one when
-    the cloud is itself again.
+    """From the start of the launcher on: reported, the other provider serves, and the first one
+    when the cloud is itself again.
     """
     monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 5.0)
     straight = {**openstack_cloud.entry, "auth": openstack_cloud.sdk.config.config["auth"]}

@@ -80,7 +80,7 @@ def application_credential(openstack_cloud: OpenStackCloud) -> Iterator[dict[str
 def test_changed_credentials_are_used_by_the_new_client_only(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """Nodes and launches of the old client go on."""
+    """Nodes and launches of the old client continue."""
     pool = start(bench, openstack_cloud)
     old = manager(bench)
     assert old.adapter._client.auth == openstack_cloud.entry["auth"]

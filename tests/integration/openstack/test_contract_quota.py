@@ -189,7 +189,7 @@ def test_quota_of_volumes_met_by_the_server(
     caplog: pytest.LogCaptureFixture,
     limit: dict[str, int],
 ) -> None:
-    """The compute service finds out while it builds the server: its fault tells."""
+    """The compute service finds out while it builds the server: its fault shows it."""
     invalidated = count_invalidations(monkeypatch)
     caplog.set_level(logging.ERROR, "nodepool")
     with openstack_cloud.quota(**limit):

@@ -139,7 +139,7 @@ def left_in(cloud: OpenStackCloud) -> dict[str, Any]:
 
 
 def _is_full(request: Request) -> bool:
-    """Of creations it is told by their content; those of other nodes are left alone."""
+    """Creations are distinguished by their content; those of other nodes are kept."""
     return shape(request) != "POST /servers" or b"base,full" in request.body
 
 

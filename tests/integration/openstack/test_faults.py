@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look again soon for what was not there."""
+    """Check again soon for what was not there."""
     from nodepool.driver.openstack.adapter import OpenStackAdapter
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
@@ -255,7 +255,7 @@ def test_bad_answers_while_waiting(
 def test_failed_list_harms_no_launch(
     bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Action
 ) -> None:
-    """A failed list is no empty list, and harms no launch."""
+    """A failed list is not an empty list, and harms no launch."""
     start(bench, openstack_cloud)
     one(bench)
     openstack_cloud.compute.fail(is_call("GET /servers/detail"), fault, times=1)
@@ -320,7 +320,7 @@ def test_hanging_cloud_delays_only_its_provider(
 
 
 def test_config_validate_names_missing_clouds_and_wrong_types(bench: LauncherBench) -> None:
-    """Missing cloud, wrong types and volume-type without a volume are told with their place."""
+    """Missing cloud, wrong types and volume-type without a volume are reported with their place."""
     from nodepool.cmd.config_validator import ConfigValidator
 
     bench.write_clouds({"clouds": {"test": {}}})

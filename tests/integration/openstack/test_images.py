@@ -28,7 +28,7 @@ def builder_config(
     *images: str,
     formats: dict[str, str] | None = None,
 ) -> str:
-    """A provider per format; ``images`` that are left out are removed."""
+    """A provider per format; ``images`` that are omitted are removed."""
     import yaml
     from openstack.config import loader
 
@@ -158,7 +158,7 @@ def test_alien_images_are_ours_without_a_record(
     builders.start(config)
     builders.wait_upload(provider="cloud-qcow2", timeout=60)
     create = openstack_cloud.sdk.image.create_image
-    # Another Nodepool's, as far as these records tell, and one that no Nodepool has brought.
+    # Another Nodepool's, as far as these records show, and one that no Nodepool has brought.
     alien = create(
         name="alien",
         data=b"x",

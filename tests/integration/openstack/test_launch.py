@@ -81,7 +81,7 @@ def test_life_of_a_node_costs_half_of_the_old_calls(
             "compute GET /servers/{id}",
         }
         totals.append(calls.total())
-        # A server that takes longer than the ones before is looked at more often: a busy machine
+        # A server that takes longer than the ones before is checked more often: a busy machine
         # gets some chances.
         if totals[-1] <= 6:
             return

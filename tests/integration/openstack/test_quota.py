@@ -1,4 +1,4 @@
-"""Quotas and room of a real OpenStack (OST-2.5 and OST-3.11 to OST-3.15)."""
+"""Quotas and capacity of a real OpenStack (OST-2.5 and OST-3.11 to OST-3.15)."""
 
 from __future__ import annotations
 

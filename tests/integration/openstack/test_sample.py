@@ -24,7 +24,7 @@ SAMPLE = REPOSITORY / "etc" / "openstack.yaml"
 
 @pytest.fixture
 def prepared(openstack_cloud: OpenStackCloud) -> Iterator[None]:
-    """What the sample names is in the project, as the manual tells to make it."""
+    """What the sample names is in the project, as the manual says."""
     admin, sdk = openstack_cloud.admin, openstack_cloud.sdk
     with contextlib.ExitStack() as later:
         flavor = admin.compute.create_flavor(name="m1.small", vcpus=1, ram=2048, disk=20)

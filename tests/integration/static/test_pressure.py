@@ -56,7 +56,7 @@ def config(hosts: int, slots: int) -> dict[str, Any]:
 
 
 def wait_until_waiting(assignment: Assignment, count: int) -> None:
-    """So many requests have been looked at, and wait for a node."""
+    """This many requests have been checked, and wait for a node."""
     wait_for(
         lambda: (
             [render(why) for _, _, _, why in assignment.explain()]
@@ -97,8 +97,8 @@ def test_a_free_node_is_promised_to_one_request(
 
 
 def test_a_request_that_cannot_take_the_free_node_leaves_it_to_others(bench: DriverBench) -> None:
-    """Two nodes are wanted and one is free: whoever wants one has it at once, in another class
-    or in the same.
+    """Two nodes are required and one is free: whoever wants one has it immediately, in another
+    class or in the same.
     """
     pool = bench.start(config(1, 2))
     bench.wait_nodes("a", 2)

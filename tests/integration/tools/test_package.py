@@ -66,7 +66,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Arg
 def test_manual_pages_and_completion_have_all_commands_and_options(
     program: str, tmp_path: pathlib.Path
 ) -> None:
-    """They have each command and option of the program (tools/package pages makes them anew),
+    """They have each command and option of the program (tools/package pages generates them),
     and each shell takes them.
     """
     path = ETC / "man" / PAGE_OF(program)
@@ -209,7 +209,7 @@ def test_packages_of_each_extra_are_known_to_the_error_message(
         for line in lines.split("\n")
     } - {"", "#"}
     assert {name.lower() for name in optional.DISTRIBUTIONS.values()} == known
-    # The core brings them, too; nothing is to be told.
+    # The core brings them, too; nothing is to be reported.
     core = {
         re.split(r"[^\w.-]", line)[0].lower()
         for line in setup["options"]["install_requires"].split()
@@ -496,7 +496,7 @@ def test_plain_installation_names_missing_packages_with_the_command(
         )
         return done.stdout + done.stderr
 
-    # Each way to work with providers tells it; the other commands need none.
+    # Each way to work with providers reports it; the other commands need none.
     for command in (["config-validate"], ["alien-image-list"]):
         found = re.search(r"driver azure needs requests, not installed here: (.*)", told(*command))
         assert found, told(*command)
@@ -506,7 +506,7 @@ def test_plain_installation_names_missing_packages_with_the_command(
     assert "not installed here" not in told("config-validate")
 
 
-# -- deb and container, in a system of their own
+# -- deb and container, in a separate system
 
 
 def release() -> str:
@@ -750,7 +750,7 @@ LOOSE = (
 
 
 def launcher(image: str, folder: pathlib.Path, chroot: Chroot) -> None:
-    """It works with a root that is read-only, without privileges, and ends when told."""
+    """It works with a root that is read-only, without privileges, and ends on request."""
     tls = folder / "tls"
     tls.mkdir()
     for name in ("ca", "cert", "key"):

@@ -19,7 +19,7 @@ from tests import REPOSITORY
 from tests.conftest import load_tool
 
 TOOL = str(REPOSITORY / "tools" / "zookeeper")
-#: Tells where the server's files are, and ends when nobody holds the other end of its input.
+#: Prints where the server's files are, and ends when nobody holds the other end of its input.
 COMMAND = "import os, sys; print(os.environ['NODEPOOL_ZK_CA'], flush=True); sys.stdin.read()"
 
 

@@ -19,7 +19,7 @@ HOSTILE = "<img src=x onerror=alert(1)>/%41"
 
 
 class Site:
-    """What the tests of the pages look at: a node in use, one that is free, a request that
+    """What the tests of the pages check: a node in use, one that is free, a request that
     waits, one that failed.
     """
 

@@ -271,7 +271,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
 @pytest.mark.spec("issue: requests with the reason each one waits, live")
 @pytest.mark.core
 def test_reason_is_shown_without_a_request(site: Site) -> None:
-    """The launcher tells why a request waits some time after it has come; nothing else happens
+    """The launcher reports why a request waits some time after it has come; nothing else happens
     then.
     """
     site.bench.fulfilled("fake-label")

@@ -235,7 +235,7 @@ def test_force_unlock_deletes_the_lock_of_another_client(zk: Any, zk_chroot: Chr
     owner.disconnect()
     directory = f"/nodepool/nodes/{record.id}/lock"
     names = zk.kazoo_client.get_children(directory)
-    # Alphabetically before, but later in the queue; and something that is no contender.
+    # Alphabetically before, but later in the queue; and something that is not a contender.
     later = zk.kazoo_client.create(f"{directory}/{'0' * 32}__lock__", sequence=True)
     zk.kazoo_client.create(f"{directory}/0-nonsense", b"")
     assert zk.getNodeLockContenders(record) == ["me", ""]

@@ -124,7 +124,7 @@ def test_what_cannot_be_deleted_or_read_keeps_nothing_else(
     kazoo.set_acls(f"{history.ROOT}/{unreadable}", [make_acl("world", "anyone", write=True)])
     monkeypatch.setattr(history, "MOST_BYTES", 0)
     history.tidy(kazoo)
-    # Newer servers do not tell the age of what we may not read.
+    # Newer servers do not show the age of what we may not read.
     assert {names[0]} <= set(kazoo.get_children(history.ROOT)) <= {names[0], unreadable}
     monkeypatch.undo()
     with contextlib.suppress(NoNodeError):

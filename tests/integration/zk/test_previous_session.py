@@ -134,7 +134,7 @@ def test_the_session_of_another_machine_is_not_changed(
     process = start_holder(zk_chroot, path)
     remembered = path.read_bytes()
     try:
-        # Over a volume in a network the lock of the file does not tell.
+        # Over a volume in a network the lock of the file does not show it.
         copy = tmp_path / "elsewhere"
         copy.write_bytes(remembered)
         for content in ("another-kernel\n", ""):

@@ -1,4 +1,4 @@
-"""Amazon for tests: a moto process, a fault proxy in front of it, and a look-alike of the little
+"""Amazon for tests: a moto process, a fault proxy in front of it, and an imitation of the little
 that moto lacks.
 """
 
@@ -169,7 +169,7 @@ class LookAlike:
             )
 
     def do_ReleaseHosts(self, request: Request) -> Reply:
-        """Refuses those that are occupied, in an answer that is no error."""
+        """Refuses those that are occupied, in an answer that is not an error."""
         wanted = [value for key, value in request.params.items() if key.startswith("HostId.")]
         occupied = self._on_hosts()
         free = [host for host in wanted if host not in occupied]
@@ -188,7 +188,7 @@ class LookAlike:
             f"<successful>{released}</successful><unsuccessful>{refused}</unsuccessful>",
         )
 
-    # -- moto makes a snapshot of its own for each image; it takes the place of the one that the
+    # -- moto makes a separate snapshot for each image; it takes the place of the one that the
     # image was made of
 
     def _note_image(self, request: Request, result: Reply) -> None:
@@ -507,7 +507,7 @@ def dashed(values: dict[str, Any]) -> dict[str, Any]:
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsCloud]:
     cloud = AwsCloud()
     cloud.setup_environment(monkeypatch)
-    # moto's machines run at once.
+    # moto's machines run immediately.
     monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.LOOK_FLOOR", 0.05)
     monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.DELETE_GATHER", 0.2)
     # A busy machine does not decide what is there after a start.

@@ -103,7 +103,7 @@ class CloudScene:
     def mend_credentials(self) -> None:
         raise NotImplementedError
 
-    #: What operators are told then.
+    #: What operators see then.
     broken: str
     #: What must never be in a log.
     secrets: tuple[str, ...] = ()

@@ -63,7 +63,7 @@ class StandIn:
         cert, key = authority.issue("server", "IP:127.0.0.1")
         self.lock = threading.RLock()
         self.machines: list[Machine] = []
-        #: Also those that are gone.
+        #: Also those that no longer exist.
         self.history: list[Machine] = []
         self.numbers = itertools.count(1)
         self.boot = 0.2

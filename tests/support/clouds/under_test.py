@@ -26,7 +26,7 @@ PLANNED: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 class StandInUnderTest(CloudUnderTest):
     outside = True
-    #: What a throttled call is told.
+    #: The answer to a throttled call.
     busy: Action
 
     def __init__(self, cloud: Any) -> None:

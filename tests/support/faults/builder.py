@@ -38,7 +38,7 @@ DEADLINE = 40.0
 
 
 class BuilderProcess(DaemonProcess):
-    """The nodepool-builder program in the foreground, with an image directory of its own."""
+    """The nodepool-builder program in the foreground, with a separate image directory."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class BuilderBench:
 
     def hold(self, where: str, image: str = "i0") -> pathlib.Path:
         """Let the next builds of the image wait ``before`` it is made or ``after``; remove the
-        file to let them go on.
+        file to let them continue.
         """
         path = self.hold_dir / f"{image}.{where}"
         path.touch()

@@ -116,7 +116,7 @@ class LauncherProcess(DaemonProcess):
             )
 
     def prepare(self, bench: Bench, config: pathlib.Path, name: str) -> None:
-        """A copy of the configuration with a web server of its own."""
+        """A copy of the configuration with a separate web server."""
         self.log = bench.tmp / f"{name}.log"
         self.port = reserve()
         content = yaml.safe_load(config.read_text())
@@ -548,7 +548,7 @@ class Bench:
 
     def check_fencing(self) -> None:
         """Who has been replaced as the writer of a record writes it again only after taking its
-        lock anew.
+        lock again.
         """
         last: dict[str, int] = {}
         seen: dict[str, set[int]] = {}

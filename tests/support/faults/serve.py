@@ -9,8 +9,8 @@ NODEPOOL_END_THREAD      a file; once it names a thread, an exception that nobod
 NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point:
     txn-before   a transaction is about to be sent
     txn-sent     it has been given to the connection
-    txn-after    the server has answered; nobody has been told yet
-    txn-done     whoever waited for the answer has been told
+    txn-after    the server has answered; nobody has been notified yet
+    txn-done     whoever waited for the answer has been notified
     write-before   a write to ZooKeeper is about to be sent (of commands)
     create-before create-after delete-before delete-after   around what happens in the cloud
 """
@@ -85,7 +85,7 @@ def _describe(client: Any, operation: Any, result: Any) -> dict[str, Any]:
 
 
 def _concerns_a_node_or_request(txns: list[Any]) -> bool:
-    """What is counted: other writes (elections, components) come at times of their own."""
+    """What is counted: other writes (elections, components) come at other times."""
     return any(
         "/nodepool/nodes" in op.path or "/nodepool/requests" in op.path
         for t in txns

@@ -70,8 +70,8 @@ def patch_intervals() -> None:
     from nodepool.builder import NodePoolBuilder
     from nodepool.driver.common.adapter import MachineAdapter
 
-    # Between two looks at an image that the cloud imports; clouds take minutes, the tests' parts of
-    # a second.
+    # Between two checks of an image that the cloud imports; clouds take minutes, the tests' parts
+    # of a second.
     MachineAdapter.IMAGE_UPLOAD_SLEEP = 1
     start = NodePoolBuilder.start
 

@@ -86,7 +86,7 @@ def kubeconfig(url: str, ca: str, user: dict[str, Any], context: str = CONTEXT) 
 
 
 class KubernetesCluster:
-    """One for all tests of a worker; each test has names of its own."""
+    """One for all tests of a worker; each test has its names."""
 
     def __init__(self, directory: pathlib.Path, url: str, admin_token: str) -> None:
         self.dir = directory

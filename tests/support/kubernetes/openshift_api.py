@@ -243,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _one(self, name: str, user: str) -> None:
         admin = self.owner.admin
         found = admin.get(f"/api/v1/namespaces/{name}")
-        # A user has rights in projects that are there; of others he is told nothing.
+        # A user has rights in projects that are there; others are hidden from him.
         if found is None or (found["metadata"].get("annotations") or {}).get(REQUESTER) != user:
             message = f'projects.project.openshift.io "{name}" is forbidden'
             self._send(

@@ -26,7 +26,7 @@ LABEL = "big"
 
 
 class BackingHosts:
-    """So many machines, all of which are this one; each has an address of its own."""
+    """This many machines, all of which are this one; each has a separate address."""
 
     def __init__(self, tmp_path: pathlib.Path, count: int = 2) -> None:
         self.tmp = tmp_path

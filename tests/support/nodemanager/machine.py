@@ -263,7 +263,7 @@ def traces(state: pathlib.Path) -> dict[str, list[str]]:
 def machine_at(
     state: pathlib.Path, cgroups: bool = True, factory: Any = NativeBackend
 ) -> Iterator[Machine]:
-    """A machine whose slivers and all their traces are gone afterwards."""
+    """A machine whose slivers and all their traces are deleted afterwards."""
     zygote = Zygote()
     zygote.start()
     service = SmallCgroups() if cgroups else None

@@ -1,4 +1,4 @@
-"""A real node manager daemon with directories, ports and user ids of its own, and the counting
+"""A real node manager daemon with directories, ports and separate user ids, and the counting
 of what it leaves.
 """
 

@@ -1,7 +1,7 @@
 """Running programs as an ordinary user who has an account and a home but no other right, with
 nothing added to the host.
 
-The account exists only in a mount namespace of its own, where the Python of the tests can be read
+The account exists only in a separate mount namespace, where the Python of the tests can be read
 too: developers often have theirs in a home directory that is closed to others.
 """
 

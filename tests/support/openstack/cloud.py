@@ -137,9 +137,7 @@ class OpenStackCloud:
     # -- calls
 
     def calls(self, *services: str) -> Counter[str]:
-        """Calls so far, as ``compute GET /servers/{id}``; version documents and tokens are left
-        out.
-        """
+        """Calls so far, as ``compute GET /servers/{id}``; without version documents and tokens."""
         found: Counter[str] = Counter()
         for service in services or SERVICES[1:]:
             proxy = self.proxies[service]
@@ -158,7 +156,7 @@ class OpenStackCloud:
     # -- content
 
     def servers(self) -> list[dict[str, Any]]:
-        """Those that are listed as deleted for a moment are gone."""
+        """Those that are still listed as deleted for a moment."""
         listed = self.sdk.compute.get("/servers/detail").json()["servers"]
         return [server for server in listed if server["status"] != "DELETED"]
 

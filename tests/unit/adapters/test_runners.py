@@ -614,7 +614,7 @@ def test_runners_that_fail_are_started_after_a_pause_and_one_at_a_time(
 
 
 def watched(clock: list[float], word: str, checks: int) -> Held:
-    """Return a lease whose program is checked so many times, 40 s apart, before it ends."""
+    """Return a lease whose program is checked this many times, 40 s apart, before it ends."""
     lease = Held(*[word] * checks, "ended 0\n")
     answer = lease.run
 

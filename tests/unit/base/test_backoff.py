@@ -53,7 +53,7 @@ def test_what_fails_together_counts_once() -> None:
         if not refusals.wait("label"):
             tries.append(now[0])
             refusals.failed("label", together=True)
-            refusals.failed("label", together=True)  # of a launch beside it
+            refusals.failed("label", together=True)  # of a launch alongside it
         assert not refusals.wait("other")
         now[0] += 0.5
     pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]

@@ -1,4 +1,4 @@
-"""Violations of exclusive groups, and other errors beside them."""
+"""Violations of exclusive groups, and other errors alongside them."""
 
 from __future__ import annotations
 

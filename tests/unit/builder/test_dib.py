@@ -115,7 +115,7 @@ class Build:
         assert processes.find(self.entry.origin()) == []
         assert mounts.mount_points([str(self.tmp_base)]) == []
         assert mounts.loop_devices(lambda path: path.startswith(str(self.tmp_base))) == []
-        # With a TMPDIR of the image, nothing tells whose this directory with two small files is.
+        # With a TMPDIR of the image, nothing shows whose this directory with two small files is.
         shared = self.entry.private_tmp is None
         assert [
             name
@@ -153,7 +153,7 @@ def test_terminated_build_leaves_nothing(build: Build) -> None:
 
 
 def test_killed_tool_leaves_nothing(build: Build) -> None:
-    """The tool has no chance to clean up, and what it was doing goes on."""
+    """The tool has no chance to clean up, and what it was doing continues."""
     assert mounts.mount_points([str(build.tmp_base)])
     assert build.process.pid is not None
     # Not the program kill: that of procps 4.0.2 takes "-1234" for "-1", which is everybody.

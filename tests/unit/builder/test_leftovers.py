@@ -141,7 +141,7 @@ def test_journal_of_a_build(journal: pathlib.Path, tmp_base: pathlib.Path, start
 def test_only_trees_of_the_tool_are_noted(
     journal: pathlib.Path, tmp_base: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The output of a build is no proof: these directories are going to be removed."""
+    """The output of a build is not a proof: these directories are going to be removed."""
     (tmp_base / "dib_build.before").mkdir()
     elsewhere = tmp_path / "dib_build.elsewhere"
     elsewhere.mkdir()
@@ -213,7 +213,7 @@ def test_belongs_finds_all_kinds(
     inside = start(f"cd {entry.private_tmp!r} && exec env -i sleep 1004")
     wait_for(lambda: len(belongs(entry)) == 4, what="four processes")
     assert {leader.pid, inside.pid} < set(belongs(entry))
-    # The marker of a member proves the session even when its leader is gone.
+    # The marker of a member proves the session even when its leader no longer exists.
     os.kill(leader.pid, signal.SIGKILL)
     leader.wait()
     # The one with the marker and the one inside; nothing proves the third, once it is that program.
@@ -529,7 +529,7 @@ def test_killed_builder_leaks_nothing(
 
 
 def test_builds_of_one_image_share_nothing(journal: pathlib.Path, tmp_base: pathlib.Path) -> None:
-    """Two builds of one image have journals, markers and directories of their own."""
+    """Two builds of one image have separate journals, markers and directories."""
     first = begin(str(journal.parent), "i", "01", str(tmp_base))
     second = begin(str(journal.parent), "i", "02", str(tmp_base))
     assert first.private_tmp != second.private_tmp

@@ -33,7 +33,7 @@ log = logging.getLogger("test")
 
 
 class Bench:
-    """Runs shell scripts as builds, and looks at what is left of them."""
+    """Runs shell scripts as builds, and checks what is left of them."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory

@@ -18,7 +18,7 @@ from tests.conftest import wait_for
 
 
 class Cloud:
-    """Answers when told to."""
+    """Answers on request."""
 
     def __init__(self) -> None:
         self.questions: list[Future[Any]] = []

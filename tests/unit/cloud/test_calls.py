@@ -14,7 +14,7 @@ from tests.support.deadline import limit
 
 
 class Script:
-    """Raises or returns what it is told, in order."""
+    """Raises or returns the given values, in order."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)

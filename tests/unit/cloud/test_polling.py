@@ -241,7 +241,7 @@ def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
 
 
 def changes(cloud: Cloud, after: float, count: int = 30) -> tuple[float, float]:
-    """Things that change ``after`` so many seconds, one by one: looks at each of the last 20,
+    """Things that change ``after`` this many seconds, one by one: polls of each of the last 20,
     and how late it was seen.
     """
     looks: list[int] = []

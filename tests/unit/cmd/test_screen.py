@@ -1,4 +1,4 @@
-"""Watched listings scroll, end at a key, and color states only where that is wanted."""
+"""Watched listings scroll, end at a key, and color states only where that is required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""users 11: the log tells which change of the configuration has come into force."""
+"""users 11: the log names which change of the configuration has come into force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemons take over from a file, what they warn of and what they refuse."""
+"""What the daemons adopt from a file, what they warn of and what they refuse."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def sections(prefix: str) -> dict[str, str]:
 
 
 def exists(prefix: str, number: str) -> bool:
-    """A section, a rule with a name of its own, or an item of a section by its number or letter."""
+    """A section, a rule with a name, or an item of a section by its number or letter."""
     known = sections(prefix)
     if number in known:
         return True

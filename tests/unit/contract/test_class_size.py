@@ -1,4 +1,4 @@
-"""Classes of the node manager stay small enough to be read at once."""
+"""Classes of the node manager stay small enough to be read in one go."""
 
 from __future__ import annotations
 

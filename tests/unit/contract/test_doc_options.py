@@ -98,7 +98,7 @@ def test_every_option_of_the_main_file_has_one_line_a_row_and_a_schema(reference
 def test_configuration_page_has_the_options_of_every_section_of_the_main_file(
     reference: Any,
 ) -> None:
-    """The section ``access`` has a page of its own."""
+    """The section ``access`` has a separate page."""
     page = (REPOSITORY / "doc" / "configuration.rst").read_text()
     assert (
         "\n.. driver-options:: access\n"

@@ -147,7 +147,7 @@ INHERITS = {"fake": "openstack", "openshift": "kubernetes", "openshiftpods": "ku
 
 
 def _limits_time(driver: str) -> bool:
-    """Whether calls of the driver have limits: by CloudCalls, or a time-out of their own."""
+    """Whether calls of the driver have limits: by CloudCalls, or their own time-outs."""
     for each in {driver, INHERITS.get(driver, driver)}:
         for path in _folder(each):
             for node in ast.walk(_tree(path)):

@@ -28,7 +28,7 @@ LAYERS = (
     ("stats", "webapp", "provider_manager", "lab"),
     ("cmd",),
 )
-#: Folder -> what it imports of its own layer.
+#: Folder -> what it imports of its layer.
 MAY: dict[str, set[str]] = {"nodeutils": {"nodescan"}, "zk": {"config"}}
 #: Packages that are interfaces for outside code -> what they import from above, to connect it with
 #: what is below. Nodepool's own code imports the modules of these packages, never the package

@@ -64,16 +64,15 @@ VAGUE = re.compile(
     )(?:_|$)""",
     re.VERBOSE,
 )
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LONGEST = 88  # characters of the first line of a docstring
 
 
 def first_lines(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield line number and first docstring line of each module, class and function."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield node.body[0].lineno, docstring.partition("\n")[0]
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, docstring.partition("\n")[0]
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
@@ -81,6 +80,18 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, " ".join(node.value.split())
+    yield from comments(source)
+
+
+def descriptions(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of docstrings and comments; other texts of tests are data."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and (docstring := ast.get_docstring(node)):
+            yield node.body[0].lineno, " ".join(docstring.split())
+    yield from comments(source)
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -89,6 +100,11 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 def avoided(source: str) -> list[tuple[int, str]]:
     """Return the texts that use a word to avoid, with their line numbers."""
     return [found for found in texts(source) if AVOID.search(CODE.sub("", found[1]))]
+
+
+def avoided_in_tests(source: str) -> list[tuple[int, str]]:
+    """Return the docstrings and comments that use a word to avoid, with their line numbers."""
+    return [found for found in descriptions(source) if AVOID.search(CODE.sub("", found[1]))]
 
 
 def too_long(source: str) -> list[tuple[int, str]]:
@@ -167,6 +183,7 @@ def scripts(folder: str) -> list[pathlib.Path]:
         ("nodepool", spoken_names),
         ("tools", avoided),
         ("tools", returns_nothing),
+        ("tests", avoided_in_tests),
         ("tests", vague_names),
     ],
 )

@@ -25,7 +25,7 @@ COMMENT = re.compile(r"#\s*(noqa|type: ignore|pragma: no cover)\b", re.IGNORECAS
 
 
 def comments(text: str) -> Counter[str]:
-    """Exemptions in comments; what is in strings is no comment."""
+    """Exemptions in comments; what is in strings is not a comment."""
     found: Counter[str] = Counter()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

@@ -25,7 +25,7 @@ def find(path: str) -> Any:
 
 
 def parameters(path: str) -> dict[str, Any]:
-    """Positional parameters and their defaults, ``self`` and ``*args`` left out."""
+    """Positional parameters and their defaults, ``self`` and ``*args`` omitted."""
     return {
         name: parameter.default
         for name, parameter in inspect.signature(find(path)).parameters.items()

@@ -1,4 +1,4 @@
-"""Each part of the package is a wheel of its own: which parts and which packages it may import."""
+"""Each part of the package is a separate wheel: which parts and which packages it may import."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_why_a_pod_waits() -> None:
     }
     assert trouble.waits(creating) is None and not trouble.is_running(creating)
     assert trouble.is_running({"status": {"phase": "Running"}})
-    # Whatever a server says, it is no error of ours.
+    # Whatever a server says, it is not an error of ours.
     for odd in (
         {},
         {"status": None},

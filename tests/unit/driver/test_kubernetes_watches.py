@@ -26,7 +26,7 @@ def pod(name: str, version: int, phase: str = "Pending") -> dict[str, Any]:
 
 
 class Script:
-    """A stream of a watch; what is put is told, exceptions are raised, None ends it."""
+    """A stream of a watch; what is put is sent, exceptions are raised, None ends it."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
@@ -67,7 +67,7 @@ class Server(ClusterClient):
 class Scene:
     def __init__(self) -> None:
         self.server = Server()
-        # Waits between two tries are over at once.
+        # Waits between two tries are over immediately.
         self.calls: CloudCalls = CloudCalls(
             "p", classify, {}, wait=lambda event, _seconds: event.is_set()
         )

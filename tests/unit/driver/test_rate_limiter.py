@@ -86,7 +86,7 @@ def test_threads_are_kept_apart_but_work_overlaps() -> None:
     def work() -> None:
         with limiter:
             entries.append(time.monotonic())
-            inside.wait()  # passes only when all four are inside at once
+            inside.wait()  # passes only when all four are inside together
 
     began = time.monotonic()
     threads = [threading.Thread(target=work, name=f"limited-{i}") for i in range(4)]

@@ -11,7 +11,7 @@ from nodepool.driver.utils import LazyExecutorTTLCache
 
 
 class ManualExecutor(Executor):
-    """Runs what was submitted when told to."""
+    """Runs what was submitted on request."""
 
     def __init__(self) -> None:
         self.queue: list[tuple[Future[Any], Callable[[], Any]]] = []

@@ -1,4 +1,4 @@
-"""What a pool says about its room, and who is told."""
+"""What a pool says about its capacity, and who is notified."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_request_is_declined_by_all_pools_only_if_none_is_eligible() -> None:
     assert set(choose(requests("d"), pools, workers, 0).decline_by) == {"one", "two"}
     assert choose(requests("d", declined="one"), pools, workers, 0).decline_by == ("two",)
     assert choose(requests("d", declined="one two"), pools, workers, 0).decline_by == ()
-    # The launcher that had not declined is gone.
+    # The launcher that had not declined no longer exists.
     assert choose(requests("d", declined="one two"), pools[:2], workers, 0).decline_by
     assert choose(requests("a b"), pools, workers, 0).decline_by
 
@@ -350,7 +350,7 @@ def test_overdue_class_takes_nothing_that_an_undecided_better_one_may_want() -> 
 
 @dataclasses.dataclass
 class Room(Worker):
-    """A worker with room for so many; the rest waits."""
+    """A worker with capacity for this many; the rest waits."""
 
     label: str = "worker"
     why: Reason = BUSY
@@ -517,7 +517,7 @@ def test_request_that_was_left_to_others_is_looked_at_when_their_turn_is_over() 
     assignment.rebuild()
     assignment._pass()
     before = assignment.queue.decisions
-    assignment._resync_at = math.inf  # else it looks at everything in between
+    assignment._resync_at = math.inf  # else it checks everything in between
     assignment.yield_to_others(name)
     assignment._pass()
     assert assignment.queue.decisions == before, "it waits for the same reason"
@@ -658,7 +658,7 @@ def test_a_recheck_after_a_refusal() -> None:
     assert worker.log == [name]
     assignment.recheck(Code.TENANT_LIMIT, tenant="t")
     assignment._pass()
-    # Promised to another one while this one is being looked at.
+    # Promised to another one while this one is being checked.
     assignment.recheck(Code.TENANT_LIMIT, tenant="t")
     assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
@@ -717,7 +717,8 @@ def test_full_pool_releases_a_request_if_another_one_is_open() -> None:
     partly = RegisteredPool({**pool("theirs", "a b").content, "full_labels": ["a"]})
     assert choose(requests(), [pool("one"), partly], {"one": one}, 0).worker is one
     assert choose(requests("b"), [pool("one", "b"), partly], {"one": one}, 0).worker is None
-    # One of worse priority is no reason to leave it, but has it when this one is known to be full.
+    # One of worse priority is not a reason to leave it, but has it when this one is known to be
+    # full.
     one.fullness, two.paused = None, False
     pools[1].priority = 200
     decision = choose(requests(), pools, workers, 0)
@@ -795,7 +796,7 @@ def test_a_request_that_replaces_one_during_the_grace_time_is_declined_after_it(
     assignment.request_changed(second, tree.get(second))
     assignment._pass()
     assert declined == []
-    assignment._resync_at = math.inf  # else it looks at everything
+    assignment._resync_at = math.inf  # else it checks everything
     hand(assignment).now += REGISTRATION_GRACE + 0.1
     assignment._pass()
     assert declined == [second]

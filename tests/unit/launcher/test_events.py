@@ -1,4 +1,4 @@
-"""Which parts of the launcher each change in ZooKeeper wakes, and which it leaves alone."""
+"""Which parts of the launcher each change in ZooKeeper wakes, and which it does not."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Parts:
         return self.woken()
 
     def woken(self) -> set[str]:
-        """What was called since this was asked last, but for those that are told of every
+        """What was called since this was asked last, but for those that are notified of every
         change.
         """
         calls = {str(call).removeprefix("call.") for call in self.launcher.mock_calls}

@@ -197,7 +197,7 @@ def test_request_of_this_launcher_is_not_stuck_at_another() -> None:
 
 
 class Orphan(NodeReconciler):
-    """Looks at an init node without a request; its launcher is registered, or not."""
+    """Checks an init node without a request; its launcher is registered, or not."""
 
     def __init__(self, alive: bool) -> None:
         self.clock = HandClock()

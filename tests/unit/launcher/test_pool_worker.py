@@ -1,4 +1,4 @@
-"""Whom a pool tells what has become of requests, and of its room."""
+"""Whom a pool notifies of the end of requests, and of its capacity."""
 
 from __future__ import annotations
 

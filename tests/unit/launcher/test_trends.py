@@ -121,7 +121,7 @@ def test_clock_that_is_set_back_ends_no_chart() -> None:
 
 
 def test_history_before_this_process() -> None:
-    """Charts go on after a restart; what the mirror has told since counts once."""
+    """Charts continue after a restart; what the mirror has reported since counts once."""
     clock = Clock()
     then = clock.now - 2 * BUCKET
     trends = Trends(clock)

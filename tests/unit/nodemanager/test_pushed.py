@@ -179,10 +179,10 @@ def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
         and other.begin("hold")["state"] == "ready"
         and place.pid() == pid
     )
-    # It goes on without them.
+    # It continues without them.
     assert remote.end() == other.end() == 0
     assert place.pid() == pid
-    # Another owner has the machine: all begins anew.
+    # Another owner has the machine: all begins again.
     older, job = job, {**job, "owner": "0000000002", "since": 11}
     third = Remote(base, **job)
     third.load()

@@ -27,7 +27,7 @@ def recovered(path: pathlib.Path, numbers: dict[str, int | None]) -> Database:
 def test_sliver_without_a_record_keeps_its_number_until_it_is_deleted(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Otherwise the first one that is gone frees the number of another, and a new sliver fails
+    """Otherwise the first one that is deleted frees the number of another, and a new sliver fails
     with it.
     """
     database = recovered(tmp_path, {"a": 2, "b": None, "c": 1})

@@ -1,4 +1,4 @@
-"""A thread that must live and has ended is noticed; one that was told to end is not."""
+"""A thread that must live and has ended is noticed; one that was asked to end is not."""
 
 from __future__ import annotations
 

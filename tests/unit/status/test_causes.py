@@ -1,4 +1,4 @@
-"""Causes of many things at once are found in one pass over the cluster."""
+"""Causes of many things are found in one pass over the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: the quick way draws what the library draws, and what does not fit is left out or cut."""
+"""Tables: the quick way draws what the library draws, and what does not fit is omitted or cut."""
 
 from __future__ import annotations
 

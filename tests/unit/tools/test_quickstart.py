@@ -1,5 +1,5 @@
 """tools/quickstart and what it installs with (users 16, 17, 18): a line per step, a sentence per
-obstacle, and both at once.
+obstacle, and both together.
 """
 
 from __future__ import annotations

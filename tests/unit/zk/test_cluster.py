@@ -1,4 +1,4 @@
-"""The rule that tells resources of a history that ZooKeeper has lost."""
+"""The rule that recognizes resources of a history that ZooKeeper has lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def metadata(
         (metadata(20, "4000"), node(4000)),  # its record accounts for it
         (metadata(30, "4000"), node(4000)),
         (metadata(20, "4000"), node(9000, 4.0)),  # a record that was re-created for it
-        (metadata(24, cluster=None), None),  # of 11.0.0, or a driver without room for marks
+        (metadata(24, cluster=None), None),  # of 11.0.0, or a driver without space for marks
         (metadata(30, cluster=None), node(4000)),
         (metadata(19, "4000", "there"), node(9000, 4.0)),
         (metadata(14, cluster=None), None),

@@ -1,4 +1,4 @@
-"""Events, how they are told, and how they are written."""
+"""Events, how they are announced, and how they are written."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_each_writes_its_own_and_one_writes_what_all_see(zk: Zk, feed: Feed) -> 
     assert [event["type"] for event in HistoryReader().read_all(kazoo)] == ["node-step"]
     zk.node_tree.listeners[0]("0000000001", node("building"), None)
     writer.flush(kazoo, False, at_once=True)
-    assert len(kazoo.written) == 1  # nothing of its own: no write
+    assert len(kazoo.written) == 1  # nothing new: no write
 
 
 def test_without_zookeeper_memory_is_bounded(feed: Feed) -> None:

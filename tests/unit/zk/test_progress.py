@@ -271,7 +271,7 @@ def test_nothing_is_written_into_the_tree_of_old(store):
 def test_an_upload_ends_with_the_session_and_is_made_again(zk_chroot, store, read):
     other = zk_chroot.connect()
     ProgressStore(other.client).write(upload(bytes_total=1))
-    # The same upload, going on in a new session: the record of the old one would vanish with that
+    # The same upload, continuing in a new session: the record of the old one would vanish with that
     # session.
     store.write(upload(bytes_total=2))
     other.disconnect()

@@ -1,5 +1,5 @@
-"""``python -m tests.world.directed.server``: a pytest that runs each of its tests in a simulation
-of its own.
+"""``python -m tests.world.directed.server``: a pytest that runs each of its tests in a separate
+simulation.
 
 It imports everything once and then forks for each test that is asked for. A request is a line with
 the id of a test, the answer a line of JSON with its reports.

@@ -19,7 +19,7 @@ def held(bench: LauncherBench, **values: Any) -> str:
 
 
 def stays(bench: LauncherBench, node_id: str, state: str = "hold") -> None:
-    """Still there after everything else that was older has gone."""
+    """Still there after everything else that was older has been deleted."""
     assert bench.node(node_id).state == state
 
 
@@ -128,7 +128,7 @@ def test_held_nodes_are_kept(bench: LauncherBench) -> None:
 
 def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None:
     """Gone or stopped in the cloud: not handed out; used ones and those of other launchers are
-    left alone.
+    kept.
     """
     bench.start(
         config(provider(labels=["a"]), labels={"a": {"min-ready": 3}}), cleanup_interval=0.3

@@ -195,7 +195,7 @@ def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
         assert isinstance(node["connection_port"], int) and isinstance(node["host_keys"], list)
         assert not forbidden & set(node) and not any(key.startswith("_") for key in node)
     assert bench.zuul.client.get_children(f"/nodepool/requests/{request_id}") == []
-    # Left alone until Zuul takes them, request and nodes.
+    # Kept until Zuul takes them, request and nodes.
     versions = {
         i: bench.zuul.client.get(f"/nodepool/nodes/{i}")[1].version for i in record["nodes"]
     }

@@ -385,7 +385,7 @@ def test_locks_of_another_launchers_requests(
 
     wait_for(lambda: len(client._child_watchers) >= count, what="the first look at all")
     monkeypatch.setattr(client, "get_children_async", counted)
-    for request_id in requests[:40]:  # as the launcher that has them does, one after the other
+    for request_id in requests[:40]:  # as the launcher that has them does, in turn
         record = bench.zuul.request(request_id)
         other.set(
             f"/nodepool/requests/{request_id}", json.dumps({**record, "state": "failed"}).encode()

@@ -163,7 +163,7 @@ def test_session_loss_at_launch(bench: LauncherBench, monkeypatch: pytest.Monkey
 
 @pytest.mark.spec("LAU-21.81; DRV-14.20; ZK-2")
 def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
-    """All locks are gone: the request is served anew; nothing is served twice, no server is left
+    """All locks are lost: the request is served again; nothing is served twice, no server is left
     behind.
     """
     pool = bench.start(config(provider()))

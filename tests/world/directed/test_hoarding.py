@@ -50,8 +50,8 @@ def test_all_that_fit_are_served_immediately(bench: LauncherBench, launchers: in
         wait_for(lambda: all(len(p.zk.getRegisteredPools()) == 2 for p in bench.pools))
     ids = [bench.submit("fake-label") for _ in range(8)]
     assert served_by(bench, *ids) == ["fake-alpha"] * 2 + ["fake-beta"] * 6
-    # Nobody has room: as in 11.0.0 it is pending somewhere, and is served by whoever has room
-    # first.
+    # Nobody has capacity: as in 11.0.0 it is pending somewhere, and is served by whoever has
+    # capacity first.
     ninth = bench.submit("fake-label")
     bench.wait_request(ninth, "pending")
     bench.use_up(
@@ -165,7 +165,7 @@ def test_paused_requests_do_not_hold_each_others_nodes(
 ) -> None:
     """In one pool, or in two of one provider."""
     # In the order of those that are in force. Tries that are refused are at last further apart than
-    # a standstill and the ticks of two pools, whatever their phases are; who gives way rests until
+    # a standstill and the ticks of two pools, whatever their phases are; who yields rests until
     # the other one has tried again.
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
     monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 8.0)
@@ -181,7 +181,9 @@ def test_paused_requests_do_not_hold_each_others_nodes(
     original, lock, made = adapter._createServer, threading.Lock(), {"100": 0, "200": 0}
 
     def create(hostname: str, *args: Any, **options: Any) -> Any:
-        """At first there is room for two nodes of each request, afterwards for four altogether."""
+        """At first there is capacity for two nodes of each request, afterwards for four
+        altogether.
+        """
         priority = bench.node(hostname[2:]).allocated_to[:3]
         assert gate.wait(10)
         with lock:
@@ -344,7 +346,7 @@ def test_another_launcher_that_does_not_take_it(
     _first, (idle,) = bench.fulfilled("idle")
     bench.zuul.cancel(_first)
     wait_for(lambda: bench.node(idle.id).allocated_to is None)
-    # It is kept at last, and room is made for it.
+    # It is kept at last, and capacity is freed for it.
     waiting = bench.submit("fake-label")
     wait_for(lambda: "another launcher can serve it" in reason_for(pool.assignment, waiting))
     assert served_by(bench, waiting) == ["fake-one"]

@@ -221,7 +221,7 @@ def test_backing_node_deleted(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("issue 2, 5: tenant, priority and event id passed on to the backing request")
 def test_request_passes_on_whose_it_is(bench: LauncherBench) -> None:
-    # nobody serves the backing label, so the request may be gone soon
+    # nobody serves the backing label, so the request may be deleted soon
     pool = bench.start(config(meta(slot()), labels={"backing-label": {}, "user-label": {}}))
     seen: list[Any] = []
 

@@ -31,7 +31,7 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
         assert node.tenant_name is None
     wait_for(lambda: not bench.zk.getNodeRequests())
     assert set(bench.zk.getReadyNodesOfTypes(["fake-label"])) == {"fake-label"}
-    # One is taken: replaced at once.
+    # One is taken: replaced immediately.
     request_id, _nodes = bench.fulfilled("fake-label")
     assert bench.zuul.request(request_id)["nodes"][0] in {n.id for n in nodes}
     bench.wait_nodes(2, state="ready", allocated_to=None)

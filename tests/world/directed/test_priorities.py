@@ -18,7 +18,7 @@ SPEC = "LAU-21: "
 
 
 def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[str]:
-    """Serve waiting requests one by one (there is room for one node) and say in which order."""
+    """Serve waiting requests one by one (there is capacity for one node) and say in which order."""
     order: list[str] = []
     while len(order) < len(ids):
         left = [i for i in ids if i not in order]
@@ -56,7 +56,7 @@ def test_urgent_request_overtakes_a_paused_one_that_holds_nothing(bench: Launche
     urgent = bench.submit("fake-label", priority="100")
     bench.wait_request(
         urgent, "pending", timeout=1
-    )  # at once, although others with its labels wait behind the first
+    )  # immediately, although others with its labels wait behind the first
     wait_for(lambda: waits_behind(pool, also_low, urgent))
     bench.use_up(blockers[0])
     bench.wait_request(urgent, "fulfilled")
@@ -248,7 +248,7 @@ def test_yield_to_another_launcher(bench: LauncherBench) -> None:
     wait_for(lambda: any(p.paused for p in second.zk.getRegisteredPools()))
     assert bench.fulfilled("fake-label")[1][0].provider == "fake-two"
     bench.stop(first)
-    # What the first launcher was about goes on with the second.
+    # What the first launcher was about continues with the second.
     assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-two"
 
 

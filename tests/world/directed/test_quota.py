@@ -330,7 +330,7 @@ def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.Monk
     gate.set()
     worker = pool.getPoolWorkers("fake-provider")[0]
     wait_for(lambda: len(worker.paused_handlers) == 2)
-    # Somebody's nodes fill the pool; then there is room for one, and later for the other.
+    # Somebody's nodes fill the pool; then there is capacity for one, and later for the other.
     held = [
         bench.ready_node(
             "fake-provider", "main", "fake-label", state="hold", resources={"instances": 1}
@@ -421,7 +421,7 @@ def test_max_concurrency_zero(bench: LauncherBench) -> None:
 
 
 class SlowLimits:
-    """The cloud tells its limits when it is ``open``, and may fail."""
+    """The cloud reports its limits when it is ``open``, and may fail."""
 
     def __init__(self, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
         adapter = bench.adapter("fake-provider")
@@ -486,7 +486,7 @@ def test_a_refused_request_waits_for_the_limits_without_launching(
 
 
 def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the cloud takes its time over the limits, launches go on, and ready nodes are given
+    """While the cloud takes its time over the limits, launches continue, and ready nodes are given
     out.
     """
     pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
@@ -528,8 +528,8 @@ def test_raised_limits_are_noticed_before_a_request_is_declined(
 def test_limits_that_grow_while_a_request_waits(
     bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quota shrinks behind the launcher's back, nova refuses; later it is raised, and no
-    event tells.
+    """The quota shrinks behind the launcher's back, nova refuses; later it is raised, without an
+    event.
     """
     bench.quota(instances=2)
     pool = bench.start(
@@ -581,9 +581,9 @@ def test_limits_are_unchanged_while_a_request_waits_for_its_pool(
 
 
 class Burst:
-    """A pool looks at each request of a burst when the nodes of those before it are recorded.
+    """A pool checks each request of a burst when the nodes of those before it are recorded.
 
-    ZooKeeper's answers reach the handlers when all requests of the burst have been looked at.
+    ZooKeeper's answers reach the handlers when all requests of the burst have been checked.
     """
 
     def __init__(self, bench: LauncherBench, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Whoever waits is told why: declined requests, misspelt labels, no launcher, broken drivers,
+"""Whoever waits sees why: declined requests, misspelt labels, no launcher, broken drivers,
 static hosts, failing builds.
 """
 
@@ -185,7 +185,7 @@ def test_users_4_what_it_waits_for(bench: LauncherBench, command: Command) -> No
 
 def test_reasons_end_with_the_request(bench: LauncherBench, command: Command) -> None:
     """Nothing is left in ZooKeeper: not when the owner removes the request, nor when the
-    launcher has gone.
+    launcher no longer exists.
     """
     pool = bench.start(config(provider()))
     kazoo = bench.zuul.client

@@ -283,7 +283,7 @@ def test_nodes_of_canceled_requests_are_not_deleted(bench: LauncherBench) -> Non
 
 
 def test_surplus_of_a_moment_is_kept(bench: LauncherBench) -> None:
-    """Files are not applied by all launchers at once."""
+    """Files are not applied by all launchers concurrently."""
     _launcher, before = start(bench, setup(4), 4, name="a.yaml")
     bench.config(setup(1), name="a.yaml")
     time.sleep(40)

@@ -17,7 +17,7 @@ SPEC = "LAU-21: "
 
 
 def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
-    """The request has been looked at and is waiting for its tenant."""
+    """The request has been checked and is waiting for its tenant."""
     wait_for(
         lambda: "tenant" in reason_for(pool.assignment, request_id), what="waiting for the tenant"
     )

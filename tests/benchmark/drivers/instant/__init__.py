@@ -1,4 +1,4 @@
-"""A provider whose servers exist at once: what is measured is the launcher.
+"""A provider whose servers exist immediately: what is measured is the launcher.
 
 Written against the plug-in API of release 11.0.0, so that both releases run it unchanged.
 Everything stands in this file because that release cannot import siblings of a driver on a search

@@ -146,7 +146,7 @@ class Watching:
 
 
 class Bench:
-    """Two clients of one server, in a part of the tree of their own."""
+    """Two clients of one server, in a separate part of the tree."""
 
     def __init__(
         self, open_pipe: Callable[[], Any], root: str, pass_time: Callable[[], None]
@@ -337,7 +337,7 @@ class Bench:
         answer = client.call(
             Raw(105, _LONG.pack(seen) + b"".join(strings(sorted(each)) for each in lists)), -8
         )
-        # Watches that have fired while the client was away are gone.
+        # Watches that have fired while the client was away no longer exist.
         return same, answer
 
     def do_stranger(self, number: int) -> Any:

@@ -205,7 +205,7 @@ def test_label_is_explained_by_the_upload_of_its_provider(desk: Desk) -> None:
 
 
 def two_providers(*labels: list[str]) -> dict[str, Any]:
-    """Providers with room for one node each, whose labels have the same disk image."""
+    """Providers with capacity for one node each, whose labels have the same disk image."""
     providers = []
     for name, offered in zip(("fake-provider", "fake-new"), labels, strict=True):
         entries = [{"name": label, "diskimage": "winimg", "min-ram": 8192} for label in offered]

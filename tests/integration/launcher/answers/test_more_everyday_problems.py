@@ -118,7 +118,7 @@ def test_labels_of_different_pools_are_to_be_requested_one_by_one(desk: Desk) ->
 
 
 def _declined(desk: Desk, request: str) -> list[str]:
-    """The lines of its history that tell of declines."""
+    """The lines of its history that name declines."""
     return [
         event["text"]
         for event in desk.explain("request", request)["history"]

@@ -75,7 +75,7 @@ def test_killed_node_manager_is_reported_and_forgotten_when_it_is_back(
     nm.process.kill()
     nm.process.wait()
     try:
-        # Nobody asks for a node: the launcher notices it by itself.
+        # Nobody asks for a node: the launcher notices it automatically.
         wait_for(
             lambda: any(text.startswith("host h0: ") for text in desk.problems()),
             40,

@@ -296,7 +296,7 @@ def test_parallel_scans_all_complete_soon(
         for request in requests:
             assert sorted(request.result()) == sorted(server.host_keys)
         record_property("slowest_seconds", max(times))
-        # two connections each, some 10 ms of sshd's time per connection on a small machine
+        # two connections each, about 10 ms of sshd's time per connection on a small machine
         assert max(times) < 5 + count * 0.1
 
 

@@ -1,4 +1,4 @@
-"""A ready node that somebody locks at the last moment is left alone, and holds nobody up
+"""A ready node that somebody locks at the last moment is kept, and holds nobody up
 (LAU-5).
 """
 
@@ -139,7 +139,7 @@ def test_a_node_that_is_locked_before_its_lost_request_is_reset(
 ) -> None:
     with (
         monkeypatch.context() as early
-    ):  # the first pass of a launcher looks at all pending requests, and may come at any time
+    ):  # the first pass of a launcher checks all pending requests, and may come at any time
         early.setattr(LostRequests, "run", lambda *_args: None)
         pool = bench.start(config(provider()), cleanup_interval=1000)
         lost = bench.submit("fake-label", "fake-label", state="pending")

@@ -111,5 +111,5 @@ def test_our_own_kind_is_not_watched_so(
     seen = watch_reads(pool, monkeypatch)
     request_id, _contender = other.take(bench)
     wait_for(lambda: pool.zk.request_tree.get(request_id).state == "pending")
-    bench.fulfilled("fake-label")  # by then the other one has been looked at, if at all
+    bench.fulfilled("fake-label")  # by then the other one has been checked, if at all
     assert seen == []

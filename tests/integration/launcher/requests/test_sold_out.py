@@ -53,7 +53,7 @@ def cloud(bench: LauncherBench) -> Cloud:
 
 
 def content(label: str, **options: Any) -> dict[str, Any]:
-    """A configuration with a pool of its own for the label."""
+    """A configuration with a separate pool for the label."""
     entry = {
         "name": label,
         "cloud-image": "fake-image",

@@ -127,7 +127,7 @@ def test_request_and_launch(bench: LauncherBench, receiver: Receiver) -> None:
     assert launch.end_time_unix_nano <= request.end_time_unix_nano
     assert next(event.name for event in launch.events) == "attempt 1 of 3: server requested"
     assert receiver.services == {"nodepool-launcher"}
-    # A node that was ready has no launch; its request has a trace of its own when Zuul names none.
+    # A node that was ready has no launch; its request has a separate trace when Zuul names none.
     bench.use_up(request_id)
     other, _nodes = bench.fulfilled("fake-label", requestor_data={"span_info": None})
     wait_for(lambda: receiver.named("request", request=other), 10, "span of the other request")
@@ -168,7 +168,7 @@ def test_hexadecimal_parent_is_accepted() -> None:
 
 def test_launches_that_end_late(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its request was removed a launch still belongs to it; after it was declined, the
-    next try is a span of its own.
+    next try is a separate span.
     """
     monkeypatch.setattr(tracing, "MOST", 2)
     tracer = tracing.current()
@@ -309,7 +309,7 @@ def test_metrics_have_traces_as_exemplars(bench: LauncherBench, receiver: Receiv
 
 
 class prometheus:
-    """Debian's, on a port of its own; gives its address."""
+    """Debian's, on a separate port; gives its address."""
 
     def __init__(self, folder: pathlib.Path, target: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

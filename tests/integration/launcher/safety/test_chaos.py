@@ -1,4 +1,4 @@
-"""Everything at once, from a seed: nothing is lost, handed out twice or left behind."""
+"""Everything together, from a seed: nothing is lost, handed out twice or left behind."""
 
 from __future__ import annotations
 

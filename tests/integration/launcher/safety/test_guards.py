@@ -1,4 +1,4 @@
-"""Guards that are no conditions of transactions: each test fails when its guard is gone."""
+"""Guards that are no conditions of transactions: each test fails without its guard."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_node_that_is_still_launched_for_a_deleted_min_ready_request_counts(
     options = {
         "fake-label": {"min-ready": 1},
         "zz-other": {"min-ready": 1},
-    }  # labels are looked at in this order
+    }  # labels are checked in this order
     bench.start(config(provider(labels=list(options)), labels=options))
     bench.wait_nodes(1, state="ready", type=["zz-other"])
     assert [node.id for node in bench.nodes(type=["fake-label"])] == [node.id]

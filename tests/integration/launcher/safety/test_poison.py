@@ -287,7 +287,7 @@ def test_min_ready_alongside_a_provider_that_raises(
     for _ in range(2):
         pool.min_ready.wake()
     assert sum("fake-p1 can serve label one" in r.message for r in caplog.records) == 1
-    # Asking whether it can be served is only a look ahead.
+    # Asking whether it can be served is only a preview.
     monkeypatch.setattr(StateMachineProvider, "labelReady", ready)
     pool.min_ready.wake()
     wait_for(lambda: any(node.type == ["one"] for node in bench.nodes(state="ready")))

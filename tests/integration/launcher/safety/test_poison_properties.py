@@ -1,8 +1,8 @@
 """Poison is contained, whatever it is: arbitrary records, configurations and errors of drivers
-beside good requests.
+alongside good requests.
 
-Short by default; ``NODEPOOL_POISON_SECONDS=3600`` lets each search go on for that long, with other
-examples each time.
+Short by default; ``NODEPOOL_POISON_SECONDS=3600`` lets each search continue for that long, with
+other examples each time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SEARCH = settings(
 
 
 def again_and_again(search: Callable[[], None]) -> None:
-    """Once, or for so many seconds."""
+    """Once, or for this many seconds."""
     begun = time.monotonic()
     search()
     while time.monotonic() - begun < SECONDS:
@@ -239,7 +239,7 @@ def remove(kazoo: Any, path: str) -> None:
 
 
 class Search:
-    """A launcher that is thrown things at, and must go on."""
+    """A launcher that is thrown things at, and must continue."""
 
     def __init__(self, bench: LauncherBench, whole: dict[str, Any]) -> None:
         self.bench = bench

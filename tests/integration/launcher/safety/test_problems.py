@@ -1,4 +1,4 @@
-"""What does not work is told in /ready and by ``nodepool problem-list`` until it works (fake
+"""What does not work is shown in /ready and by ``nodepool problem-list`` until it works (fake
 clouds).
 """
 
@@ -24,7 +24,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def listed(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """As the command tells."""
+    """As the command prints it."""
     capsys.readouterr()
     assert (
         nodepoolcmd.main(

@@ -295,7 +295,7 @@ def test_stop_abandons_the_launches_of_a_removed_provider(bench: LauncherBench) 
 
 
 def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
-    """11.0.0 looks at it only when Nodepool's own files have changed."""
+    """11.0.0 checks it only when Nodepool's own files have changed."""
     pool = bench.start(config(provider()))
     clouds = bench.tmp / "clouds.yaml"
     good = clouds.read_text()

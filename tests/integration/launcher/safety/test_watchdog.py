@@ -1,5 +1,5 @@
-"""Whichever thread of a launcher ends that must live: /ready says so, and who runs the launcher
-is told.
+"""Whichever thread of a launcher ends that must live: /ready says so, and the service manager is
+notified.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def backing(bench: LauncherBench) -> list[Any]:
 
 
 def end(bench: LauncherBench, hosts: BackingHosts, *nodes: dict[str, Any]) -> None:
-    """All is given back; nothing stays."""
+    """All is returned; nothing stays."""
     bench.zuul.give_back(*[node["id"] for node in nodes])
     bench.wait_gone(*[node["id"] for node in nodes])
     wait_for(
@@ -130,7 +130,7 @@ def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: Backin
 def test_free_slots_of_a_backing_node(
     bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Many requests at once ask for as many backing nodes as they need, once it is known how
+    """Many requests concurrently ask for as many backing nodes as they need, once it is known how
     large these are.
     """
     cores = os.cpu_count() or 1
@@ -160,7 +160,7 @@ def test_too_large_for_any(
 def test_requests_wait_when_no_more_backing_nodes_may_be_had(
     bench: LauncherBench, hosts: BackingHosts
 ) -> None:
-    # A request that was refused is looked at each second or less often: the host must not go
+    # A request that was refused is checked each second or less often: the host must not go
     # before.
     pool = bench.start(
         hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1, "grace-time": 10})

@@ -297,8 +297,8 @@ def test_kill_while_creating(machine: Machine, state: pathlib.Path, delay: float
         process.stdout.readline()
         time.sleep(delay)  # where exactly the creation stands is chance; that is the test
         process.kill()
-    # What the workers of the helper had begun comes to its end by itself; then all of it is found
-    # by name.
+    # What the workers of the helper had begun comes to its end automatically; then all of it is
+    # found by name.
     wait_for(
         lambda: set(_owners()) <= {index_of(name) for name in machine.backend.found()},
         what="slivers that are all named",
@@ -662,7 +662,7 @@ def test_creation_and_deletion_stay_below_their_time_limits(
             f"{idle / 1024:.0f} KiB (medians of 25)"
         )
     assert idle < 2 << 20
-    # The figures hold on a quiet machine; tests run beside others.
+    # The figures hold on a quiet machine; tests run alongside others.
     assert create < limit(0.25)
     assert destroy < limit(0.15)
 

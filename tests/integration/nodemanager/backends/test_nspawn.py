@@ -137,7 +137,7 @@ def test_found_and_destroyed(machine: Machine, tree: pathlib.Path) -> None:
     )
     other.destroy("s1", 1, None)
     made = machine.sliver(image=f"dir:{tree}")
-    # Made by a daemon that ended before it noted it: made anew, with no second machine.
+    # Made by a daemon that ended before it noted it: made again, with no second machine.
     made.keep(other.create(made.spec))
     assert made.shell("echo newer").text == "newer\n"
 

@@ -184,7 +184,7 @@ class TestContainers:
         other.destroy("s1", 1, None)
         made = machine.sliver(image=f"dir:{tree}")
         assert made.shell("echo new").text == "new\n"
-        # Made by a daemon that ended before it noted it: made anew, with no second container.
+        # Made by a daemon that ended before it noted it: made again, with no second container.
         made.keep(other.create(made.spec))
         assert made.shell("echo newer").text == "newer\n"
 

@@ -1,5 +1,5 @@
-"""Slivers of an ordinary user: the daemon's part runs as a user without any right, in a program
-of its own.
+"""Slivers of an ordinary user: the daemon's part runs as a user without any right, in a separate
+program.
 """
 
 from __future__ import annotations

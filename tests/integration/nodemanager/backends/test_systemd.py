@@ -49,7 +49,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tup
     else:
         text = pushed_service.unit(tmp_path, str(REPOSITORY))
     text = re.sub("(?m)^ExecStart=.*$", f"ExecStart={PROGRAM} -f -c {daemon.config}", text)
-    # The test has directories of its own.
+    # The test has separate directories.
     text = re.sub("(?m)^[A-Z][a-z]+Directory.*\n", "", text)
     name = f"nodepool-test-{os.getpid()}.service"
     path = pathlib.Path("/run/systemd/system", name)

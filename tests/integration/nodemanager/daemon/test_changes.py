@@ -75,8 +75,8 @@ def test_keys_that_cannot_be_written(nm: NmDaemon, tmp_path: pathlib.Path) -> No
 @pytest.mark.spec("issue 10, F16: texts chosen inside do not reach terminals and logs as they are")
 def test_names_with_control_characters(nm: NmDaemon) -> None:
     nm.put("alpha")
-    # A directory where a file is to be written; its name is told as it is to the log, the record
-    # and the table.
+    # A directory where a file is to be written; its name is reported as it is to the log, the
+    # record and the table.
     nm.ssh(
         "alpha",
         "rm -rf /etc/rc.vinit; mkdir /etc/rc.vinit; rm -rf .ssh; "

@@ -230,7 +230,7 @@ def test_clock_steps_end_no_sliver_early(
             what="the listed sliver",
         )
         nm.wait("listed")
-        # Back by a year: updates of the list, records of launchers and leases go on.
+        # Back by a year: updates of the list, records of launchers and leases continue.
         step(-366 * 86400)
         slices.write_text(text.format(id=2))
         wait_for(
@@ -711,4 +711,4 @@ def test_hundred_slivers_need_little_memory_and_leave_nothing(
     with capsys.disabled():
         print(f"\n100 slivers in {took:.2f} s, idle {statistics.median(used) / 1024:.0f} KiB each")
     assert statistics.median(used) < 2 << 20
-    assert took < 30  # 3 s on a quiet machine (tests/benchmark); tests run beside others
+    assert took < 30  # 3 s on a quiet machine (tests/benchmark); tests run alongside others

@@ -55,7 +55,7 @@ def test_certificate_of_a_lease_opens_the_slivers_that_it_names(nm: NmDaemon) ->
         ],
         check=True,
         timeout=30,
-    )  # ssh finds the certificate beside the key
+    )  # ssh finds the certificate next to the key
     assert nm.ssh("np1", "hostname").strip() == "np1"
     assert nm.ssh("np2", "hostname", check=False) == ""
 

@@ -47,7 +47,7 @@ def second(tmp_path: pathlib.Path, **options: Any) -> Iterator[NmDaemon]:
 
 
 def launch(bench: LauncherBench, count: int = 1, timeout: float = 40) -> list[dict[str, Any]]:
-    """So many nodes in use, one request each."""
+    """This many nodes in use, one request each."""
     requests = [bench.zuul.submit("small") for _ in range(count)]
     for request in requests:
         bench.wait_request(request, "fulfilled", timeout=timeout)
@@ -348,7 +348,7 @@ def test_capacity_in_pieces_makes_a_request_wait(
         bench.start(config(nm, other, label={"cpus": cores * 0.6}))
         nodes = launch(bench, 2)
         assert {n["external_id"]["host"] for n in nodes} == {"h0", "h1"}
-        third = bench.zuul.submit("small")  # there is room for it in the sum, but on no host
+        third = bench.zuul.submit("small")  # there is capacity for it in the sum, but on no host
         wait_for(lambda: "due to quota failure" in caplog.text, what="the refusal of both hosts")
         assert bench.zuul.request(third)["state"] == "pending"
         bench.zuul.give_back(nodes[0]["id"])
@@ -414,7 +414,7 @@ def test_images_are_uploaded_to_hosts_and_deleted(
         assert adapter.uploadImage(None, "up-1", str(image)) == "up-1"
         assert nm.client.images() == other.client.images() == ["up-1"]
         wait_for(lambda: adapter.labelReady(label))
-        # One that hangs is left out, and the deletion there stays to be done.
+        # One that hangs is omitted, and the deletion there stays to be done.
         assert other.process is not None
         other.process.send_signal(signal.SIGSTOP)
         started = time.monotonic()

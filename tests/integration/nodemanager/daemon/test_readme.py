@@ -119,7 +119,7 @@ def test_readme_works_step_by_step(nm: NmDaemon) -> None:
         nm.wait(name)
         assert nm.ssh(name, "hostname").strip() == name.replace("_", "-")
     assert len(nm.client.call("ListSlivers")) == 2
-    # The delegate may look at RSpecs and nothing else.
+    # The delegate may read RSpecs and nothing else.
     assert as_delegate(nm, "GetRSpec", "princeton_sirius")["nm_cpu_guaranteed_share"] == 400
     with pytest.raises(xmlrpc.client.Fault, match="Permission denied"):
         as_delegate(nm, "Stop", "princeton_sirius")

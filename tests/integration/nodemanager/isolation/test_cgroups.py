@@ -31,9 +31,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="cgroups of slivers ne
 
 PROCESSORS = os.cpu_count() or 1
 BURN = "while True: pass"
-#: Grows until it is told otherwise; what it has is touched, so that it is really there.
+#: Grows until it is stopped; what it has is touched, so that it is really there.
 HOG = "import time; held = []\nwhile True: held.append(bytearray(b'x' * (1 << 20)))"
-#: Holds so many MiB.
+#: Holds this many MiB.
 HOLD = (
     "import time; held = bytearray(b'x' * ({} << 20)); print('held', flush=True); time.sleep(600)"
 )
@@ -52,7 +52,7 @@ class Bench:
     """Slivers that are only cgroups."""
 
     def __init__(self, newer_too: bool = True) -> None:
-        # A machine of its own for CPU time: what else runs here must not decide.
+        # A separate machine for CPU time: what else runs here must not decide.
         self.parent = f"nodepool-test-{uuid.uuid4().hex[:8]}"
         places = [
             self._apart(place) if "cpu" in place.controllers else place
@@ -66,7 +66,7 @@ class Bench:
         files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
         base = place.base / self.parent
         if place.kind == "v2" and place.base != place.mount:
-            # As the daemon does: a group with processes of its own cannot pass controllers on.
+            # As the daemon does: a group that has processes itself cannot pass controllers on.
             empty_base(place.base)
         files.delegate(place.base, place.controllers)
         base.mkdir()
@@ -182,7 +182,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture(params=["as detected", "version 1 only"])
 def each_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Version 1 by itself, too, as on old hosts."""
+    """Version 1 automatically, too, as on old hosts."""
     if request.param != "as detected" and not detect_places(newer_too=False):
         pytest.skip("this host has no hierarchy of version 1")
     made = Bench(request.param == "as detected")
@@ -219,7 +219,7 @@ def test_cpu_time_follows_the_shares(bench: Bench) -> None:
 
 
 def test_who_uses_little_goes_first(bench: Bench) -> None:
-    """Beside endless loops, the slivers that use little CPU weigh more, until the loops end."""
+    """Alongside endless loops, the slivers that use little CPU weigh more, until the loops end."""
     need(bench, "cpu", "cpuacct")
     for name in ("alice", "bob"):
         bench.cgroups.create(name, {"nm_cpu_share": 32})
@@ -249,7 +249,7 @@ def test_who_uses_little_goes_first(bench: Bench) -> None:
 
 
 def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
-    """Who uses more than what is guaranteed weighs less beside those that use little, as long as
+    """Who uses more than what is guaranteed weighs less alongside those that use little, as long as
     that is so.
     """
     need(bench, "cpu", "cpuacct")

@@ -175,7 +175,7 @@ def test_the_capacity_is_used(bench: Bench) -> None:
 
 @pytest.mark.spec("issue 10, point 4: deletion beside a busy sliver")
 def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
-    """The name is free at once; what a killed daemon had not yet unmounted counts as taken, and
+    """The name is free immediately; what a killed daemon had not yet unmounted counts as taken, and
     goes.
     """
     blocked, freed = threading.Event(), threading.Event()

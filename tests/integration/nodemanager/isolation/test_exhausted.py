@@ -1,5 +1,5 @@
-"""Hosts without processes, descriptors or memory left: what runs goes on, deletion works, and
-the daemon recovers by itself.
+"""Hosts without processes, descriptors or memory left: what runs continues, deletion works, and
+the daemon recovers automatically.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def user(pid: int) -> int | None:
 
 
 class Tasks:
-    """The daemon in a group that may be told to have no more processes and threads, as a host
+    """The daemon in a group that may be set to have no more processes and threads, as a host
     that is full of those of others.
     """
 
@@ -128,7 +128,7 @@ def failed(nm: NmDaemon, name: str) -> str:
 
 
 def made_after_all(nm: NmDaemon, name: str) -> None:
-    """At once, not when it is tried again by itself."""
+    """Immediately, not when it is tried again automatically."""
     nm.client.call("Start", name)
     wait_for(lambda: nm.client.call("GetRecord", name)["state"] == "ready", 20, "the sliver")
 

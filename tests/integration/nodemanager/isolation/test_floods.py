@@ -197,7 +197,7 @@ while True:
     except OSError:
         pass
 """
-#: Connections that would have to wait fail at once.
+#: Connections that would have to wait fail immediately.
 ASK = r"""
 import socket
 for number in range(20):
@@ -250,7 +250,7 @@ def answer(session: subprocess.Popen[str], program: str = "") -> str:
 
 
 def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
-    """Each sliver has a socket of its own, which is gone with it, and there again after a
+    """Each sliver has a separate socket, which is deleted with it, and exists again after a
     restart.
     """
     for name in ("hostile", "quiet"):

@@ -1,5 +1,5 @@
-"""Full disks: what is promised is there, and what others of the host fill keeps nobody from
-going on and deleting.
+"""Full disks: what is promised is there, and what others of the host fill does not prevent
+work and deletions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def small(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def nm(small: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
-    # Beside the state directory there is room for logs and keys.
+    # Outside of the state directory there is space for logs and keys.
     daemon = NmDaemon(tmp_path, **{"state-dir": str(small / "state")})
     try:
         yield from run_daemon(daemon)
@@ -341,7 +341,7 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
     wait_for(lambda: nm.client.call("GetCapacity")["prepared"], 60, "the template of image host")
     make_image(tmp_path / "image.tar", 60, MIB)
     left = nm.client.call("GetCapacity")["disk_free"]
-    # Room for the file, not for its tree as well.
+    # Space for the file, not for its tree as well.
     nm.put("large", rspec={"nm_disk_quota": left - 90 * 1024})
     with (
         open(tmp_path / "image.tar", "rb") as file,

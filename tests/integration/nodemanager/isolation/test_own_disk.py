@@ -137,7 +137,7 @@ def test_a_quota_changed_while_it_was_stopped(nm: NmDaemon) -> None:
     nm.client.call("Start", "alpha")
     assert nm.wait("alpha")["error"] == ""
     assert available() == pytest.approx(before - QUOTA // 2, abs=1024)
-    # It starts all the same when more is in use already, and the reason is told.
+    # It starts all the same when more is in use already, and the reason is logged.
     nm.ssh("alpha", "head -c 10M /dev/urandom > /root/large")
     nm.client.call("Stop", "alpha")
     nm.wait("alpha", "stopped")

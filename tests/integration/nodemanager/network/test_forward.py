@@ -1,6 +1,4 @@
-"""Delegates over a real sshd: forced command of a shared account, and Unix accounts of their
-own.
-"""
+"""Delegates over a real sshd: forced command of a shared account, and separate Unix accounts."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.execu
 
 @pytest.fixture
 def program(folder: pathlib.Path) -> str:
-    """nodepool-nm-forward as a program of its own, with the socket of the test as its default."""
+    """nodepool-nm-forward as a separate program, with the socket of the test as its default."""
     repository = nm_user.open_repository(folder)
     path = folder / "nodepool-nm-forward"
     path.write_text(

@@ -362,7 +362,7 @@ def test_rate_changes_immediately(bench: Bench) -> None:
     bench.sliver("alice", 1, {"nm_net_max_rate": 20_000_000})
     bench.network.apply("alice", {"nm_net_max_rate": 60_000_000})
     bench.check_rate("alice", OUTSIDE, 60e6)
-    # Another daemon that took over can do it too.
+    # Another daemon that succeeds it can do it, too.
     other = Network(bench.config)
     other.prepare()
     other.apply("alice", {"nm_net_max_rate": 10_000_000})

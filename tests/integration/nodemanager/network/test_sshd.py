@@ -53,7 +53,7 @@ def test_sliver_runs_its_own_sshd_on_its_address(nm: NmDaemon) -> None:
         22,
         True,
     )
-    # At once: a sliver is ready when its server listens.
+    # Immediately: a sliver is ready when its server listens.
     socket.create_connection((found["address"], 22), timeout=2).close()
     line = nm.ssh("alpha", "tr '\\0' ' ' < /proc/$(pgrep -o -x sshd)/cmdline ")
     assert "sshd -D -e" in line and nm.ssh("alpha", "hostname") == "alpha\n"

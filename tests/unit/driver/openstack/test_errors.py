@@ -1,4 +1,4 @@
-"""Errors of a launch as the launcher, the log and the list of problems are told of them."""
+"""Errors of a launch as the launcher, the log and the list of problems get them."""
 
 from __future__ import annotations
 

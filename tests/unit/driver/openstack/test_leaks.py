@@ -1,4 +1,4 @@
-"""What the search for leaks takes for leaked in an OpenStack, and what it leaves alone."""
+"""What the search for leaks takes for leaked in an OpenStack, and what it keeps."""
 
 from __future__ import annotations
 

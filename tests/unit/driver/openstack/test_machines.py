@@ -25,7 +25,7 @@ Over = Callable[[FakeOpenStackCloud], FakeAdapter]
 
 
 class Cloud(FakeOpenStackCloud):
-    """Notes what it is asked; some servers cannot be looked at, or are not shown."""
+    """Notes what it is asked; some servers cannot be checked, or are not shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def servers(cloud: Cloud) -> list[str]:
 
 
 def looked_at(cloud: Cloud, machine: Any, times: int) -> None:
-    """So many more looks at its server."""
+    """This many more polls of its server."""
     until = len(cloud.asked) + times
     wait_for(lambda: machine.advance() or len(cloud.asked) >= until, what=f"{times} looks")
 

@@ -503,7 +503,7 @@ def test_plug_ins_without_tokens_do_not_log_in() -> None:
 
 
 def test_a_service_is_discovered_once(transport: Transport) -> None:
-    """An unreadable version document is no discovery; the SDK must forget it."""
+    """An unreadable version document is not a discovery; the SDK must forget it."""
     urls = ["http://cloud/compute", "http://cloud/compute/v2.1", "http://cloud/compute"]
     proxy = SimpleNamespace(
         endpoint_override=None, get_endpoint=lambda: urls.pop(0), service_type="compute"

@@ -68,7 +68,7 @@ def test_what_waits_for_an_answer_is_taken_up_after_it() -> None:
 
 
 class Pool:
-    """A pool that runs each step at once, and remembers what it was told."""
+    """A pool that runs each step immediately, and remembers what it was given."""
 
     launcher_id, provider_name, pool_name = "me", "p", "main"
     paused = False

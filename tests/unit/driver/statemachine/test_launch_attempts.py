@@ -165,7 +165,7 @@ def test_refused_offers_use_up_no_attempt_up_to_a_limit(
 def test_a_node_that_could_not_be_filled_is_filled_by_its_launch(
     manager: Manager, monkeypatch: pytest.MonkeyPatch, errors: int
 ) -> None:
-    """Its request and the other nodes go on; an error that stays ends each attempt."""
+    """Its request and the other nodes continue; an error that stays ends each attempt."""
     left = [KeyError("flavor")] * errors
 
     def needed(*_args: Any) -> Any:
@@ -184,7 +184,7 @@ def test_a_node_that_could_not_be_filled_is_filled_by_its_launch(
 
 
 class Observed(zk.Node):
-    """What whoever looks at the moment at which the state is written would find."""
+    """What a reader would find at the moment at which the state is written."""
 
     seen: tuple[Any, ...] = ()
 
@@ -201,7 +201,7 @@ class Observed(zk.Node):
 def test_who_sees_the_end_of_a_launch_knows_that_it_is_to_be_written(
     manager: Manager, state: str
 ) -> None:
-    """The pool looks at all nodes of a request when one is ready; another may become ready at
+    """The pool checks all nodes of a request when one is ready; another may become ready at
     that moment.
     """
     launcher = manager.launch("good")

@@ -178,7 +178,7 @@ def slivers(**pool: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limited_by", ["pool", "account"])
 def test_less_memory_is_a_candidate_if_the_limit_makes_requests_wait(limited_by: str) -> None:
-    # Four requests at once, of which the limit allows two.
+    # Four requests concurrently, of which the limit allows two.
     given = slivers(**{"max-ram": 8192} if limited_by == "pool" else {})
     assumptions = Assumptions(quotas={"metal": {"ram": 8192}} if limited_by == "account" else {})
     demand = every(100, 200, use=380)

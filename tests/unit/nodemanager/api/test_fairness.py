@@ -39,7 +39,7 @@ class Desk:
 
 
 class Node:
-    """The connections of a node manager, whose callers are told apart by address."""
+    """The connections of a node manager, whose callers are distinguished by address."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

@@ -1,4 +1,4 @@
-"""Callers as the kernel and certificates tell them."""
+"""Callers as the kernel and certificates identify them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_memory_for_reading_a_call_is_bounded(body: bytes) -> None:
 
 
 def test_many_small_values() -> None:
-    """What our own client makes of the smallest values is no attack."""
+    """What our own client makes of the smallest values is not an attack."""
     for value in (None, "", 0, [], {}, True):
         arguments = [[value] * 5000]
         assert xml_rpc.parse_call(xml_rpc.call("M", arguments)) == ("M", tuple(arguments))

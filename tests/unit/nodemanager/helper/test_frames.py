@@ -9,7 +9,7 @@ from nodepool.nodemanager.helper.frames import receive_frame, send_frame
 
 
 class Hasty(socket.socket):
-    """Its other end reads, answers and is gone before `send` returns."""
+    """Its other end reads, answers and ends before `send` returns."""
 
     other: socket.socket
 

@@ -17,7 +17,7 @@ def refuse(*_args: Any) -> NoReturn:
 
 @pytest.mark.parametrize("what", ["socket.socketpair", "os.pipe2", "os.fork"])
 def test_no_worker_ahead_without_resources(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """It goes on, and does not try again before the next request."""
+    """It continues, and does not try again before the next request."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         server = helper_program._Server(theirs, {})

@@ -350,7 +350,7 @@ def test_one_core_stays() -> None:
         cores.reserve("bob", 3, False)
     cores.reserve("bob", 2, False)
     assert len(cores.placement(None)[0]) == 1
-    # The refusal left alone what alice has, who may also change what she has.
+    # The refusal did not change what alice has, who may also change what she has.
     cores.reserve("alice", 4, False)
     assert len(cores.placement("alice")[0]) == 4
 

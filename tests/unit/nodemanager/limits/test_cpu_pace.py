@@ -54,8 +54,8 @@ def test_the_favoured_leave_the_rest_its_part(count: int) -> None:
 def test_thread_survives_failures_and_stops(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On a kernel that does not tell of pressure: it looks all the time; a failure harms one
-    look; it stops when told.
+    """On a kernel that does not report pressure: it polls all the time; a failure harms one poll;
+    it stops on request.
     """
     monkeypatch.setattr(cpu_pace, "PRESSURE", "/nonexistent")
     monkeypatch.setattr(cpu_pace, "PERIOD", 0.02)

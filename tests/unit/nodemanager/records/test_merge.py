@@ -1,4 +1,4 @@
-"""Taking over updates: A.6 with its fixes."""
+"""Adopting updates: A.6 with its fixes."""
 
 from __future__ import annotations
 

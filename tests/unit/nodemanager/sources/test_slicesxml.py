@@ -155,7 +155,7 @@ def resource(name: str, amount: int) -> str:
 
 
 def granted(defaults: str, own: str, **options: str | None) -> dict[str, int]:
-    """RSpec of a slice beside the default slice, which makes no sliver and may come before or
+    """RSpec of a slice alongside the default slice, which makes no sliver and may come before or
     after.
     """
     parts = [f'<slice id="1" name="a">{HERE}{own}</slice>', defaults]
@@ -213,7 +213,7 @@ def test_default_slice_with_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
     )
     assert granted(wrong, "") == {"nm_pids_max": 99}
     assert "ignoring an attribute of slice pl_default: nm_cpu_share" in caplog.text
-    # A slice's own mistake is told as its own, not hidden by defaults.
+    # A slice's own mistake is reported as its own, not hidden by defaults.
     with pytest.raises(RecordError, match="nm_cpu_share"):
         granted(
             DEFAULTS.format(node="", resources=resource("nm_pids_max", 99)),
