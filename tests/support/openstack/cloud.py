@@ -156,7 +156,7 @@ class OpenStackCloud:
     # -- content
 
     def servers(self) -> list[dict[str, Any]]:
-        """Those that are still listed as deleted for a moment."""
+        """Servers, without those that are listed as deleted for a moment."""
         listed = self.sdk.compute.get("/servers/detail").json()["servers"]
         return [server for server in listed if server["status"] != "DELETED"]
 

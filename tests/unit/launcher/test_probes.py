@@ -49,6 +49,7 @@ class Scene:
             is_locked=self.locked.__contains__,
             is_changing=lambda _id: False,
             free={},
+            unfit={},
         )
         self.zk = SimpleNamespace(
             connected=True,
@@ -100,6 +101,8 @@ class Scene:
         }.items():
             setattr(node, name, value)
         self.nodes[f"{number:010}"] = node
+        if (why := node.unfit()) is not None:
+            self.tree.unfit[node.id] = why
         free = self.tree.free.setdefault((node.provider, node.pool), {"a": {}})
         free["a"][f"{number:010}"] = None
         return f"{number:010}"
@@ -614,7 +617,7 @@ def test_backing_node_of_a_launcher_that_does_not_know_probes_is_not_probed(scen
 def test_backing_nodes_are_checked_after_the_synchronization(scene: Scene) -> None:
     node_id = backing(scene)
     scene.probes.check_all()
-    assert scene.probes.queue.get(0) == node_id
+    assert scene.probes.queue.get() == node_id
 
 
 def with_command(scene: Scene) -> list[Future[str | None]]:
@@ -644,10 +647,10 @@ def test_commands_at_a_time_are_limited_and_the_next_begins_when_one_has_ended(
     assert len(jobs) == MOST_COMMANDS and ids[-1] not in scene.probes._probes
     queue = scene.probes.queue
     for _ in range(len(queue)):
-        queue.done(queue.get(0) or "")
+        queue.done(queue.get() or "")
     jobs[0].set_result(None)
     scene.step(ids[0])
-    assert {queue.get(0) for _ in range(len(queue))} == {ids[0], ids[-1]}
+    assert {queue.get() for _ in range(len(queue))} == {ids[0], ids[-1]}
     scene.step(ids[-1])
     assert len(jobs) == MOST_COMMANDS + 1
 
@@ -692,7 +695,7 @@ def test_only_new_idle_nodes_and_those_being_probed_are_checked(scene: Scene) ->
     assert len(scene.probes.queue) == 0
     scene.probes.node_changed(node_id, True)
     assert len(scene.probes.queue) == 1
-    assert scene.probes.queue.get(0) == node_id
+    assert scene.probes.queue.get() == node_id
     scene.step(node_id)
     scene.probes.queue.done(node_id)
     scene.probes.node_changed(node_id, True)
