@@ -13,8 +13,9 @@ from nodepool.access.identity import Identity, Role
 from nodepool.base import hostnames
 from nodepool.cmd.commands.context import CommandError, Context, user
 from nodepool.exceptions import ZKException
-from nodepool.zk import history, rotations
-from nodepool.zk.drains import KINDS
+from nodepool.zk import history
+from nodepool.zk.drains import Drain
+from nodepool.zk.rotations import Rotation
 
 #: Command that changes something -> type of its objects (empty: the argument ``of``), and the
 #: argument that names them.
@@ -39,9 +40,9 @@ AUDITED = {
     "image-delete": ("image", "image"),
     "dib-image-delete": ("build", "id"),
     "import-image-data": ("file", "path"),
-    **{f"drain {kind}": (kind, "target") for kind in KINDS},
+    **{f"drain {kind}": (kind, "target") for kind in Drain.KINDS},
     "undrain": ("", "target"),
-    **{f"rotate {kind}": (kind, "target") for kind in rotations.KINDS},
+    **{f"rotate {kind}": (kind, "target") for kind in Rotation.KINDS},
     "rotate cancel": ("", "target"),
     "token create": ("token", "name"),
     "token revoke": ("token", "id"),

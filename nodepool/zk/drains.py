@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from nodepool.texts import one_line
 from nodepool.zk.records import Node, RecordError
 
 #: A path of an upload, as in nodes of disk images; a host with several entries.
 _IMAGE, _ENTRY = re.compile(r"/nodepool/images/([^/]+)/builds/"), re.compile(r".+@(.+) port \d+\Z")
-#: What can be drained.
-KINDS = ("provider", "pool", "host", "image", "label", "launcher")
 
 
 @dataclass(frozen=True)
-class Drain:
-    """Something gets no new nodes, and its idle ones are deleted.
+class Order:
+    """What an operator has ordered for a target.
 
-    :param kind: one of :data:`KINDS`.
+    :cvar KINDS: what it can be ordered for.
+    :param kind: one of :attr:`KINDS`.
     :param target: its name; of a pool ``PROVIDER-POOL``, of a launcher its host name.
-    :param since: UNIX seconds.
-    :param until: UNIX seconds of its end; None: an operator ends it.
+    :param since: UNIX seconds, for people.
     :param by: the operator.
-    :param keep_idle: idle nodes are kept until the end, and not assigned.
     """
 
+    KINDS: ClassVar[tuple[str, ...]]
     kind: str
     target: str
     since: float
-    until: float | None = None
     reason: str = ""
     by: str = ""
-    keep_idle: bool = False
 
     @property
     def name(self) -> str:
@@ -48,29 +44,36 @@ class Drain:
         return values
 
     @classmethod
-    def parse(cls, name: str, values: Mapping[str, Any]) -> Drain:
+    def parse(cls, name: str, values: Mapping[str, Any]) -> Self:
         """Return the record.
 
         :raises RecordError: it is not valid.
         """
-        kind, target, since, reason, by = parsed(KINDS, name, values)
+        kind, _, target = name.partition(" ")
+        if kind not in cls.KINDS or not target:
+            raise RecordError(f"{name!r} does not name one of {', '.join(cls.KINDS)}")
+        reason, by = (one_line(str(values.get(key) or "")) for key in ("reason", "by"))
+        return cls(kind, target, seconds_in(values.get("since")), reason, by)
+
+
+@dataclass(frozen=True)
+class Drain(Order):
+    """Something gets no new nodes, and its idle ones are deleted.
+
+    :param until: UNIX seconds of its end; None: an operator ends it.
+    :param keep_idle: idle nodes are kept until the end, and not assigned.
+    """
+
+    KINDS = ("provider", "pool", "host", "image", "label", "launcher")
+    until: float | None = None
+    keep_idle: bool = False
+
+    @classmethod
+    def parse(cls, name: str, values: Mapping[str, Any]) -> Self:
         until = values.get("until")
         until = None if until is None else seconds_in(until)
-        return cls(kind, target, since, until, reason, by, values.get("keep_idle") is True)
-
-
-def parsed(
-    kinds: Sequence[str], name: str, values: Mapping[str, Any]
-) -> tuple[str, str, float, str, str]:
-    """Return kind, target, time, reason and operator of what an operator has ordered.
-
-    :raises RecordError: the record is not valid.
-    """
-    kind, _, target = name.partition(" ")
-    if kind not in kinds or not target:
-        raise RecordError(f"{name!r} does not name one of {', '.join(kinds)}")
-    reason, by = (one_line(str(values.get(key) or "")) for key in ("reason", "by"))
-    return kind, target, seconds_in(values.get("since")), reason, by
+        keep_idle = values.get("keep_idle") is True
+        return replace(super().parse(name, values), until=until, keep_idle=keep_idle)
 
 
 def seconds_in(value: object) -> float:

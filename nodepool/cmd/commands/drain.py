@@ -23,7 +23,7 @@ from nodepool.cmd.commands.context import (
 )
 from nodepool.process.program import duration
 from nodepool.status.drains import drain_list, known_names, remaining
-from nodepool.zk.drains import KINDS, Drain, describe
+from nodepool.zk.drains import Drain, describe
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import Node
 from nodepool.zk.rotations import Rotation
@@ -66,7 +66,7 @@ def register(subparsers: Subparsers) -> None:
     commands = subparsers.add_parser("drain", help=about, description=about).add_subparsers(
         dest="kind", metavar="KIND", required=True
     )
-    for kind in KINDS:
+    for kind in Drain.KINDS:
         parser = add_command(commands, kind, drain, f"drain a {kind}")
         add_target(parser, kind, "no node is left")
         parser.add_argument(
@@ -84,7 +84,7 @@ def register(subparsers: Subparsers) -> None:
         )
     add_table(commands, "list", drain_list, "list drains with the number of nodes left")
     parser = add_command(subparsers, "undrain", undrain, "use something again")
-    add_name(parser, KINDS, "drain")
+    add_name(parser, Drain.KINDS, "drain")
 
 
 def add_target(parser: argparse.ArgumentParser, kind: str, until: str) -> None:
@@ -105,7 +105,7 @@ def drain(context: Context) -> None:
     args = context.args
     check_known(context)
     new = Drain(
-        args.kind, args.target, time.time(), args.until, args.reason, user(), args.keep_idle
+        args.kind, args.target, time.time(), args.reason, user(), args.until, args.keep_idle
     )
     for old in context.zk.readNotes(Drain):
         if old.name == new.name:

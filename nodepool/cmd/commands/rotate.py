@@ -9,7 +9,7 @@ from nodepool.cmd.commands.drain import add_name, add_target, check_known, count
 from nodepool.status.rotations import left, rotation_list
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import Node
-from nodepool.zk.rotations import KINDS, Rotation
+from nodepool.zk.rotations import Rotation
 from nodepool.zk.zookeeper import ZooKeeper
 
 
@@ -18,7 +18,7 @@ def register(subparsers: Subparsers) -> None:
     commands = subparsers.add_parser("rotate", help=about, description=about).add_subparsers(
         dest="kind", metavar="KIND", required=True
     )
-    for kind in KINDS:
+    for kind in Rotation.KINDS:
         parser = add_command(commands, kind, rotate, f"replace the idle nodes of a {kind}")
         add_target(parser, kind, "all are replaced")
         parser.add_argument(
@@ -26,7 +26,7 @@ def register(subparsers: Subparsers) -> None:
         )
     add_table(commands, "list", rotation_list, "list rotations with the number of nodes left")
     parser = add_command(commands, "cancel", cancel, "keep the idle nodes that are left")
-    add_name(parser, KINDS, "rotate")
+    add_name(parser, Rotation.KINDS, "rotate")
 
 
 def rotate(context: Context) -> None:

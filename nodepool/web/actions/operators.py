@@ -38,8 +38,8 @@ from nodepool.web.actions.bodies import (
 )
 from nodepool.web.actions.leases import LeaseCalls, refusals
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
-from nodepool.zk import paths, rotations
-from nodepool.zk.drains import KINDS, Drain, shown
+from nodepool.zk import paths
+from nodepool.zk.drains import Drain, shown
 from nodepool.zk.mirror import notes
 from nodepool.zk.records import DELETING, HOLD, Node
 from nodepool.zk.rollback import Result, RollbackRefused, Rollbacks
@@ -257,11 +257,11 @@ class OperatorCalls:
         return Reply(None, http.HTTPStatus.NO_CONTENT)
 
     def drain(self, call: Call) -> Reply:
-        (kind, name), body, now = self._known(call, KINDS), call.parsed(NewDrain), self._now()
+        (kind, name), body, now = self._known(call, Drain.KINDS), call.parsed(NewDrain), self._now()
         until = None if body.seconds is None else now + body.seconds
         for old in self._zk().readNotes(Drain):
             now = old.since if old.name == f"{kind} {name}" else now
-        found = Drain(kind, name, now, until, body.reason, call.identity.owner, body.keep_idle)
+        found = Drain(kind, name, now, body.reason, call.identity.owner, until, body.keep_idle)
         notes.write(self._zk().kazoo_client, found)
         return Reply(self._view(found))
 
@@ -286,7 +286,7 @@ class OperatorCalls:
         )
 
     def rotate(self, call: Call) -> Reply:
-        (kind, name), reason = self._known(call, rotations.KINDS), call.parsed(NewRotation).reason
+        (kind, name), reason = self._known(call, Rotation.KINDS), call.parsed(NewRotation).reason
         found = Rotation(kind, name, self._now(), reason, call.identity.owner)
         kazoo = self._zk().kazoo_client
         notes.write(kazoo, found)
