@@ -79,17 +79,22 @@ class NewDrain(Body):
     keep_idle: Annotated[bool, Meta(description="do not delete idle nodes")] = False
 
 
-class DrainView(Struct):
-    """What gets no new nodes, with the number of nodes that have not ended yet."""
+class OrderView(Struct):
+    """What an operator has ordered for a target, with the number of nodes that it waits for."""
 
     kind: str
     name: str
     since: datetime.datetime
-    until: datetime.datetime | None
     by: str
     reason: str
-    keep_idle: bool
     nodes: int
+
+
+class DrainView(OrderView):
+    """What gets no new nodes, with the number of nodes that have not ended yet."""
+
+    until: datetime.datetime | None
+    keep_idle: bool
 
 
 class DrainList(Struct):
@@ -103,15 +108,8 @@ class NewRotation(Body):
     reason: Text = ""
 
 
-class RotationView(Struct):
+class RotationView(OrderView):
     """What gets new idle nodes, with the number of those that are not replaced yet."""
-
-    kind: str
-    name: str
-    since: datetime.datetime
-    by: str
-    reason: str
-    nodes: int
 
 
 class RotationList(Struct):

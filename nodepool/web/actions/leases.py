@@ -305,7 +305,7 @@ class LeaseCalls:
     def _check_end(self, identity: Identity, seconds: float) -> None:
         """Check the end of a lease against the limit of the caller."""
         if identity.longest is not None and seconds > identity.longest:
-            latest = _time(self._now() + identity.longest)
+            latest = utc(self._now() + identity.longest)
             raise _forbidden(
                 "cap",
                 f"A lease may last {identity.longest:g} s from now, until {latest.isoformat()}",
@@ -446,7 +446,7 @@ class LeaseCalls:
             log.error("Lease %s: no certificate: %s", lease.id, error)
             text = "The certificate cannot be signed, see the log of the launcher"
             raise Refused(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text) from error
-        return Reply(Certificate(signed, _time(lease.ends or 0.0)))
+        return Reply(Certificate(signed, utc(lease.ends or 0.0)))
 
     # -- views
 
@@ -467,8 +467,8 @@ class LeaseCalls:
             terms.purpose,
             lease.tenant,
             list(lease.labels),
-            _time(terms.created),
-            None if lease.ends is None else _time(lease.ends),
+            utc(terms.created),
+            None if lease.ends is None else utc(lease.ends),
             terms.renewed,
             lease.lost,
             dict(terms.notes) if full else {},
@@ -629,7 +629,7 @@ def _kill_view(event: Event, now: float) -> KillView:
         event.get("pid", 0),
         one_line(event.get("program", "?")),
         event.get("memory_limit", 0),
-        _time(when),
+        utc(when),
         round(max(0.0, now - when), 3),
     )
 
@@ -678,5 +678,5 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _time(seconds: float) -> datetime.datetime:
+def utc(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(min(max(seconds, 0.0), 1e11), datetime.UTC)

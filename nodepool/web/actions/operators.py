@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import http
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -36,7 +35,7 @@ from nodepool.web.actions.bodies import (
     SwitchView,
     UploadChange,
 )
-from nodepool.web.actions.leases import LeaseCalls, refusals
+from nodepool.web.actions.leases import LeaseCalls, refusals, utc
 from nodepool.web.actions.routes import Call, Refused, Reply, Route
 from nodepool.zk import paths
 from nodepool.zk.drains import Drain, shown
@@ -223,14 +222,15 @@ class OperatorCalls:
         return Reply(DrainList(found, {label: text for label, text in why.items() if text}))
 
     def _view(self, drain: Drain) -> DrainView:
-        since, until = (
-            None if each is None else datetime.datetime.fromtimestamp(each, datetime.UTC)
-            for each in (drain.since, drain.until)
-        )
-        assert since is not None
-        left = len(remaining(Once(self._zk()), drain))
         return DrainView(
-            drain.kind, drain.target, since, until, drain.by, drain.reason, drain.keep_idle, left
+            drain.kind,
+            drain.target,
+            utc(drain.since),
+            drain.by,
+            drain.reason,
+            len(remaining(Once(self._zk()), drain)),
+            None if drain.until is None else utc(drain.until),
+            drain.keep_idle,
         )
 
     def _known(self, call: Call, kinds: Collection[str]) -> tuple[str, str]:
@@ -279,7 +279,7 @@ class OperatorCalls:
         return RotationView(
             rotation.kind,
             rotation.target,
-            datetime.datetime.fromtimestamp(rotation.since, datetime.UTC),
+            utc(rotation.since),
             rotation.by,
             rotation.reason,
             len(left(Once(self._zk()), rotation)),
