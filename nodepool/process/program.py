@@ -174,8 +174,16 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
 
 
+def _open_closed_streams() -> None:
+    """Open standard streams that are closed: the next file would get their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
     """Run ``main``; a failure becomes one line on standard error and status 1."""
+    _open_closed_streams()
     collect_garbage_rarely()
     try:
         status = main()
