@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -172,6 +173,12 @@ def report_error(prog: str, error: BaseException, debug: bool) -> None:
 
 def collect_garbage_rarely() -> None:
     gc.set_threshold(max(COLLECT_AFTER, gc.get_threshold()[0]))
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a program at a terminal; without SIGHUP below ``nohup``."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    return found if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*found, signal.SIGHUP]
 
 
 def _open_closed_streams() -> None:

@@ -18,6 +18,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from nodepool.cmd.commands.context import CommandError, note
+from nodepool.process.program import ending_signals
 from nodepool.ssh import patience
 from nodepool.texts import killed
 from nodepool.zk.history import HistoryReader, kills_of, wait_for_write
@@ -32,7 +33,7 @@ LONGEST_VARIABLE = 120_000
 
 
 class Foreground:
-    """Ends the use of the nodes on INT, TERM and HUP; a child gets TERM.
+    """Ends the use of the nodes on INT, TERM and HUP (not below ``nohup``); a child gets TERM.
 
     This process continues, to return the nodes.
 
@@ -49,10 +50,7 @@ class Foreground:
 
     def __enter__(self) -> Foreground:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                n: signal.signal(n, self._handler)
-                for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            }
+            self._before = {n: signal.signal(n, self._handler) for n in ending_signals()}
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -18,7 +18,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.lab.dev.files import LABEL, Directory
 from nodepool.nodemanager.client.rpc import Client, RpcError, RpcFault
-from nodepool.process.program import load_config
+from nodepool.process.program import ending_signals, load_config
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.records import READY, Node
 from nodepool.zk.zookeeper import ZooKeeper
@@ -29,7 +29,6 @@ START_LIMIT, STOP_LIMIT = 30.0, 20.0
 PATIENCE = 20.0
 #: Seconds between two attempts to reach a daemon that starts.
 PAUSE = 0.02
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DevError(Exception):
@@ -105,7 +104,8 @@ class Installation:
 
         :raises DevError: a daemon does not start, or has ended.
         """
-        for number in SIGNALS:
+        numbers = ending_signals()
+        for number in numbers:
             signal.signal(number, lambda *_: self._events.put(("signal", None)))
         try:
             self._start()
@@ -118,7 +118,7 @@ class Installation:
             self._directory.kept = True
             raise
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 signal.signal(number, signal.SIG_IGN)
             self._stop()
 

@@ -83,7 +83,13 @@ def start(config: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*args: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", config, "lease", *args]
         found.append(
-            subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
         return found[-1]
 
@@ -250,11 +256,26 @@ def test_command_that_failed_names_kills_on_its_nodes_meanwhile(
 def test_attached_lease_is_returned_on_signals(
     bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup
     process = start("small")
+    signal.signal(signal.SIGHUP, before)
     assert process.stdout is not None and "until this command ends" in process.stdout.readline()
     assert only(bench).ends <= time.time() + command.ATTACHED
     process.send_signal(number)
     assert process.wait(30) == 0
+    assert Leases(bench.zk).all() == []
+
+
+def test_lost_terminal_does_not_end_a_lease_below_nohup(
+    bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    process = start("small", "--", "sh", "-c", f"touch {tmp_path}/begun; read line; exit 5")
+    signal.signal(signal.SIGHUP, before)
+    wait_for((tmp_path / "begun").exists, 30, "the command")
+    process.send_signal(signal.SIGHUP)
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 5
     assert Leases(bench.zk).all() == []
 
 

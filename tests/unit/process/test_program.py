@@ -1,12 +1,14 @@
-"""Console programs: what they do with the streams that they inherit."""
+"""Console programs: what they do with the streams and signals that they inherit."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from nodepool.process.program import ending_signals
 from tests import REPOSITORY
 
 #: Uses all streams, and prints the descriptor of the next file to those that are open.
@@ -38,3 +40,13 @@ def test_closed_standard_streams_are_replaced(closed: str) -> None:
     assert done.returncode > 2, "files do not get the descriptors of the streams"
     streams = ("" if ">&-" in closed.split() else "output\n", "" if "2>&-" in closed else "error\n")
     assert (done.stdout, done.stderr) == streams
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_lost_terminal_ends_programs_but_not_below_nohup(ignored: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        found = ending_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert found == [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
