@@ -468,7 +468,8 @@ def execute(context: Context) -> int:
         (sys.stdout.buffer, sys.stderr.buffer),
     )
     try:
-        return run(*called, outputs, None, None, set())
+        with Foreground():  # a signal ends the command on the node, too
+            return run(*called, outputs, None, None, set())
     except Lost as error:
         raise CommandError(f"node {node.id}: {error}") from error
 

@@ -279,6 +279,31 @@ def test_lost_terminal_does_not_end_a_lease_below_nohup(
     assert Leases(bench.zk).all() == []
 
 
+def test_command_on_a_node_ends_with_a_signal(
+    run: Run, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setitem(OPTIONS, "IdentityFile", str(sshd.client_key))
+    lease, path = taken(run), tmp_path / "pid"
+
+    def terminate() -> None:
+        wait_for(lambda: path.exists() and path.read_text().endswith("\n"), 30, "the command")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # Without the handler of the command, the signal must not end the tests.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run("exec", lease["id"], "--", f"echo $$ > {path}; exec sleep 10")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    remote = pathlib.Path(f"/proc/{path.read_text().strip()}")
+    wait_for(lambda: not remote.exists(), 5, "the end of the command")
+
+
 def test_command_gets_the_signal_and_its_lease_is_returned(
     bench: LauncherBench, start: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path
 ) -> None:
