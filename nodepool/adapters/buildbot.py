@@ -43,8 +43,8 @@ from nodepool.client import (
     seconds,
 )
 
-#: Seconds of one long poll, and between two checks of a lease in use.
-POLL, CHECK_EVERY = 10.0, 15.0
+#: Seconds between two checks of a lease in use.
+CHECK_EVERY = 15.0
 #: Seconds for a command on the node; at the end, the node may be dead.
 COMMAND_TIMEOUT, END_TIMEOUT = 60.0, 10.0
 #: One starts, one cancels, one checks.
@@ -176,9 +176,14 @@ class Machine:
         )
 
     def _wait(self, lease: Lease, limit: float, show: Show) -> None:
-        shown = ""
-        while lease.state != "held":
-            why = lease.why or {}
+        text = "requested"
+        for change in lease.changes(limit):
+            if self._canceled.is_set():
+                raise NodeError("canceled")
+            if change.state == "held":
+                show(f"starting on node {lease.nodes[0].id}, lease {lease.id}")
+                return
+            why = change.why or {}
             place = (
                 f"position {why['queue_position']} in the queue, "
                 if why.get("queue_position")
@@ -188,17 +193,8 @@ class Machine:
                 f"waiting for a node {self._settings.label}: "
                 f"{place}{why.get('text') or 'requested'}"
             )
-            if self._canceled.is_set() or time.monotonic() >= limit:
-                raise NodeError(
-                    "canceled"
-                    if self._canceled.is_set()
-                    else f"gave up after {self._settings.wait}: {text}"
-                )
-            if text != shown:
-                show(text)
-                shown = text
-            lease.refresh(max(0.1, min(POLL, limit - time.monotonic())))
-        show(f"starting on node {lease.nodes[0].id}, lease {lease.id}")
+            show(text)
+        raise NodeError(f"gave up after {self._settings.wait}: {text}")
 
     def cancel(self) -> None:
         """Let ``start`` end soon if it waits for a node."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodepool.client import Pool
+from nodepool.web.actions.waiting import Waiting
 from tests.conftest import wait_for
 from tests.support.buildbot_master import CANCELLED, EXCEPTION, RETRY, SUCCESS, Master
 from tests.support.deadline import limit
@@ -122,6 +123,24 @@ def test_full_pool_shows_place_and_reason_and_a_canceled_build_withdraws(
         master.post(f"builds/{build['buildid']}", "stop")
         assert master.finished("one", timeout=20) == [CANCELLED]
         wait_for(lambda: bench.zk.getNodeRequests() == [], 20, "no request")
+
+
+def test_launcher_with_too_many_clients_is_asked_once_a_second(
+    start: Start, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+
+    def no_places(_waiting: object) -> None:
+        calls.append(time.monotonic())
+
+    with pool.lease("small-noble", "small-noble", for_="1h") as other:
+        monkeypatch.setattr(Waiting, "places", property(no_places))
+        master = start(one={})
+        master.force("one")
+        wait_for(lambda: len(calls) > 5, 60, "some polls")
+        assert calls[5] - calls[0] > 4.5
+        other.give_back()
+        assert master.finished("one") == [SUCCESS]
 
 
 def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(
