@@ -267,11 +267,17 @@ class BuildRun:
                 else f"exit status {ending.returncode}"
             )
             return f"the command ended with {how}{last}"
-        present = {
-            f.extension
-            for f in image_files.DibImageFile.from_image_id(self._config.images_dir, self._base)
+        directory = self._config.images_dir
+        sizes = {
+            str(f.extension): os.path.getsize(f.to_path(directory))
+            for f in image_files.DibImageFile.from_image_id(directory, self._base)
         }
-        missing = set(self._formats) - present - WITHOUT_FILE
+        if empty := sorted(format for format, size in sizes.items() if not size):
+            return (
+                "the command ended with exit status 0, but wrote an empty file for "
+                f"{', '.join(empty)}"
+            )
+        missing = set(self._formats) - sizes.keys() - WITHOUT_FILE
         if not missing:
             return None
         wanted = {
@@ -279,7 +285,7 @@ class BuildRun:
             for p in self._config.providers.values()
             if p.manage_images and self.image in (p.diskimages or {}) and p.image_type
         }
-        if missing & wanted or not present:
+        if missing & wanted or not sizes:
             return (
                 f"the command ended with exit status 0, but wrote no file for "
                 f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> "

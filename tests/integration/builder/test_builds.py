@@ -428,6 +428,16 @@ def test_build_that_exceeds_its_timeout_fails(
     wait_for(lambda: not any(alive(pid) for pid in pids[:2]), what="children of the command gone")
 
 
+def test_build_with_an_empty_file_fails_and_is_not_uploaded(builders: BuilderBench) -> None:
+    image = builders.image()
+    image["env-vars"]["CREATE_SIZE"] = "0"
+    builders.start(builders.config([image], [builders.provider()]), cleanup_interval=0)
+    build = builders.wait_build(state=FAILED)
+    reason = builders.wait_progress(build.id, FAILED).reason
+    assert reason == "the command ended with exit status 0, but wrote an empty file for qcow2"
+    assert builders.uploads(state=None) == []
+
+
 def test_command_that_writes_nothing(builders: BuilderBench) -> None:
     image = builders.image()
     image["env-vars"]["CREATE_NOTHING"] = "1"
