@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -21,6 +22,9 @@ LAUNCHING = frozenset({INIT, BUILDING})
 #: The longest use that a trace may contain, in seconds: longer ones are mistakes, such as
 #: milliseconds.
 LONGEST_USE = 30 * 86400.0
+#: The longest time between two requests of a trace, for the same reason: each hour of it is
+#: simulated.
+LONGEST_PAUSE = 7 * 86400.0
 
 
 class TraceError(Exception):
@@ -66,10 +70,18 @@ def read_csv(path: str) -> Trace:
     :raises TraceError: the file cannot be read, or a line is wrong.
     """
     try:
-        with open(path, newline="", encoding="utf8") as file:
-            return Trace(_relative(_rows(file, path)))
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            found = _relative(_rows(file, path))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: {error}") from None
+    for before, after in itertools.pairwise(found):
+        if after.time - before.time > LONGEST_PAUSE:
+            raise TraceError(
+                f"{path}: no request for {(after.time - before.time) / 86400:.0f} days, from "
+                f"{before.time:.0f} s after the first one; at most {LONGEST_PAUSE / 86400:.0f} are "
+                "simulated: correct the times, which are in seconds"
+            )
+    return Trace(found)
 
 
 def _rows(file: Iterable[str], path: str) -> list[Demand]:

@@ -60,6 +60,21 @@ def test_errors_name_the_line_and_the_reason(tmp_path: Path, text: str, message:
     assert message in str(info.value)
 
 
+@pytest.mark.parametrize(("days", "refused"), [(7, False), (8, True)])
+def test_long_time_without_requests_is_refused(tmp_path: Path, days: int, refused: bool) -> None:
+    path = written(tmp_path / "t.csv", f"time,labels,duration\n5,a,1\n{5 + days * 86400},a,1\n")
+    if refused:
+        with pytest.raises(TraceError, match="no request for 8 days, from 0 s after the first one"):
+            read_csv(path)
+    else:
+        assert len(read_csv(path).requests) == 2
+
+
+def test_byte_order_mark_of_spreadsheets_is_accepted(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", "\ufefftime,labels,duration\n0,a,1\n")
+    assert read_csv(path).requests == [Demand(0.0, ("a",), 1.0)]
+
+
 def test_missing_file_is_named() -> None:
     with pytest.raises(TraceError, match=r"/no/such\.csv"):
         read_csv("/no/such.csv")
