@@ -92,7 +92,14 @@ class BackingSlots(BackingRequests):
         """Return the record with a slot for this machine's node; call it under the lock."""
         label = machine.label
         oldest = time.time() - label.max_age if label.max_age is not None else None
-        return self.book.find_free(label.name, oldest, lambda record: self.drain_of(record) is None)
+        return self.book.find_free(
+            label.name,
+            oldest,
+            lambda record: (
+                self.drain_of(record) is None
+                and len(record.allocations()) < label.max_parallel_jobs
+            ),
+        )
 
     def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.name, label.max_parallel_jobs)
@@ -162,8 +169,10 @@ class BackingSlots(BackingRequests):
                 or machine.problem is not None
             ):
                 continue
-            if label.name != record.label_name or (
-                label.max_age is not None and record.launched <= time.time() - label.max_age
+            if (
+                label.name != record.label_name
+                or len(record.allocations()) >= label.max_parallel_jobs
+                or (label.max_age is not None and record.launched <= time.time() - label.max_age)
             ):
                 continue
             self.log.info("Node %s takes a free slot of %s", machine.node_id, record)

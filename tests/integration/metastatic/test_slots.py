@@ -302,6 +302,31 @@ def waiting_for(bench: Bench, machine: Any) -> NodeRequest:
     )
 
 
+def test_lower_number_of_slots_applies_to_existing_backing_nodes(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make()
+    first = [bench.machine() for _ in range(2)]
+    for machine in first:
+        machine.advance()
+    backing = bench.fulfil()
+    for machine in first:
+        bench.finish(machine)
+    reloaded = make(**{"max-parallel-jobs": 1})
+    waiting = reloaded.machine()
+    waiting.advance()
+    (record,) = (each for each in reloaded.adapter.slots.book if each.node_id is not None)
+    reloaded.end(first[0].node_id)
+    assert record.allocations() == {1: first[1].node_id}
+    assert waiting.record is not record, "its slot is given to nobody who waits"
+    other = reloaded.machine()
+    other.advance()
+    assert other.record is not record, "nor to another node"
+    reloaded.end(first[1].node_id)
+    reloaded.finish(waiting)
+    assert reloaded.instances[waiting.node_id].driver_data["backing_node"] == backing.id
+
+
 @pytest.mark.parametrize("reason", ["failed", "too-old"])
 def test_who_waits_takes_no_slot_that_is_not_for_use(
     make: Callable[..., Bench], reason: str
@@ -532,7 +557,7 @@ def test_recovery_reads_what_release_11_wrote(make: Callable[..., Bench], zk: Zo
     clash.driver_data = {"metadata": {}, "backing_node": backing.id, "slot": 1, "node": "y"}
     zk.storeNode(clash)
 
-    bench = make()
+    bench = make(**{"max-parallel-jobs": 3})
     bench.adapter.slots.initialize()
     (record,) = bench.records()
     assert record.allocated_nodes == [None, user.id, None]
