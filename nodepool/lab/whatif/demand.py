@@ -24,7 +24,7 @@ LAUNCHING = frozenset({INIT, BUILDING})
 LONGEST_USE = 30 * 86400.0
 #: The longest time between two requests of a trace, for the same reason: each hour of it is
 #: simulated.
-LONGEST_PAUSE = 7 * 86400.0
+LONGEST_PAUSE = 30 * 86400.0
 
 
 class TraceError(Exception):

@@ -24,7 +24,7 @@ BUDGETS = {
     "pages": 3_590,
     "leases": 3_072,
     "adapters": 2_291,
-    "tools": 3_013,
+    "tools": 3_019,
     "recovery": 344,
     "package": 57_473,
 }
