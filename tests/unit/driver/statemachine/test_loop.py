@@ -42,10 +42,10 @@ def test_a_loop_that_is_drained_ends_after_its_last_machine() -> None:
     assert machine.ran.wait(5)
     loop.stop(drain=True)
     loop.join(0.1)
-    assert loop.is_alive() and list(loop.machines) == [machine]
+    assert any(thread.is_alive() for thread in loop.threads) and list(loop.machines) == [machine]
     machine.again = None
     loop.join(5)
-    assert not loop.is_alive() and not loop.machines
+    assert not any(thread.is_alive() for thread in loop.threads) and not loop.machines
 
 
 def test_a_loop_without_machines_takes_more_until_it_is_stopped() -> None:
@@ -57,4 +57,4 @@ def test_a_loop_without_machines_takes_more_until_it_is_stopped() -> None:
         wait_for(lambda: not loop.machines)
     loop.stop()
     loop.join(5)
-    assert not loop.is_alive()
+    assert not any(thread.is_alive() for thread in loop.threads)
