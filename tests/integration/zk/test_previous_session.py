@@ -129,7 +129,6 @@ def test_a_directory_that_is_missing_does_no_harm(
 def test_the_session_of_another_machine_is_not_changed(
     zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boot = tmp_path / "boot"
     path = tmp_path / "session"
     process = start_holder(zk_chroot, path)
     remembered = path.read_bytes()
@@ -137,7 +136,8 @@ def test_the_session_of_another_machine_is_not_changed(
         # Over a volume in a network the lock of the file does not show it.
         copy = tmp_path / "elsewhere"
         copy.write_bytes(remembered)
-        for content in ("another-kernel\n", ""):
+        for name, content in (("other", "another-kernel\n"), ("empty", "")):
+            boot = tmp_path / name
             boot.write_text(content)
             monkeypatch.setattr("nodepool.base.boot.BOOT_ID", str(boot))
             client = connect(zk_chroot, copy)

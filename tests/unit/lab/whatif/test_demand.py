@@ -64,7 +64,9 @@ def test_errors_name_the_line_and_the_reason(tmp_path: Path, text: str, message:
 def test_long_time_without_requests_is_refused(tmp_path: Path, days: int, refused: bool) -> None:
     path = written(tmp_path / "t.csv", f"time,labels,duration\n5,a,1\n{5 + days * 86400},a,1\n")
     if refused:
-        with pytest.raises(TraceError, match="no request for 31 days, from 0 s after the first one"):
+        with pytest.raises(
+            TraceError, match="no request for 31 days, from 0 s after the first one"
+        ):
             read_csv(path)
     else:
         assert len(read_csv(path).requests) == 2
