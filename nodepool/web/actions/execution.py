@@ -27,8 +27,9 @@ from nodepool.web.shares import Share
 from nodepool.web.tables import Leasing
 from nodepool.zk.records import Node
 
-#: Programs at a time: in all, of one owner, and of one lease.
-MOST = (500, 250, 20)
+#: Programs at a time: in all, of one owner, and of one lease. The last is less than what a sliver
+#: runs (``ssh.connections``, 20 by default), which frees a place a little later.
+MOST = (500, 250, 16)
 #: The part of these places for programs of any length; the others are for those of at most that
 #: many seconds.
 LONG, SHORT = 0.9, 60.0

@@ -20,6 +20,7 @@ import pytest
 
 from nodepool.client import LONGEST_WORD, MOST_INPUT, Done, Lease, Node, NodepoolError
 from nodepool.exceptions import RemoteException
+from nodepool.nodemanager.config import Ssh
 from nodepool.web.actions import execution
 from nodepool.web.actions.places import Places
 from tests.conftest import wait_for
@@ -491,3 +492,8 @@ def test_launcher_that_does_not_answer_delays_no_result(
 
 def raise_(error: Exception) -> None:
     raise error
+
+
+def test_launcher_relays_fewer_programs_of_a_lease_than_its_sliver_runs() -> None:
+    """A sliver frees the place of a program a little later than the launcher, and refuses more."""
+    assert execution.MOST[2] < Ssh().connections
