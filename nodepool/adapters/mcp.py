@@ -113,7 +113,7 @@ class Machines:
         with _reported():
             # One byte more shows that the file is longer.
             done = self._of(lease).run(
-                f"head -c {MOST_FILE + 1} -- {shlex.quote(path)}", node=machine - 1, timeout="60s"
+                f"head -c {MOST_FILE + 1} -- {_quoted(path)}", node=machine - 1, timeout="60s"
             )
             if done.status:
                 raise OSError(_shortened(done.stderr))
@@ -126,7 +126,7 @@ class Machines:
     def write_file(self, lease: str, path: str, text: str, machine: int = 1) -> str:
         """Write a text to a file on a machine; its directory is created."""
         with _reported():
-            quoted = shlex.quote(path)
+            quoted = _quoted(path)
             command = f'mkdir -p -- "$(dirname -- {quoted})" && cat > {quoted}'
             done = self._of(lease).run(
                 command, node=machine - 1, input=text.encode(), timeout="60s"
@@ -182,6 +182,11 @@ def _described(lease: Lease) -> dict[str, Any]:
         "why": lease.why,
         "machines": machines,
     }
+
+
+def _quoted(path: str) -> str:
+    """Return the path for a shell; commands start in the home directory, which ``~/`` names."""
+    return shlex.quote(path.removeprefix("~/"))
 
 
 def _shortened(output: bytes) -> str:

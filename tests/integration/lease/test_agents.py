@@ -44,6 +44,11 @@ async def session(pool: Pool, environment: dict[str, str]) -> dict[str, Any]:
         path = f"/tmp/nodepool-agents-{os.getpid()}/a b"
         found["write"] = await call("write_file", lease=name, path=path, text="héllo\n")
         found["read"] = await call("read_file", lease=name, path=path)
+        await call(
+            "write_file", lease=name, path=f"~/nodepool-agents-{os.getpid()}/a", text="found"
+        )
+        at_home = f"cd; cat nodepool-agents-{os.getpid()}/a; rm -r nodepool-agents-{os.getpid()}"
+        found["home"] = await call("run", lease=name, command=at_home)
         found["missing"] = await call("read_file", lease=name, path="/nowhere")
         found["unknown"] = await call("run", lease="200-0000000099", command="true")
         found["label"] = await call("lease", labels=["no-such-label"])
@@ -72,6 +77,7 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
     assert found["run"] == {"status": 3, "stdout": "out\n", "stderr": "err\n"}
     assert found["slow"][1] and "not ended within 1 s" in found["slow"][0]
     assert "wrote 7 bytes" in str(found["write"]) and "héllo" in str(found["read"])
+    assert found["home"]["stdout"] == "found"
     for failure, text in (
         ("missing", "No such file"),
         ("unknown", "has no lease 200-0000000099"),
