@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from nodepool.base.tls import TlsContext
 from nodepool.nodemanager.api.handshakes import Handshakes
 from nodepool.nodemanager.api.methods import Caller
 from nodepool.nodemanager.eventloop import Acceptor, EventLoop
@@ -44,7 +44,7 @@ class Listener(Acceptor):
         stream: socket.socket,
         loop: EventLoop,
         identify: Callable[[socket.socket], Peer | None],
-        context: ssl.SSLContext | None = None,
+        context: TlsContext | None = None,
         slivers: bool = False,
         whose: Hashable = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Listener(Acceptor):
 
     def accepted(self, stream: socket.socket, address: tuple[str, int], begun: float) -> float:
         if self._context is not None:
-            self._handshakes.begin(stream, address[0], self._context)
+            self._handshakes.begin(stream, address[0], self._context.current())
             return 0.0
         peer = self._identify(stream)
         if peer is None:

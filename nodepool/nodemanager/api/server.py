@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.base import unix_socket
+from nodepool.base.tls import TlsContext
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.api import delegates
 from nodepool.nodemanager.api.connections import Connections
@@ -211,20 +212,24 @@ class Servers:
                 f"{option}: cannot listen on {address} port {port}: {error.strerror}{advice}"
             ) from error
 
-    def _context(self) -> ssl.SSLContext:
+    def _context(self) -> TlsContext:
         tls = self._config.api.tls
         assert tls is not None
-        try:
+
+        def load() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.load_cert_chain(tls.cert, tls.key)
             context.load_verify_locations(tls.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+            return context
+
+        try:
+            return TlsContext(load, tls.cert, tls.key, tls.ca)
         except OSError as error:
             raise ConfigurationError(
                 f"api.tls: cannot use {tls.cert}, {tls.key} and {tls.ca}: {error}"
             ) from error
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
 
     # -- slivers
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
+from nodepool.base.tls import TlsContext
 from nodepool.exceptions import RemoteException
 from nodepool.nodemanager.client import frames, xml_rpc
 from nodepool.nodemanager.client.texts import clean
@@ -50,6 +51,12 @@ class Tls:
     ca: str
     cert: str
     key: str
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.cert, self.key)
+        return context
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -141,15 +148,13 @@ class Client:
         if tls is None:
             raise ValueError(f"{url}: https needs ca-cert, client-cert and client-key")
         try:
-            context = ssl.create_default_context(cafile=tls.ca)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(tls.cert, tls.key)
+            context = TlsContext(tls.context, tls.ca, tls.cert, tls.key)
         except OSError as error:
             raise ValueError(
                 f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}"
             ) from error
         self._connection = lambda timeout: _TlsConnection(
-            host, port or 8120, timeout=timeout, context=context
+            host, port or 8120, timeout=timeout, context=context.current()
         )
 
     def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:

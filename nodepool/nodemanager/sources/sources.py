@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPMessage
 from typing import IO, Any
 
+from nodepool.base.tls import TlsContext
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.records.database import Database
@@ -130,21 +131,24 @@ class SlicesXmlSource:
         self._deliver = deliver
         self._copy = os.path.join(config.state_dir, f"{name}.xml")
         self._use_copy = new
-        self._opener: urllib.request.OpenerDirector | None = None
+        self._tls: TlsContext | None = None
         if self._url is not None:
             if not self._url.startswith("https://"):
                 raise ConfigurationError(f"sources: slices-xml: {self._url} is not https")
+            ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
+
+            def load() -> ssl.SSLContext:
+                context = ssl.create_default_context(cafile=ca)
+                if cert:
+                    context.load_cert_chain(cert, key)
+                return context
+
             try:
-                context = ssl.create_default_context(cafile=options.get("ca"))
-                if options.get("cert"):
-                    context.load_cert_chain(options["cert"], options.get("key"))
+                self._tls = TlsContext(load, ca, cert, key)
             except OSError as error:
                 raise ConfigurationError(
                     f"sources: slices-xml: cannot read the certificates: {error}"
                 ) from error
-            self._opener = urllib.request.build_opener(
-                urllib.request.HTTPSHandler(context=context), _HttpsOnly()
-            )
         #: Of the last document that was applied: ETag, or state of the file; checksum; time.
         self._mark: str | None = None
         self._digest = b""
@@ -231,14 +235,17 @@ class SlicesXmlSource:
 
     def _fetch(self, again: bool) -> tuple[bytes | None, str | None]:
         """Return the document of a URL; None: unchanged."""
-        assert self._opener is not None
+        assert self._tls is not None
+        opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=self._tls.current()), _HttpsOnly()
+        )
         deadline = time.monotonic() + FETCH_LIMIT
         request = urllib.request.Request(
             str(self._url),
             headers={"If-None-Match": self._mark} if self._mark and not again else {},
         )
         try:
-            with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:
+            with opener.open(request, timeout=FETCH_TIMEOUT) as answer:
                 document = bytearray()
                 while piece := answer.read1(1 << 16):
                     document += piece

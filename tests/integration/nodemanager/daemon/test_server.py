@@ -669,6 +669,28 @@ def test_tls_client_without_a_known_certificate_is_refused(
             pass
 
 
+def test_renewed_certificates_of_both_sides_are_used_without_a_restart(
+    tls: Running, authority: Authority, folder: pathlib.Path
+) -> None:
+    launcher = tls_client(tls, authority, "nl01")
+    assert launcher.call("ListSlivers")
+    (folder / "renewed").mkdir()
+    renewed = Authority(folder / "renewed", "renewed")
+    with open(authority.cert, "a", encoding="ascii") as trusted:
+        trusted.write(pathlib.Path(renewed.cert).read_text())
+    for name, alternatives in (("host", "IP:127.0.0.1"), ("nl01", "")):
+        cert, key = renewed.issue(name, alternatives)
+        pathlib.Path(cert).replace(folder / f"{name}.pem")
+        # The certificate does not match the key that is still there: the former pair is used.
+        assert launcher.call("ListSlivers")
+        pathlib.Path(key).replace(folder / f"{name}.key")
+        assert launcher.call("ListSlivers")
+    pathlib.Path(renewed.cert).replace(authority.cert)
+    paths = (str(folder / name) for name in ("nl01.pem", "nl01.key"))
+    started_later = Client(launcher.url, Tls(authority.cert, *paths))
+    assert started_later.call("ListSlivers") == launcher.call("ListSlivers")
+
+
 @pytest.mark.spec("NM issue: connection floods: before the handshake nobody takes all places")
 def test_connections_before_the_handshake_do_not_take_all_places(
     tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch

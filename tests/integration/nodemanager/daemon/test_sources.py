@@ -228,6 +228,19 @@ def test_document_is_fetched_over_pinned_tls_with_etag(
     assert not source.fetch(), "the same again, without ETag"
 
 
+def test_renewed_authority_of_a_source_is_used_without_a_restart(
+    node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "former").mkdir()
+    former = Authority(tmp_path / "former", "former")
+    options = {"url": web.url, "ca": former.cert}
+    source = SlicesXmlSource("s", options, node.config, node.deliver)
+    web.says(document("a"))
+    assert not source.fetch()
+    pathlib.Path(authority.cert).replace(former.cert)
+    assert source.fetch()
+
+
 @pytest.mark.spec("NM-A.6 g: only a complete, parsed, authenticated update may sweep")
 def test_incomplete_update_deletes_nothing(
     node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path
