@@ -31,6 +31,10 @@ Object = dict[str, Any]
 Objects = list[Object]
 
 
+class _Untrusted(NoAccess):
+    """The certificate of the API server is not accepted."""
+
+
 class Stream:
     """Events of a watch as they arrive; ended by :meth:`close` from any thread."""
 
@@ -183,13 +187,24 @@ class ClusterClient:
         query: dict[str, str] | None,
         read_timeout: float = TIMEOUT,
     ) -> urllib3.BaseHTTPResponse:
-        """Return a successful response; refused credentials are reloaded once."""
+        """Return a successful response; access that one side refuses is loaded again once.
+
+        A token, a certificate or the authority may have been renewed since the file was read.
+        """
         renewed = self._renewed
-        response = self._send_once(method, path, what, body, query, read_timeout)
-        if response.status == 401:
-            response.close()
-            self._renew(renewed)
+        try:
             response = self._send_once(method, path, what, body, query, read_timeout)
+        except _Untrusted as error:
+            self._renew(renewed, str(error))
+        else:
+            if response.status != 401:
+                return self._checked(response, what)
+            response.close()
+            self._renew(renewed, f"{self.host} does not accept our credentials (401)")
+        response = self._send_once(method, path, what, body, query, read_timeout)
+        return self._checked(response, what)
+
+    def _checked(self, response: urllib3.BaseHTTPResponse, what: str) -> urllib3.BaseHTTPResponse:
         if response.status < 300:
             return response
         raise from_answer(what, response.status, response.headers, self._read(response, what))
@@ -201,12 +216,12 @@ class ClusterClient:
             response.close()
             raise NoAnswer(f"{what} at {self.host}: {error}") from error
 
-    def _renew(self, seen: int) -> None:
-        """Reload the credentials once for all calls that were refused together."""
+    def _renew(self, seen: int, reason: str) -> None:
+        """Load the kubeconfig once for all calls that were refused together."""
         with self._lock:
             if self._renewed != seen:
                 return
-            self._log.info("%s does not accept our credentials (401), reloading them", self.host)
+            self._log.info("Loading the access to the cluster again: %s", reason)
             self.access.renew()
             self._pool = self._make_pool()
             self._renewed += 1
@@ -242,7 +257,7 @@ class ClusterClient:
         except SSLError as error:
             if "certificate verify failed" not in str(error).lower():
                 raise NoAnswer(f"{what} at {self.host}: {error}") from error
-            raise NoAccess(
+            raise _Untrusted(
                 f"the certificate of {self.host} is not accepted: {error}; correct "
                 "certificate-authority in the kubeconfig"
             ) from error
