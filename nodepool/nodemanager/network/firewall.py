@@ -58,22 +58,25 @@ def _set(name: str, networks: Iterable[str]) -> str:
     )
 
 
-def _lines(path: Path) -> list[str]:
+def _entries(path: Path, keywords: str) -> list[list[str]]:
+    """Return the words of each line of a resolv.conf that begins with one of the keywords.
+
+    As for the C library, a space or a tab follows the keyword.
+
+    :param keywords: separated by ``|``.
+    """
     try:
-        return path.read_text(errors="replace").splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+    return [line.split() for line in lines if re.match(rf"({keywords})[ \t]+[^ \t]", line)]
 
 
 def resolvers(given: Iterable[str]) -> list[str]:
     """Return the DNS servers that slivers may use: the given ones or this host's (IPv4)."""
     found = list(given)
     for path in _RESOLVERS if not found else ():
-        found += [
-            line.split()[1]
-            for line in _lines(path)
-            if line.startswith("nameserver ") and len(line.split()) > 1
-        ]
+        found += [words[1] for words in _entries(path, "nameserver")]
     usable = []
     for text in found:
         with contextlib.suppress(ValueError):
@@ -85,18 +88,10 @@ def resolvers(given: Iterable[str]) -> list[str]:
 def resolv_conf(given: Iterable[str]) -> bytes | None:
     """Return resolv.conf of slivers, without resolvers on this host; None: no server known."""
     servers = resolvers(given)[:3]
-    more = ("search ", "domain ", "options ")
-    return (
-        "".join(
-            f"{line}\n"
-            for line in (
-                *(f"nameserver {server}" for server in servers),
-                *(line for line in _lines(_RESOLVERS[0]) if line.startswith(more)),
-            )
-        ).encode()
-        if servers
-        else None
-    )
+    lines = [["nameserver", server] for server in servers]
+    # In their order: of several, the C library uses the last search or domain.
+    lines += _entries(_RESOLVERS[0], "search|domain|options")
+    return "".join(f"{' '.join(line)}\n" for line in lines).encode() if servers else None
 
 
 def _routes() -> list[list[str]]:

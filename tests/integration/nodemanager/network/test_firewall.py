@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.config import parse
-from nodepool.nodemanager.network.firewall import FORBIDDEN, resolvers, ruleset
+from nodepool.nodemanager.network.firewall import FORBIDDEN, resolv_conf, resolvers, ruleset
 from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network
 from tests.conftest import wait_for
@@ -339,6 +339,23 @@ def test_slivers_ask_the_configured_resolvers(daemon: NmDaemon) -> None:
     daemon.put("alpha")
     inside = daemon.ssh("alpha", "cat /etc/resolv.conf").splitlines()
     assert inside[:2] == ["nameserver 198.51.100.53", "nameserver 198.51.100.54"]
+
+
+def test_resolv_conf_of_the_host_may_separate_words_by_tabs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "resolv.conf"
+    path.write_text(
+        "nameserver\t192.0.2.53\n nameserver 192.0.2.54\nnameservers 192.0.2.55\n"
+        "domain\texample.net\nsearch\texample.org  example.com\noptions\tndots:2\n"
+        "sortlist 192.0.2.0\n"
+    )
+    monkeypatch.setattr("nodepool.nodemanager.network.firewall._RESOLVERS", (path,))
+    assert resolvers(()) == ["192.0.2.53"]
+    assert resolv_conf(()) == (
+        b"nameserver 192.0.2.53\ndomain example.net\nsearch example.org example.com\n"
+        b"options ndots:2\n"
+    )
 
 
 @pytest.mark.spec(
