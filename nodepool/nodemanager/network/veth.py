@@ -23,6 +23,7 @@ from typing import Any
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset, uplink
+from nodepool.nodemanager.network.others import OtherFirewalls
 from nodepool.nodemanager.network.shaping import Shaper
 from nodepool.nodemanager.network.tools import NetworkError, batch, supports, sysctl
 from nodepool.nodemanager.outcomes import Problem
@@ -95,6 +96,7 @@ class Network:
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         #: index -> running removal
         self._removals: dict[int, tuple[str, concurrent.futures.Future[None]]] = {}
+        self._others = OtherFirewalls()
         #: index -> name and veth of a removal that has failed
         self._left: dict[int, tuple[str, str]] = {}
 
@@ -180,6 +182,9 @@ class Network:
                         f"load the kernel modules {modules} ({said}); only network none works then",
                     )
                 )
+        with contextlib.suppress(NetworkError):
+            if (dropping := self._others.find()) is not None:
+                found.append(Problem("network nat", False, dropping))
         return found
 
     def prepare(self) -> None:
@@ -458,6 +463,8 @@ class Network:
             try:
                 if self._shared & {"nat", "bridge"}:
                     self._firewall.load("nat" in self._shared)
+                if "nat" in self._shared:
+                    self._others.warn()
             except NetworkError as error:
                 log.warning("The firewall rules for slivers cannot be checked: %s", error)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -371,6 +372,51 @@ def test_next_daemon_stops_routing_after_a_kill(daemon: NmDaemon) -> None:
     assert daemon.ssh("alpha", "ip route").startswith("default via 10.226.")
     daemon.delete("alpha")
     wait_for(lambda: FORWARD.read_text() == "0\n", 20, "routing is off again")
+
+
+#: Chains of other firewalls: policy, and rules before and after what accepts other packets.
+OTHERS = {
+    "Docker": ("drop", ["jump DOCKER-USER"], []),
+    "ufw": ("drop", [], []),
+    "firewalld": ("accept", [], ["reject with icmpx admin-prohibited"]),
+    "counter": ("accept", [], ["counter drop"]),
+}
+
+
+def other(table: str, policy: str, first: list[str], last: list[str]) -> str:
+    """Return a table that drops forwarded packets of slivers, and no others."""
+    rules = [*first, "ip saddr != 10.222.0.0/16 ip daddr != 10.222.0.0/16 accept", *last]
+    hook = f"type filter hook forward priority filter; policy {policy};"
+    forward = "\n".join(["chain FORWARD {", hook, *rules, "}"])
+    users = "chain DOCKER-USER {\n}\n" if first else ""
+    return f"table {table} {{\n{users}{forward}\n}}\n"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_firewall_that_drops_packets_of_slivers_is_named_with_a_remedy_that_works(
+    bench: Bench, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    bench.outside()
+    bench.sliver("alice", 1)
+    bench.network.tidy()
+    assert (bench.run("alice", TRY, OUTSIDE, 5001), caplog.text) == ("open", "")
+    table = f"inet t{uuid.uuid4().hex[:8]}"
+    try:
+        run("nft", ["-f", "-"], other(table, *OTHERS[kind]))
+        assert bench.run("alice", TRY, OUTSIDE, 5001) == "closed"
+        bench.network.tidy()
+        bench.network.tidy()
+        (record,) = caplog.records
+        assert f"chain FORWARD of the nftables table {table} drops" in record.message
+        assert [problem.feature for problem in bench.network.problems()] == ["network nat"]
+        for command in record.message.rpartition(": ")[2].split("; "):
+            subprocess.run(command, shell=True, check=True)
+        assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
+        bench.network.tidy()
+        assert bench.network.problems() == []
+    finally:
+        run("nft", ["delete", "table", *table.split()])
+    assert len(caplog.records) == 1
 
 
 def test_rules_follow_the_configuration() -> None:
