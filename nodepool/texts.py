@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -17,6 +19,15 @@ def printable(text: str) -> str:
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text
     )
+
+
+def escape_unencodable() -> None:
+    """Let standard output escape what its encoding lacks, as standard error does.
+
+    Locales can have another encoding than UTF-8, and names and comments have any characters.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_text(text: str) -> None:

@@ -33,7 +33,7 @@ from nodepool.client import (
     read_secret,
     seconds,
 )
-from nodepool.texts import print_text, printable
+from nodepool.texts import escape_unencodable, print_text, printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
 AFTERWARDS = 900
@@ -368,6 +368,7 @@ def _ended_by_signals() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a stage; return the exit status that the runner expects."""
     args = create_parser().parse_args(argv)
+    escape_unencodable()
     try:
         with _ended_by_signals():
             status: int | None = args.function(args)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 from nodepool.base.names import did_you_mean
 from nodepool.exceptions import NOT_PERMITTED
-from nodepool.texts import printable
+from nodepool.texts import escape_unencodable, printable
 from nodepool.version import get_version_string
 
 CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
@@ -192,6 +192,7 @@ def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
     """Run ``main``; a failure becomes one line on standard error and status 1."""
     _open_closed_streams()
     collect_garbage_rarely()
+    escape_unencodable()
     try:
         status = main()
         sys.stdout.flush()
