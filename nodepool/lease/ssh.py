@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -69,8 +70,9 @@ def write(leases: Leases, lease: Lease, insecure: bool = False) -> str:
     os.utime(os.path.dirname(path), (end, end))
     with os.scandir(directory_of()) as entries:
         for entry in entries:
-            if entry.stat().st_mtime + KEPT < time.time() and leases.get(entry.name) is None:
-                remove(entry.name)
+            with contextlib.suppress(FileNotFoundError):  # another command has removed it
+                if entry.stat().st_mtime + KEPT < time.time() and leases.get(entry.name) is None:
+                    remove(entry.name)
     return path
 
 
