@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import email.utils
 import json
 import logging
 import os
@@ -28,6 +29,9 @@ log = logging.getLogger("nodepool.adapters.github")
 #: Seconds for an answer, for a poll (the service holds it for about 50), and for calls repeated
 #: after failures.
 ANSWER, POLL, REPEAT = 30.0, 120.0, 90.0
+#: Seconds without calls after a refusal for their number: if the service does not say how long, and
+#: at most.
+REST, LONGEST_REST = 60.0, 3600.0
 #: Seconds before its end at which the admin token is renewed.
 SOON = 60.0
 #: Longest name of an exception, text, or body of an answer that is shown.
@@ -145,6 +149,8 @@ class Service:
             self._http.mount(scheme, adapter)
         #: Why the last call is being repeated; empty: the last call was answered.
         self.trouble = ""
+        #: Per host: until when (monotonic) it takes no calls, and its refusal.
+        self._resting: dict[str, tuple[float, ServiceError]] = {}
         self._lock = threading.Lock()
         self._base, self._token, self._ends = "", "", 0.0
         agent = {
@@ -249,6 +255,7 @@ class Service:
         """
         deadline, pause = time.monotonic() + REPEAT, 1.0
         while True:
+            self._await_rest(url, deadline)
             wait = pause
             try:
                 answer = self._http.request(
@@ -285,9 +292,14 @@ class Service:
                     self.trouble = ""
                     return answer.status_code, _parsed(content)
                 failure = _failure(url, answer, content)
-                requested = _requested_pause(answer)
+                requested = _requested_pause(answer, content)
                 if requested is not None:
-                    wait = requested
+                    wait = min(requested, LONGEST_REST)
+                    failure = ServiceError(
+                        failure.status, failure.kind, f"{failure}; no calls for {wait:.0f} s"
+                    )
+                    rest = time.monotonic() + wait, failure
+                    self._resting[urllib.parse.urlsplit(url).netloc] = rest
                 elif (
                     not (answer.status_code >= 500 and answer.status_code != 501 and repeat)
                     and answer.status_code not in again
@@ -296,6 +308,16 @@ class Service:
             if time.monotonic() + wait >= deadline or self._repeats(failure, wait):
                 raise failure
             pause = min(30.0, pause * 2)
+
+    def _await_rest(self, url: str, deadline: float) -> None:
+        """Wait until the host takes calls again, whichever call it has refused.
+
+        :raises ServiceError: that is after the deadline.
+        """
+        until, refusal = self._resting.get(urllib.parse.urlsplit(url).netloc, (0.0, None))
+        left = until - time.monotonic()
+        if refusal is not None and left > 0 and (until >= deadline or self._repeats(refusal, left)):
+            raise ServiceError(refusal.status, refusal.kind, str(refusal))
 
     def _repeats(self, failure: ServiceError, wait: float) -> bool:
         """Wait before a call is repeated; return whether the program is stopping."""
@@ -508,7 +530,7 @@ def _failure(url: str, answer: requests.Response, content: bytes) -> ServiceErro
     )
 
 
-def _requested_pause(answer: requests.Response) -> float | None:
+def _requested_pause(answer: requests.Response, content: bytes) -> float | None:
     """Return the seconds that the service wants us to wait."""
     if answer.status_code not in (403, 429):
         return None
@@ -517,8 +539,17 @@ def _requested_pause(answer: requests.Response) -> float | None:
         return max(1.0, float(after))
     reset = answer.headers.get("X-RateLimit-Reset", "")
     if left == "0":
-        return max(1.0, float(reset) - time.time()) if reset.isdecimal() else 60.0
-    return 60.0 if answer.status_code == 429 else None
+        return max(1.0, float(reset) - _time_of(answer)) if reset.isdecimal() else REST
+    limited = answer.status_code == 429 or b"secondary rate limit" in content.lower()
+    return REST if limited else None
+
+
+def _time_of(answer: requests.Response) -> float:
+    """Return the Unix time by the clock of the service; by ours if it does not say."""
+    try:
+        return email.utils.parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def _end_of(token: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import json
 import logging
 import os
@@ -267,6 +268,54 @@ def test_rate_limit(answers: Answers, calls: Service, status: int, headers: dict
     )
     assert calls.find("set", 1) is None
     assert len(answers.requests("GET", SETS)) == 2
+
+
+NO_SETS = Reply(200, b'{"count": 0, "value": []}')
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Retry-After": "1800"}, {}),
+        ({"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(time.time()) + 1800)}, {}),
+        # As GitHub answers without any header that says how long.
+        ({"X-RateLimit-Remaining": "4290"}, {"message": "You exceeded a secondary rate limit"}),
+    ],
+)
+def test_no_call_is_made_before_the_end_of_a_pause_that_is_longer_than_a_call_may_last(
+    answers: Answers, calls: Service, headers: dict[str, str], body: dict[str, str]
+) -> None:
+    answers.give("GET", SETS, body, 403, **headers)
+    for _ in range(3):
+        with pytest.raises(ServiceError, match=r"status 403.*; no calls for"):
+            calls.find("set", 1)
+    assert len(answers.requests("GET", SETS)) == 1
+
+
+def test_calls_are_made_again_after_the_pause(
+    answers: Answers, calls: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers.row("GET", SETS, Reply(429, b"{}", [("Retry-After", "1")]), NO_SETS)
+    monkeypatch.setattr(service, "REPEAT", 0.5)
+    with pytest.raises(ServiceError, match="no calls for 1 s"):
+        calls.find("set", 1)
+    monkeypatch.setattr(service, "REPEAT", 30.0)
+    assert calls.find("set", 1) is None
+
+
+@pytest.mark.parametrize("ahead", [-7200, 7200])
+def test_end_of_a_rate_limit_is_read_by_the_clock_of_the_service(
+    answers: Answers, calls: Service, ahead: int
+) -> None:
+    now = int(time.time()) + ahead
+    headers = {
+        "Date": email.utils.formatdate(now, usegmt=True),
+        "X-RateLimit-Remaining": "0",
+        "X-RateLimit-Reset": str(now + 600),
+    }
+    answers.give("GET", SETS, {}, 403, **headers)
+    with pytest.raises(ServiceError, match="no calls for 600 s"):
+        calls.find("set", 1)
 
 
 def test_service_that_asks_for_no_pause_is_called_after_a_second(
