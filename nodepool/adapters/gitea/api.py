@@ -6,6 +6,7 @@ import abc
 import contextlib
 import json
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, reason_of
 TIMEOUT = (10.0, 30.0)
 #: Entries of one page, if the server allows, and pages after which the numbers count as wrong.
 PER_PAGE, MOST_PAGES = 50, 400
+#: Seconds without calls after a refusal for their number, if the server does not say how long, and
+#: at most.
+REST, LONGEST_REST = 60.0, 3600.0
 #: Characters of an error of the server that are shown.
 MOST_TEXT = 300
 
@@ -58,6 +62,8 @@ class ForgeConnection:
         self.url, self._token = url.rstrip("/"), token
         self._base = f"/api/v1/{scope or 'admin'}/actions"
         self._session = DirectSession()
+        #: Until when (monotonic) the server takes no calls, and its refusal.
+        self._rest = 0.0, ""
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = ca_file or True
         needed = (
@@ -100,6 +106,9 @@ class ForgeConnection:
         body: object,
         query: Mapping[str, str | int | Sequence[str]],
     ) -> object:
+        until, refusal = self._rest
+        if time.monotonic() < until:
+            raise ForgeError(refusal)
         try:
             answer = self._session.request(
                 method,
@@ -125,9 +134,13 @@ class ForgeConnection:
                 f"{self.url} redirects to {answer.headers.get('Location')}: use that as url"
             )
         if answer.status_code >= 400:
-            raise self._error(
-                answer.status_code, f"{method} {path}: {answer.status_code} {_shortened(content)}"
-            )
+            what = f"{method} {path}: {answer.status_code} {_shortened(content)}"
+            if answer.status_code == 429:
+                after = answer.headers.get("Retry-After", "")
+                wait = min(float(after), LONGEST_REST) if after.isdecimal() else REST
+                what += f"; no calls for {wait:.0f} s"
+                self._rest = time.monotonic() + wait, f"{self.url}: {what}"
+            raise self._error(answer.status_code, what)
         if not content:
             return None
         try:

@@ -172,6 +172,29 @@ def test_bad_answer_is_an_error_and_never_an_empty_queue(
         Gitea(served.connection()).queue()
 
 
+@pytest.mark.parametrize(
+    ("headers", "wait"), [([("Retry-After", "1800")], 1800), ([], 60), ([("Retry-After", "x")], 60)]
+)
+def test_forge_that_refuses_calls_for_their_number_is_not_called_during_the_pause(
+    served: Served, headers: list[tuple[str, str]], wait: int
+) -> None:
+    served.answers["GET /api/v1/admin/actions/jobs"] = lambda _request: Reply(429, b"", headers)
+    connection = served.connection()
+    for _ in range(3):
+        with pytest.raises(ForgeError, match=rf"jobs: 429 .*; no calls for {wait} s"):
+            connection.call("GET", "/jobs")
+    assert len(served.asked()) == 1
+
+
+def test_forge_is_called_again_after_the_pause(served: Served) -> None:
+    replies = [Reply(429, b"", [("Retry-After", "0")]), {"jobs": []}]
+    served.answers["GET /api/v1/admin/actions/jobs"] = lambda _request: replies.pop(0)
+    connection = served.connection()
+    with pytest.raises(ForgeError, match="no calls for 0 s"):
+        connection.call("GET", "/jobs")
+    assert connection.call("GET", "/jobs") == {"jobs": []}
+
+
 def test_netrc_of_the_user_does_not_replace_the_token(
     served: Served, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
