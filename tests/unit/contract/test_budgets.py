@@ -18,15 +18,15 @@ BUDGETS = {
     "core": 19_904,
     "driver openstack": 1_627,
     "driver aws": 1_448,
-    "driver kubernetes": 1_228,
+    "driver kubernetes": 1_234,
     "driver nodemanager": 1_928,
-    "node manager": 10_989,
+    "node manager": 11_035,
     "pages": 3_590,
     "leases": 3_072,
     "adapters": 2_291,
     "tools": 3_019,
     "recovery": 344,
-    "package": 57_473,
+    "package": 57_560,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

@@ -51,7 +51,7 @@ class Cluster:
         )
 
     def trust(self, authority: Authority, inline: bool) -> None:
-        """Write the kubeconfig, with the authority in it or, as in pods, in a file of its own."""
+        """Write the kubeconfig, with the authority in it or, as in pods, in a separate file."""
         certificate = pathlib.Path(authority.cert).read_bytes()
         cluster = {"server": f"https://127.0.0.1:{self.server.server_address[1]}"}
         if inline:
