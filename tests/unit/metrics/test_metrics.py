@@ -331,6 +331,14 @@ def test_scrape_has_no_control_characters_of_others():
     ) in scrape(client)
 
 
+def test_scrape_is_readable_with_quotes_and_backslashes_in_names():
+    client = metrics.Metrics()
+    tenant = 'MacBook 14" \\n R/W\\'
+    client.incr(metrics.TENANT_LAUNCHES(tenant, "ready"))
+    found = scrape(client)
+    assert found["nodepool_tenant_launches_total", (("result", "ready"), ("tenant", tenant))] == 1
+
+
 def test_drivers_of_others_record_any_name():
     client = metrics.Metrics()
     client.incr("nodepool.something.else")
