@@ -191,7 +191,11 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
 
 
 class Loneliness:
-    """Ends the daemon after the seconds in file ``idle`` without slivers and launchers."""
+    """Ends the daemon after the seconds in file ``idle`` without slivers and launchers.
+
+    Connected launchers change the time of the file ``contact``. Its value does not count, since the
+    clock of a machine may be set after the boot.
+    """
 
     def __init__(self, directory: Path, empty: Callable[[], bool]) -> None:
         self._directory = directory
@@ -211,12 +215,13 @@ class Loneliness:
             limit = float((self._directory / "idle").read_text())
         except (OSError, ValueError):
             return
+        contact, since = 0, time.monotonic()
         while limit > 0 and not self._stop.wait(min(LONELY_CHECK, limit)):
             with contextlib.suppress(Exception):
-                if (
-                    time.time() - (self._directory / "contact").stat().st_mtime > limit
-                    and self._empty()
-                ):
+                latest = (self._directory / "contact").stat().st_mtime_ns
+                if latest != contact:
+                    contact, since = latest, time.monotonic()
+                elif time.monotonic() - since > limit and self._empty():
                     self.ended = True
                     os.kill(os.getpid(), 15)
                     return
