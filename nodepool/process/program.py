@@ -182,10 +182,15 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that are closed: the next file would get their descriptors."""
+    """Open standard streams that are closed: the next file would get their descriptors.
+
+    The same holds for programs that this one starts.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:

@@ -26,6 +26,19 @@ def main():
 sys.exit(run_console("test", main, True))
 """
 
+#: Ends with the status of a program that needs all streams.
+STARTER = """
+import subprocess, sys
+from nodepool.process.program import run_console
+
+STARTED = "import os; [os.fstat(number) for number in range(3)]"
+
+def main():
+    return subprocess.run([sys.executable, "-c", STARTED]).returncode
+
+sys.exit(run_console("test", main, True))
+"""
+
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_are_replaced(closed: str) -> None:
@@ -40,6 +53,18 @@ def test_closed_standard_streams_are_replaced(closed: str) -> None:
     assert done.returncode > 2, "files do not get the descriptors of the streams"
     streams = ("" if ">&-" in closed.split() else "output\n", "" if "2>&-" in closed else "error\n")
     assert (done.stdout, done.stderr) == streams
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_started_programs_get_the_replaced_streams(closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", STARTER],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("ignored", [False, True])
