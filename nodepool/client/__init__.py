@@ -335,6 +335,7 @@ class Lease:
             self._apply(self._pool.call("GET", _path(self.id) + query, token=self.token))
         except LeaseEnded:
             self._stopping.set()
+            self._check()  # another thread has returned it meanwhile: nobody waits for it
             raise
         return self
 
@@ -412,7 +413,7 @@ class Lease:
         """Release the nodes, or stop waiting for them; this may be repeated."""
         self._stopping.set()
         atexit.unregister(self._release)
-        self._ended = LeaseEnded("ended", f"Lease {self.id} has been returned")
+        self._ended = LeaseEnded("returned", f"Lease {self.id} has been returned")
         self._close()
         self._pool.call(
             "DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nodepool import client
-from nodepool.client import LeaseEnded, NoCapacity, NodepoolError, NotAllowed, Pool
+from nodepool.client import Lease, LeaseEnded, NoCapacity, NodepoolError, NotAllowed, Pool
 from nodepool.zk.records import HOLD
 from tests import REPOSITORY
 from tests.conftest import wait_for
@@ -97,6 +97,23 @@ def test_waiting_lease_reports_its_changes(api: Api) -> None:
         held[0].give_back()
     assert (states[0], states[-1]) == ("waiting", "held")
     lease.give_back()
+
+
+def test_lease_that_is_returned_while_it_waits_is_not_requested_again(api: Api) -> None:
+    pool = api.pool()
+    held = [pool.lease("fake-label", for_="1h") for _ in range(4)]
+    seen: list[Lease] = []
+
+    def cancel() -> None:
+        wait_for(lambda: seen, what="the lease")
+        seen[0].give_back()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(LeaseEnded, match="has been returned"):
+        pool.lease("fake-label", wait="10s", on_change=seen.append)
+    thread.join()
+    assert {lease.id for lease in pool.leases()} == {lease.id for lease in held}
 
 
 def test_deleted_node_ends_an_attached_lease(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
