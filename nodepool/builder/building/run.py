@@ -272,7 +272,8 @@ class BuildRun:
             str(f.extension): os.path.getsize(f.to_path(directory))
             for f in image_files.DibImageFile.from_image_id(directory, self._base)
         }
-        if empty := sorted(format for format, size in sizes.items() if not size):
+        # The command may mark its end with other files.
+        if empty := [format for format in self._formats if sizes.get(format) == 0]:
             return (
                 "the command ended with exit status 0, but wrote an empty file for "
                 f"{', '.join(empty)}"

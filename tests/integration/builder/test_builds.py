@@ -438,6 +438,13 @@ def test_build_with_an_empty_file_fails_and_is_not_uploaded(builders: BuilderBen
     assert builders.uploads(state=None) == []
 
 
+def test_empty_file_that_is_no_image_does_not_fail_the_build(builders: BuilderBench) -> None:
+    image = builders.image()
+    image["env-vars"]["CREATE_EXTRA"] = "done"
+    builders.start(builders.config([image], [builders.provider()]), cleanup_interval=0)
+    assert builders.wait_build(state=READY).formats == ["qcow2"]
+
+
 def test_command_that_writes_nothing(builders: BuilderBench) -> None:
     image = builders.image()
     image["env-vars"]["CREATE_NOTHING"] = "1"
