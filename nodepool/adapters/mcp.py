@@ -5,14 +5,17 @@ Its leases live as long as the server: when the agent ends, its machines are ret
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -40,6 +43,30 @@ def _reported() -> Iterator[None]:
         raise ToolError(
             f"The command has not ended within {error.timeout:g} s, and was stopped"
         ) from error
+
+
+class _Call:
+    """A call of a tool: without an answer, the agent does not know its leases."""
+
+    def __init__(self) -> None:
+        self.canceled = False
+        self.leases: dict[str, Lease] = {}
+
+    def cancel(self) -> None:
+        self.canceled = True
+        for lease in list(self.leases.values()):
+            # Not here: the answer may take long.
+            threading.Thread(target=_return, args=(lease,), daemon=True).start()
+
+
+#: The call that runs in a thread.
+_CALL: contextvars.ContextVar[_Call] = contextvars.ContextVar("call")
+
+
+def _return(lease: Lease) -> None:
+    # Otherwise it ends on its own within two minutes.
+    with suppress(NodepoolError):
+        lease.give_back()
 
 
 class Machines:
@@ -75,23 +102,25 @@ class Machines:
         :param labels: types of machines, such as ["noble"].
         :param wait: longest time to wait, such as 90s or 10m.
         """
-        asked: dict[str, Lease] = {}
+        call = _CALL.get()
 
         def remember(lease: Lease) -> None:
-            # As soon as it exists: it may still wait when the session ends.
-            asked[lease.id] = self._leases[lease.id] = lease
-            if self._closed:
-                raise ToolError("The session has ended")
+            # As soon as it exists: it may still wait when the session or the call ends.
+            call.leases[lease.id] = self._leases[lease.id] = lease
+            if self._closed or call.canceled:
+                raise ToolError("The session or the call has ended")
 
+        found = None
         with _reported():
             try:
                 found = self._pool.lease(
                     *labels, purpose=purpose or "agent", wait=wait, on_change=remember
                 )
-                return _described(asked.pop(found.id))
+                return _described(found)
             finally:
-                for failed in asked:
-                    self._leases.pop(failed, None)
+                for each in call.leases.values():
+                    if each is not found or call.canceled:
+                        self._leases.pop(each.id, None)
 
     def run(
         self, lease: str, command: str, machine: int = 1, timeout: str = "10m"
@@ -144,7 +173,7 @@ class Machines:
         """Return the machines of a lease; they are deleted."""
         with _reported():
             self._of(lease).give_back()
-            del self._leases[lease]
+            self._leases.pop(lease, None)  # two calls may return it
             return f"lease {lease} is returned"
 
     def why(self, label: str = "") -> dict[str, Any]:
@@ -157,10 +186,7 @@ class Machines:
         """End all leases, and with them the calls that wait for them or use them."""
         self._closed = True
         for lease in list(self._leases.values()):
-            try:
-                lease.give_back()
-            except NodepoolError:
-                continue  # it ends on its own within two minutes
+            _return(lease)
 
 
 def _described(lease: Lease) -> dict[str, Any]:
@@ -199,13 +225,19 @@ def _shortened(output: bytes) -> str:
 
 
 def _in_thread(tool: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """Return a tool that the end of the session does not wait for."""
+    """Return a tool that the end of the session, or of its call, does not wait for."""
 
     @functools.wraps(tool)
     async def run(**arguments: Any) -> Any:
-        return await anyio.to_thread.run_sync(
-            functools.partial(tool, **arguments), abandon_on_cancel=True
-        )
+        call = _Call()
+        _CALL.set(call)  # the thread gets a copy of this context
+        try:
+            return await anyio.to_thread.run_sync(
+                functools.partial(tool, **arguments), abandon_on_cancel=True
+            )
+        except anyio.get_cancelled_exc_class():
+            call.cancel()
+            raise
 
     return run
 

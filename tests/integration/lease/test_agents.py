@@ -90,55 +90,82 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
     wait_for(lambda: pool.leases() == [], what="the leases returned at the end of the session")
 
 
+class Session:
+    """A session with the server, in the words of the protocol."""
+
+    def __init__(self, pool: Pool) -> None:
+        environment = {
+            **os.environ,
+            "NODEPOOL_URL": pool.url,
+            "NODEPOOL_TOKEN": pool.token or "",
+            "NODEPOOL_SSH_KEY": pool.key_file or "",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "mcp"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Session:
+        client = {"name": "test", "version": "1"}
+        hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": client}
+        self.send("initialize", hello, id=1)
+        self.answer()
+        self.send("notifications/initialized", {})
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.server.kill()
+        with self.server:
+            pass
+
+    def send(self, method: str, params: dict[str, Any], **fields: int) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params, **fields}
+        print(json.dumps(message), file=self.server.stdin, flush=True)
+
+    def call(self, number: int, name: str, **arguments: Any) -> None:
+        self.send("tools/call", {"name": name, "arguments": arguments}, id=number)
+
+    def answer(self) -> dict[str, Any]:
+        assert self.server.stdout is not None
+        found: dict[str, Any] = json.loads(self.server.stdout.readline())
+        return found
+
+
 @pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("busy", ["lease", "run"])
 def test_end_of_the_session_returns_all_machines_while_a_call_runs(
     pool: Pool, end: signal.Signals | None, busy: str
 ) -> None:
-    environment = {
-        **os.environ,
-        "NODEPOOL_URL": pool.url,
-        "NODEPOOL_TOKEN": pool.token or "",
-        "NODEPOOL_SSH_KEY": pool.key_file or "",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "mcp"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdin is not None and server.stdout is not None
+    with Session(pool) as session:
+        session.call(2, "lease", labels=["small"], wait="60s")
+        lease = session.answer()["result"]["structuredContent"]["lease"]
+        if busy == "lease":
+            session.call(3, "lease", labels=["small", "small"])
+            wait_for(lambda: len(pool.leases()) == 2, what="the lease that waits")
+        else:
+            session.call(3, "run", lease=lease, command="sleep 600")
+        if end is None:
+            assert session.server.stdin is not None
+            session.server.stdin.close()
+        else:
+            session.server.send_signal(end)
+        assert session.server.wait(30) == (0 if end is None else -end)
+        wait_for(lambda: pool.leases() == [], what="all leases returned")
 
-        def send(method: str, params: dict[str, Any], **fields: int) -> None:
-            message = {"jsonrpc": "2.0", "method": method, "params": params, **fields}
-            print(json.dumps(message), file=server.stdin, flush=True)
 
-        def call(number: int, name: str, **arguments: Any) -> None:
-            send("tools/call", {"name": name, "arguments": arguments}, id=number)
-
-        try:
-            client = {"name": "test", "version": "1"}
-            hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": client}
-            send("initialize", hello, id=1)
-            server.stdout.readline()
-            send("notifications/initialized", {})
-            call(2, "lease", labels=["small"], wait="60s")
-            lease = json.loads(server.stdout.readline())["result"]["structuredContent"]["lease"]
-            if busy == "lease":
-                call(3, "lease", labels=["small", "small"])
-                wait_for(lambda: len(pool.leases()) == 2, what="the lease that waits")
-            else:
-                call(3, "run", lease=lease, command="sleep 600")
-            if end is None:
-                server.stdin.close()
-            else:
-                server.send_signal(end)
-            assert server.wait(30) == (0 if end is None else -end)
-            wait_for(lambda: pool.leases() == [], what="all leases returned")
-        finally:
-            server.kill()
+def test_canceled_call_keeps_no_lease(pool: Pool) -> None:
+    with Session(pool) as session:
+        session.call(2, "lease", labels=["small"], wait="60s")
+        lease = session.answer()["result"]["structuredContent"]["lease"]
+        session.call(3, "lease", labels=["small", "small"])
+        wait_for(lambda: len(pool.leases()) == 2, what="the lease that waits")
+        session.send("notifications/cancelled", {"requestId": 3})
+        wait_for(lambda: len(pool.leases()) == 1, what="the lease of the canceled call returned")
+        assert [each.id for each in pool.leases()] == [lease]
 
 
 def test_agents_need_nothing_of_nodepool_but_the_client() -> None:
