@@ -269,7 +269,8 @@ class Lease:
         )
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._process = os.getpid()
+        #: The process that got the lease, and the one that has created the directory.
+        self._process, self._files_of = os.getpid(), 0
         #: Whether the launcher may be able to run programs.
         self._relays = True
         #: Unix time at which the certificate ends; 0: there is none yet; None: the server signs
@@ -289,12 +290,10 @@ class Lease:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._is_mine():
+        if os.getpid() == self._process:
             self.give_back()
-
-    def _is_mine(self) -> bool:
-        """Return whether this process got the lease, and not the parent that has forked it."""
-        return os.getpid() == self._process
+        elif os.getpid() == self._files_of:
+            self._remove_files()  # of this forked process; the lease is its parent's
 
     def _apply(self, answer: Mapping[str, Any]) -> None:
         for name in (
@@ -420,9 +419,8 @@ class Lease:
         )
 
     def _release(self) -> None:
-        if self._is_mine():
-            with contextlib.suppress(NodepoolError):
-                self.give_back()
+        with contextlib.suppress(NodepoolError):
+            self.__exit__()
 
     def _renew(self) -> None:
         pause = RENEW_EVERY
@@ -703,11 +701,10 @@ class Lease:
         self._check()
         with self._lock:
             if self._directory is None or 0 < (self._certified or 0) < time.time() + SOON:
-                self._directory = (
-                    self._directory
-                    or self._pool.ssh_directory
-                    or tempfile.mkdtemp(prefix="nplease-")
-                )
+                self._directory = self._directory or self._pool.ssh_directory
+                if self._directory is None:
+                    self._directory = tempfile.mkdtemp(prefix="nplease-")
+                    self._files_of = os.getpid()
                 self.write_ssh(self._directory)
             return os.path.join(self._directory, "ssh_config")
 
@@ -715,6 +712,9 @@ class Lease:
         """End what runs on the nodes, and remove the files."""
         for process in list(self._running):
             process.kill()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
         with self._lock:
             directory, self._directory = self._directory, None
         if directory is not None:

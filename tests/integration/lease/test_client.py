@@ -169,7 +169,9 @@ def test_end_of_the_program_returns_its_leases(api: Api, tmp_path: pathlib.Path)
 
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit()", "raise RuntimeError"])
-def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: str) -> None:
+def test_forked_process_does_not_return_the_leases_of_its_parent(
+    api: Api, end: str, tmp_path: pathlib.Path
+) -> None:
     program = (
         "import os, sys\n"
         "from nodepool.client import Pool\n"
@@ -177,6 +179,7 @@ def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: 
         "with Pool().lease('fake-label') as lease:\n"
         "    child = os.fork()\n"
         "    if not child:\n"
+        "        lease._ssh()\n"
         f"        {end}\n"
         "    else:\n"
         "        os.waitpid(child, 0)\n"
@@ -187,6 +190,7 @@ def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: 
         "NODEPOOL_URL": api.url,
         "NODEPOOL_TOKEN": api.token(),
         "PYTHONPATH": str(REPOSITORY),
+        "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -198,6 +202,7 @@ def test_forked_process_does_not_return_the_leases_of_its_parent(api: Api, end: 
     )
     assert done.stdout == "held held\n"
     assert api.pool().leases() == []
+    assert list(tmp_path.glob("nplease-*")) == [], "files for SSH, with a key"
 
 
 def test_commands_of_a_returned_lease_fail_because_it_was_returned(pool: Pool) -> None:
