@@ -54,19 +54,30 @@ class _Call:
 
     def cancel(self) -> None:
         self.canceled = True
-        for lease in list(self.leases.values()):
-            # Not here: the answer may take long.
-            threading.Thread(target=_return, args=(lease,), daemon=True).start()
+        _return(self.leases)
 
 
 #: The call that runs in a thread.
 _CALL: contextvars.ContextVar[_Call] = contextvars.ContextVar("call")
 
 
-def _return(lease: Lease) -> None:
-    # Otherwise it ends on its own within two minutes.
-    with suppress(NodepoolError):
-        lease.give_back()
+def _return(leases: dict[str, Lease]) -> list[threading.Thread]:
+    """Return leases in threads: an answer may take long, and a signal handler must not wait for
+    what it has interrupted.
+    """
+
+    def give_back(lease: Lease) -> None:
+        # Otherwise it ends on its own within two minutes.
+        with suppress(NodepoolError):
+            lease.give_back()
+
+    found = [
+        threading.Thread(target=give_back, args=(lease,), daemon=True)
+        for lease in list(leases.values())
+    ]
+    for thread in found:
+        thread.start()
+    return found
 
 
 class Machines:
@@ -185,8 +196,8 @@ class Machines:
     def close(self) -> None:
         """End all leases, and with them the calls that wait for them or use them."""
         self._closed = True
-        for lease in list(self._leases.values()):
-            _return(lease)
+        for thread in _return(self._leases):
+            thread.join()
 
 
 def _described(lease: Lease) -> dict[str, Any]:

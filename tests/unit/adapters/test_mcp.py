@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import typing
 from typing import Any
 
 from nodepool.adapters.mcp import Machines
-from nodepool.client import Pool
+from nodepool.client import Lease, Pool
 
 
 def test_every_text_argument_is_exactly_str() -> None:
@@ -25,3 +26,21 @@ def test_no_tool_returns_a_list() -> None:
     for tool in Machines(Pool()).tools():
         kind = typing.get_type_hints(tool)["return"]
         assert kind in (str, dict[str, Any]), (tool.__name__, kind)
+
+
+def test_end_of_the_session_returns_all_leases_at_once() -> None:
+    """Agents kill a server that does not end within seconds."""
+    together, returned = threading.Barrier(3), []
+
+    class Slow(Lease):
+        def __init__(self, number: str) -> None:
+            self.id = number
+
+        def give_back(self) -> None:
+            together.wait(30)
+            returned.append(self.id)
+
+    machines = Machines(Pool())
+    machines._leases = {number: Slow(number) for number in "123"}
+    machines.close()
+    assert sorted(returned) == ["1", "2", "3"]
