@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -265,7 +265,7 @@ def stranded_nodes(zk: Facade) -> dict[str, list[Node]]:
     offers = _offers(zk)
     # Usually there are none: the nodes are not read then.
     idle = zk.countNodes().idle
-    if all(_why_not(offers, provider, pool, [label]) is None for provider, pool, label in idle):
+    if all(_why_not(offers, *key) is None for key in idle):
         return {}
     found: dict[str, list[Node]] = defaultdict(list)
     for node in zk.readNodes():
@@ -292,7 +292,7 @@ def _why_stranded(offers: _Offers, node: Node) -> str | None:
 
 
 def _why_not(
-    offers: _Offers, provider: str | None, pool: str | None, types: list[str]
+    offers: _Offers, provider: str | None, pool: str | None, types: Sequence[str]
 ) -> str | None:
     """Return why the pool serves no request for these labels; None: it does, or is unknown."""
     named = offers.get(provider)
@@ -302,7 +302,8 @@ def _why_not(
     if labels is None:
         return f"pool {provider}-{pool} is no longer configured"
     if labels.isdisjoint(types):
-        return f"pool {provider}-{pool} no longer offers {', '.join(types)}"
+        what = ", ".join(types) or "nodes without a label"
+        return f"pool {provider}-{pool} no longer offers {what}"
     return None
 
 

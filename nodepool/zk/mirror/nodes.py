@@ -33,7 +33,7 @@ class NodeCounts:
     """Node counts: by state; by provider, and by label, and state; by provider and pool.
 
     ``free`` has the ready, unallocated nodes by label, which count for min-ready; ``idle`` has them
-    by provider, pool and label.
+    by provider, pool and labels.
     """
 
     states: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class NodeCounts:
     labels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     pools: Counter[PoolKey] = field(default_factory=Counter)
     free: Counter[str] = field(default_factory=Counter)
-    idle: Counter[tuple[str | None, str | None, str]] = field(default_factory=Counter)
+    idle: Counter[tuple[str | None, str | None, tuple[str, ...]]] = field(default_factory=Counter)
 
     def add(self, node: Node, free: bool, sign: int = 1) -> None:
         """Add the node to the numbers.
@@ -53,9 +53,8 @@ class NodeCounts:
         self.states[state] += sign
         for label in node._type:
             self.labels[label][state] += sign
-            if free:
-                self.free[label] += sign
-                self.idle[provider, node.pool, label] += sign
+            self.free[label] += sign * free
+        self.idle[provider, node.pool, tuple(node._type)] += sign * free
         if provider is not None:
             self.providers[provider][state] += sign
             self.pools[provider, node.pool] += sign

@@ -160,7 +160,7 @@ def test_counts_with_and_without_a_mirror(zk: Any) -> None:
         ("p", "main"): 1,
         ("p", "other"): 1,
     }
-    assert found.idle == {("p", "main", "label"): 1}
+    assert found.idle == {("p", "main", ("label",)): 1}
     assert found.providers == {"p": found.states} and found.labels == {"label": found.states}
     assert count_nodes(zk.readNodes()) == found
 

@@ -14,6 +14,7 @@ from nodepool import exceptions
 from nodepool.cmd.commands.context import CommandError
 from nodepool.nodescan.request import NodescanRequest
 from nodepool.status import cluster
+from nodepool.zk.records import Node
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk, answer, created
 from tests.support.launcher import config, provider
@@ -274,6 +275,15 @@ def test_idle_node_of_a_removed_label_or_pool_is_reported_until_it_is_deleted(
     assert desk.bench.node(node.id).state == "ready", "as with 11.0.0"
     assert desk.run("delete", node.id)[0] == 0
     wait_for(lambda: words not in desk.problems(), what="the problem ends")
+
+
+def test_idle_node_without_labels_is_reported(desk: Desk) -> None:
+    desk.start(config(provider()))
+    node = Node()
+    node.state, node.provider, node.pool = "ready", "fake-provider", "main"
+    desk.bench.zk.storeNode(node)
+    why = "pool fake-provider-main no longer offers nodes without a label"
+    desk.reported(f"no request gets idle node {node.id}: {why}")
 
 
 def test_backing_node_that_cannot_be_launched_is_the_cause(
