@@ -62,8 +62,9 @@ _CALL: contextvars.ContextVar[_Call] = contextvars.ContextVar("call")
 
 
 def _return(leases: dict[str, Lease]) -> list[threading.Thread]:
-    """Return leases in threads: an answer may take long, and a signal handler must not wait for
-    what it has interrupted.
+    """Return leases, each in its own thread.
+
+    An answer may take long, and a signal handler must not wait for what it has interrupted.
     """
 
     def give_back(lease: Lease) -> None:

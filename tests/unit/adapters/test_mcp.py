@@ -28,7 +28,7 @@ def test_no_tool_returns_a_list() -> None:
         assert kind in (str, dict[str, Any]), (tool.__name__, kind)
 
 
-def test_end_of_the_session_returns_all_leases_at_once() -> None:
+def test_end_of_the_session_waits_for_all_returns_together() -> None:
     """Agents kill a server that does not end within seconds."""
     together, returned = threading.Barrier(3), []
 
