@@ -73,7 +73,7 @@ def _return(leases: dict[str, Lease]) -> list[threading.Thread]:
             lease.give_back()
 
     found = [
-        threading.Thread(target=give_back, args=(lease,), daemon=True)
+        threading.Thread(target=give_back, args=(lease,), name=f"return-{lease.id}", daemon=True)
         for lease in list(leases.values())
     ]
     for thread in found:
