@@ -19,6 +19,7 @@ WHEELS = {
 }
 #: Module -> distribution that provides it.
 DISTRIBUTIONS = {
+    "anyio": "anyio",
     "azure.core": "azure-core",
     "azure.identity": "azure-identity",
     "boto3": "boto3",

@@ -17,7 +17,7 @@ def register(subparsers: Subparsers) -> None:
 
 def serve(context: Context) -> None:
     optional.require("nodepool mcp", "nodepool-adapters")
-    absent = optional.missing(("mcp",))
+    absent = optional.missing(("mcp", "anyio"))
     if absent is not None:
         raise CommandError(f"mcp needs {absent}")
     from nodepool.adapters import mcp
