@@ -619,9 +619,10 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     # The logs of earlier failures add nothing.
     for each in [*running, *sorted(failed, key=lambda each: each.ended or 0)[-1:]]:
         if each.tail:
-            found.logs[
+            title = (
                 f"end of the log of build {each.build} ({each.state} on {each.builder}, {each.log})"
-            ] = "\n".join(each.tail)
+            )
+            found.logs[title] = "\n".join(each.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready" and not upload.held_back)
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
     _set(found, known.of_image(zk, name, configured, clock))

@@ -20,7 +20,6 @@ class Follower:
 
     One connection to the launcher is for all of them. A launcher only sends the kills of providers
     in its configuration: runners that have ended ask for those of their leases.
-
     """
 
     def __init__(self, fleets: Sequence[Fleet], pool: Pool, stopping: threading.Event) -> None:
