@@ -5,8 +5,10 @@ Not imported by parts that work without requests.
 
 from __future__ import annotations
 
+import email.utils
 import io
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import requests
@@ -18,6 +20,29 @@ UNCOMPRESSED = {"Accept-Encoding": "identity"}
 #: Bytes and seconds of the body of an answer, and of one of a cloud, which may list much.
 MOST, LONGEST = 16 << 20, 60.0
 MOST_OF_CLOUD, LONGEST_OF_CLOUD = 64 << 20, 120.0
+
+
+#: Accepted Retry-After in seconds: 0 would mean many calls per second, and a wrong clock would ask
+#: for days.
+LEAST_ASKED, LONGEST_ASKED = 1.0, 120.0
+
+
+def requested_pause(headers: Mapping[str, str], most: float = LONGEST_ASKED) -> float | None:
+    """Return the seconds of a Retry-After header, which contains seconds or a date.
+
+    :param most: longest pause that is accepted.
+    :return: None: there is no valid one.
+    """
+    text = headers.get("Retry-After") or ""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    # In this order, NaN is the shortest one.
+    return min(max(LEAST_ASKED, seconds), most)
 
 
 class DirectSession(requests.Session):

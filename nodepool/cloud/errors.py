@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import email.utils
 import enum
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from nodepool import exceptions
 
 LONGEST_MESSAGE = 1000
 """Characters of an error that are logged and kept: some clouds return the whole request or a web
 page.
-"""
-LEAST_ASKED, LONGEST_ASKED = 1.0, 120.0
-"""Accepted Retry-After in seconds: 0 would mean many calls per second, and a wrong clock would
-ask for days.
 """
 
 
@@ -29,19 +23,6 @@ def bounded(text: str) -> str:
 def message_of(error: BaseException) -> str:
     """Return the message of an error for logs and records; never empty."""
     return bounded(str(error) or repr(error))
-
-
-def requested_pause(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, which contains seconds or a date."""
-    text = headers.get("Retry-After") or ""
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return None
-    return min(max(seconds, LEAST_ASKED), LONGEST_ASKED)
 
 
 class ErrorKind(enum.Enum):

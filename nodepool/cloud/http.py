@@ -13,8 +13,8 @@ from typing import Any
 import requests
 import requests.adapters
 
-from nodepool.answers import CloudSession
-from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded, requested_pause
+from nodepool.answers import CloudSession, requested_pause
+from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
 from nodepool.version import get_version_string
 
 CONNECT_TIMEOUT = 10.0

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import requests
 
-from nodepool.adapters.runners.forge import ForgeError
-from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, reason_of
+from nodepool.adapters.runners.forge import LONGEST_REST, REST, ForgeError
+from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, reason_of, requested_pause
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)
 #: Entries of one page, if the server allows, and pages after which the numbers count as wrong.
 PER_PAGE, MOST_PAGES = 50, 400
-#: Seconds without calls after a refusal for their number, if the server does not say how long, and
-#: at most.
-REST, LONGEST_REST = 60.0, 3600.0
 #: Characters of an error of the server that are shown.
 MOST_TEXT = 300
 
@@ -136,8 +133,7 @@ class ForgeConnection:
         if answer.status_code >= 400:
             what = f"{method} {path}: {answer.status_code} {_shortened(content)}"
             if answer.status_code == 429:
-                after = answer.headers.get("Retry-After", "")
-                wait = min(float(after), LONGEST_REST) if after.isdecimal() else REST
+                wait = requested_pause(answer.headers, LONGEST_REST) or REST
                 what += f"; no calls for {wait:.0f} s"
                 self._rest = time.monotonic() + wait, f"{self.url}: {what}"
             raise self._error(answer.status_code, what)

@@ -19,9 +19,16 @@ import jwt
 import requests
 import requests.adapters
 
-from nodepool.adapters.runners.forge import ForgeError
+from nodepool.adapters.runners.forge import LONGEST_REST, REST, ForgeError
 from nodepool.adapters.runners.program import ConfigError
-from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, is_untrusted, reason_of
+from nodepool.answers import (
+    UNCOMPRESSED,
+    DirectSession,
+    content_of,
+    is_untrusted,
+    reason_of,
+    requested_pause,
+)
 from nodepool.client import is_protected
 
 log = logging.getLogger("nodepool.adapters.github")
@@ -29,9 +36,6 @@ log = logging.getLogger("nodepool.adapters.github")
 #: Seconds for an answer, for a poll (the service holds it for about 50), and for calls repeated
 #: after failures.
 ANSWER, POLL, REPEAT = 30.0, 120.0, 90.0
-#: Seconds without calls after a refusal for their number: if the service does not say how long, and
-#: at most.
-REST, LONGEST_REST = 60.0, 3600.0
 #: Seconds before its end at which the admin token is renewed.
 SOON = 60.0
 #: Longest name of an exception, text, or body of an answer that is shown.
@@ -534,11 +538,11 @@ def _requested_pause(answer: requests.Response, content: bytes) -> float | None:
     """Return the seconds that the service wants us to wait."""
     if answer.status_code not in (403, 429):
         return None
-    after, left = answer.headers.get("Retry-After", ""), answer.headers.get("X-RateLimit-Remaining")
-    if after.isdecimal():
-        return max(1.0, float(after))
+    after = requested_pause(answer.headers, LONGEST_REST)
+    if after is not None:
+        return after
     reset = answer.headers.get("X-RateLimit-Reset", "")
-    if left == "0":
+    if answer.headers.get("X-RateLimit-Remaining") == "0":
         return max(1.0, float(reset) - _time_of(answer)) if reset.isdecimal() else REST
     limited = answer.status_code == 429 or b"secondary rate limit" in content.lower()
     return REST if limited else None
@@ -548,7 +552,7 @@ def _time_of(answer: requests.Response) -> float:
     """Return the Unix time by the clock of the service; by ours if it does not say."""
     try:
         return email.utils.parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return time.time()
 
 

@@ -7,6 +7,9 @@ from typing import Protocol
 
 #: File in the folder of a runner on its node: a line for each process that was killed for memory.
 KILLS = "kills"
+#: Seconds without calls after a refusal for their number: if the forge does not say how long, and
+#: at most.
+REST, LONGEST_REST = 60.0, 3600.0
 
 
 class ForgeError(Exception):

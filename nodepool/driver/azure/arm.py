@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud.errors import requested_pause
+from nodepool.answers import requested_pause
 from nodepool.cloud.http import Answer, HttpRefused, NoAnswer, new_session, send
 from nodepool.driver.azure.config import AzureProviderConfig
 from nodepool.driver.azure.login import Login

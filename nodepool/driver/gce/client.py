@@ -11,8 +11,7 @@ from typing import Any
 
 import requests
 
-from nodepool.answers import CloudSession
-from nodepool.cloud.errors import requested_pause
+from nodepool.answers import CloudSession, requested_pause
 from nodepool.cloud.http import (
     CONNECT_TIMEOUT,
     TIMEOUT,

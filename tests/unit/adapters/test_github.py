@@ -318,6 +318,17 @@ def test_end_of_a_rate_limit_is_read_by_the_clock_of_the_service(
         calls.find("set", 1)
 
 
+@pytest.mark.parametrize("date", ["soon", f"Fri, 31 Dec {10**20} 23:59:59 GMT"])
+def test_invalid_date_of_the_service_is_replaced_by_our_clock(
+    answers: Answers, calls: Service, date: str
+) -> None:
+    reset = str(int(time.time()) + 600)
+    headers = {"Date": date, "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
+    answers.give("GET", SETS, {}, 403, **headers)
+    with pytest.raises(ServiceError, match=r"no calls for [56]\d\d s"):
+        calls.find("set", 1)
+
+
 def test_service_that_asks_for_no_pause_is_called_after_a_second(
     answers: Answers, calls: Service
 ) -> None:

@@ -16,9 +16,9 @@ from tests import REPOSITORY
 #: may be raised. Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
     "core": 19_904,
-    "driver openstack": 1_627,
+    "driver openstack": 1_628,
     "driver aws": 1_448,
-    "driver kubernetes": 1_234,
+    "driver kubernetes": 1_235,
     "driver nodemanager": 1_928,
     "node manager": 11_039,
     "pages": 3_590,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from nodepool.cloud.errors import ErrorKind, bounded, requested_pause
+from nodepool.answers import requested_pause
+from nodepool.cloud.errors import ErrorKind, bounded
 from nodepool.cloud.http import HttpRefused, classified
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.answers import requested_pause
 from nodepool.cloud import ErrorKind, bounded
-from nodepool.cloud.errors import CallTimeout, requested_pause
+from nodepool.cloud.errors import CallTimeout
 
 # Names of exception classes of the SDK, keystoneauth and requests.
 CONFIGURATION = frozenset(

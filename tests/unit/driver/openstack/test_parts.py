@@ -93,6 +93,9 @@ def test_retry_after_is_read_and_bounded() -> None:
     assert retry_after(http(429, "", **{"Retry-After": "Sat, 01 Jan 2000 00:00:00 GMT"})) == 1
     assert retry_after(http(429, "", **{"Retry-After": "0"})) == 1
     assert retry_after(http(429, "", **{"Retry-After": "soon"})) is None
+    assert retry_after(http(429, "", **{"Retry-After": "nan"})) == 1
+    date = f"Fri, 31 Dec {10**20} 23:59:59 GMT"
+    assert retry_after(http(429, "", **{"Retry-After": date})) is None
     assert retry_after(http(429)) is None
 
 
