@@ -123,7 +123,11 @@ def wait_for(
 def _ask(condition: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return condition(), None
-    except (AttributeError, LookupError, TypeError) as error:
+    except AttributeError as error:
+        if error.obj is not None:
+            raise  # a name that this object never has
+        return None, error
+    except (LookupError, TypeError) as error:
         return None, error
     except urllib.error.HTTPError as error:
         error.close()

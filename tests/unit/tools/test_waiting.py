@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import urllib.error
+from collections.abc import Iterator
 from email.message import Message
+from typing import Any
 
 import pytest
 
@@ -25,3 +28,14 @@ def test_answer_that_something_does_not_exist_is_waited_for(code: int, waits: bo
         with pytest.raises(urllib.error.HTTPError) as caught:
             wait_for(ask)
         caught.value.close()
+
+
+def test_a_name_that_an_object_lacks_fails_immediately() -> None:
+    thread: Any = threading.current_thread()
+    with pytest.raises(AttributeError, match="is_allive"):
+        wait_for(lambda: thread.is_allive())
+
+
+def test_what_does_not_exist_yet_is_waited_for() -> None:
+    answers: Iterator[Any] = iter([None, threading.current_thread()])
+    assert wait_for(lambda: next(answers).is_alive())

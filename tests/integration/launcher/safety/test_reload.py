@@ -289,9 +289,10 @@ def test_stop_abandons_the_launches_of_a_removed_provider(bench: LauncherBench) 
     manager = pool.getProviderManager("fake-two")
     bench.config(config(one))
     wait_for(lambda: not pool.getPoolWorkers("fake-two"))
-    assert manager.create_loop.is_alive(), "the launch is still under way"
+    (thread,) = manager.create_loop.threads
+    assert thread.is_alive(), "the launch is still under way"
     bench.stop(pool)
-    assert not manager.create_loop.is_alive()
+    assert not thread.is_alive()
 
 
 def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
@@ -325,6 +326,7 @@ def test_replaced_between_plan_and_launch(
 ) -> None:
     pool = bench.start(config(provider()))
     old = pool.getProviderManager("fake-provider")
+    (loop,) = old.create_loop.threads
     launch = StateMachineHandler.launch
 
     def late(self: Any, node: Any) -> None:
@@ -334,7 +336,7 @@ def test_replaced_between_plan_and_launch(
                 lambda: pool.getProviderManager("fake-provider") is not old,
                 what="the provider to be replaced",
             )
-            wait_for(lambda: not old.create_loop.is_alive(), what="the old one to end")
+            wait_for(lambda: not loop.is_alive(), what="the old one to end")
         launch(self, node)
 
     monkeypatch.setattr(StateMachineHandler, "launch", late)
