@@ -262,6 +262,8 @@ def test_hand_over_is_decided_by_the_records_after_a_cut_connection(
     try:
         lease = leases.hand_over(lease_id, 600)
         assert (lease.state, [node.state for node in bench.nodes()]) == (LeaseState.HELD, [HOLD])
+        # The answer can be there before the news of the connection.
+        wait_for(lambda: zk.connected, what="the connection")
         assert leases.give_back(lease_id)
     finally:
         proxy.stop()
