@@ -135,6 +135,7 @@ class Verification(threading.Thread):
         zk = self.state.zk
         if zk is None or self.state.config is None or not (zk.connected and zk.synced):
             return RESYNC
+        self._delete_lost_requests()
         waiting, seconds = self._waiting(), RESYNC
         with self._changed:
             for known in (self._reasons, self._failures):
@@ -142,8 +143,7 @@ class Verification(threading.Thread):
                     known.pop(path)
         for path, upload in waiting.items():
             provider = upload.provider_name or ""
-            run = self._runs.get(provider)
-            if run is not None and run.is_alive():
+            if self._runs_at(provider):
                 continue
             if left := self._pauses.wait(path):
                 seconds = min(seconds, left)
@@ -154,6 +154,18 @@ class Verification(threading.Thread):
             )
             self._runs[provider].start()
         return seconds
+
+    def _runs_at(self, provider: str) -> bool:
+        run = self._runs.get(provider)
+        return run is not None and run.is_alive()
+
+    def _delete_lost_requests(self) -> None:
+        """Delete our requests whose creation or deletion was not answered."""
+        tree = self.state.zk.request_tree
+        for request in filter(None, map(tree.get, list(tree.verifying))):
+            if tree.is_own(request) and not self._runs_at(request.provider or ""):
+                self.log.info("Deleting request %s of an earlier verification", request.id)
+                self.state.zk.deleteNodeRequest(request)
 
     # -- one upload
 
@@ -229,10 +241,6 @@ class Verification(threading.Thread):
         request.requestor_data = {UPLOAD: upload_path(upload)}
         request.provider, request.created_time = provider, self.state.clock.time()
         request.node_types = [self._label(image, provider, verify)]
-        for other in self.state.zk.readRequests():
-            # Ours, whose creation was not answered, or that of a session that is about to end.
-            if (other.requestor, other.requestor_data) == (VERIFIER, request.requestor_data):
-                self.state.zk.deleteNodeRequest(other)
         self.state.zk.storeNodeRequest(request, PRIORITY)
         self.log.info("Request %s verifies %s", request.id, upload_path(upload))
         try:

@@ -72,8 +72,7 @@ class MinReady(threading.Thread):
 
     def owns(self, request: NodeRequest) -> bool:
         """Return whether our session has created this request for min-ready."""
-        owner = request.stat.ephemeralOwner if request.stat is not None else None
-        return request.requestor == MIN_READY and owner == self.state.zk.client.session_id
+        return request.requestor == MIN_READY and self.state.zk.request_tree.is_own(request)
 
     def run(self) -> None:
         while not self._stopping:

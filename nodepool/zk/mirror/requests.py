@@ -29,8 +29,9 @@ class RequestTree(Tree[NodeRequest]):
         self.requests: dict[str, NodeRequest] = {}
         self.listeners: list[RequestListener] = []
         self.pending: set[str] = set()
-        #: Those for min-ready, of any launcher.
+        #: Those for min-ready, and for machines that try uploads, of any launcher.
         self.min_ready: set[str] = set()
+        self.verifying: set[str] = set()
         #: label -> number of unfinished min-ready requests of any launcher.
         self.min_ready_open: Counter[str] = Counter()
         #: label -> number of fulfilled min-ready requests whose nodes are not free yet.
@@ -83,6 +84,7 @@ class RequestTree(Tree[NodeRequest]):
             for ids, fits in (
                 (self.pending, request is not None and request._state == PENDING),
                 (self.min_ready, request is not None and request.requestor == MIN_READY),
+                (self.verifying, request is not None and request.requestor == VERIFIER),
             ):
                 (ids.add if fits else ids.discard)(request_id)
         self.announce(self.listeners, request_id, old, request)
@@ -99,6 +101,11 @@ class RequestTree(Tree[NodeRequest]):
 
     def get(self, request_id: str | None) -> NodeRequest | None:
         return None if request_id is None else self.requests.get(request_id)
+
+    def is_own(self, request: NodeRequest) -> bool:
+        """Return whether our session has created this request."""
+        owner = request.stat.ephemeralOwner if request.stat is not None else None
+        return owner == self.client.session_id
 
     def snapshot(self) -> list[NodeRequest]:
         """Return all requests, sorted by id."""

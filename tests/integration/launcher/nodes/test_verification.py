@@ -21,8 +21,9 @@ from nodepool.launcher.verification import MOST_FAILURES, Verification
 from nodepool.lease.ssh import machine
 from nodepool.ssh import Kept
 from nodepool.zk.mirror.requests import VERIFIER
-from nodepool.zk.records import READY, USED, ImageUpload
+from nodepool.zk.records import READY, USED, ImageUpload, NodeRequest
 from nodepool.zk.rollback import UPLOAD, Rollbacks, upload_path
+from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
 from tests.integration.cli.test_observe import Shell
 from tests.support.launcher import LauncherBench, config, provider
@@ -321,13 +322,18 @@ def test_another_launcher_continues_after_the_death_of_the_first(
 
 @pytest.mark.spec("BLD-25.7")
 def test_request_whose_creation_was_not_answered_is_deleted(scene: Scene) -> None:
-    new = scene.hold_back()
-    data = {UPLOAD: upload_path(new)}
-    lost = scene.bench.submit("nobody-has-it", requestor=VERIFIER, requestor_data=data)
-    other = scene.bench.submit("nobody-has-it", requestor=VERIFIER, requestor_data={UPLOAD: "/"})
-    scene.bench.start(scene.config(command="true"))
-    wait_for(lambda: scene.used() == upload_path(new), what="the new upload")
-    assert scene.bench.zk.getNodeRequest(lost) is None
+    launcher = scene.bench.start(scene.config(command="true"))
+
+    def request(zk: ZooKeeper) -> str:
+        made = NodeRequest()
+        made.state, made.requestor, made.reuse = "requested", VERIFIER, False
+        made.requestor_data, made.provider = {UPLOAD: upload_path(scene.old)}, PLACE
+        made.node_types = ["small"]
+        zk.storeNodeRequest(made, "300")
+        return str(made.id)
+
+    other, lost = request(scene.bench.zk), request(launcher.zk)
+    wait_for(lambda: scene.bench.zk.getNodeRequest(lost) is None, what="its deletion")
     assert scene.bench.zk.getNodeRequest(other) is not None
 
 
