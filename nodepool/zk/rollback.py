@@ -305,9 +305,10 @@ class Rollbacks:
         self._run(txn, image)
         return result
 
-    def hold_back(self, upload: ImageUpload) -> None:
+    def hold_back(self, upload: ImageUpload, lock: str | None = None) -> None:
         """Store a finished upload that launchers use only once it is verified.
 
+        :param lock: path of our contender for its lock, without which nothing is stored.
         :raises RollbackRefused: others keep changing uploads of the image.
         """
         image, provider = upload.image_name or "", upload.provider_name or ""
@@ -327,6 +328,8 @@ class Rollbacks:
                 self._set(txn, uploads, used, time, used.rolled_back)
             changed = upload.copy()
             changed.rolled_back = mark
+            if lock is not None:
+                txn.check(lock)
             txn.set(upload_path(upload), changed.serialize())
             try:
                 self._run(txn, image)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import KazooException, SessionExpiredError
 
 from nodepool import metrics
 from nodepool.base.problems import log_failure
@@ -416,8 +416,10 @@ class UploadJob:
             diskimage = self._config.diskimages.get(self.image)
             if record.state == READY and diskimage is not None and diskimage.verify is not None:
                 try:
-                    Rollbacks(zk, time.time).hold_back(record)
+                    Rollbacks(zk, time.time).hold_back(record, self._lock.contender)
                 except RollbackRefused as error:
+                    if not self._lock.held:  # it is acquired again
+                        raise SessionExpiredError from error
                     raise Lost(str(error)) from error
                 return
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)

@@ -60,6 +60,12 @@ class HeldLock:
         handle = self._handle  # read once: another thread may release the lock
         return handle is not None and handle.session_id == self._client.session_id
 
+    @property
+    def contender(self) -> str | None:
+        """Return the path of our last contender; None: the lock was released."""
+        handle = self._handle
+        return None if handle is None else handle.path
+
     def regain(self) -> bool:
         """Acquire the lock after its session was lost; return False if another client was
         faster.

@@ -11,6 +11,7 @@ import pytest
 
 from nodepool.status.images import image_list
 from nodepool.zk import paths
+from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload, NodeRequest
 from nodepool.zk.rollback import (
     UPLOAD,
@@ -479,6 +480,21 @@ def test_upload_is_held_back_although_others_change_the_one_in_use(
     scene.rollbacks.hold_back(new)
     assert late.refused() == path
     assert scene.used("east") == old.build_id and scene.stored(old)["username"] == "other"
+
+
+@pytest.mark.spec("BLD-25.1")
+def test_upload_whose_lock_was_lost_is_not_stored(scene: Scene) -> None:
+    (old,) = scene.build(50, "east")
+    new = finish(scene, old)
+    directory = f"{paths.uploads(IMAGE, new.build_id or '', 'east')}/lock"
+    lost, held = HeldLock(scene.zk.client, directory), HeldLock(scene.zk.client, "/lock")
+    contender = lost.contender
+    lost.release()
+    with pytest.raises(RollbackRefused, match=str(contender)):
+        scene.rollbacks.hold_back(new, contender)
+    assert scene.stored(new)["state"] == UPLOADING and scene.used("east") == old.build_id
+    scene.rollbacks.hold_back(new, held.contender)
+    assert scene.stored(new)["state"] == READY
 
 
 @pytest.mark.spec("BLD-25.2")
