@@ -35,6 +35,8 @@ def absolute(path: object) -> str:
 class Verify(Section):
     """How each new upload is tried on a machine."""
 
+    TIMEOUT = 600
+
     ssh_key: str = option(
         str,
         REQUIRED,
@@ -46,7 +48,7 @@ class Verify(Section):
     )
     timeout: int = option(
         v.All(int, v.Range(min=1, max=86400)),
-        600,
+        TIMEOUT,
         "seconds for the login and the command",
         convert=lambda value: max(1, min(86400, _whole(value))),
     )

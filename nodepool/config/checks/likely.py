@@ -14,6 +14,7 @@ from typing import Any
 
 from nodepool.base.names import did_you_mean
 from nodepool.config.checks.crosschecks import Finding, options_of
+from nodepool.config.diskimages import Verify
 
 CONNECTION_TYPES = ("ssh", "network_cli", "winrm", "kubectl", "namespace", "project", "local")
 #: No host has more processors.
@@ -59,6 +60,16 @@ def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
                 f"{most:g} nodes at most"
             )
             yield warning(text, "labels", index, "min-ready")
+    held = data.get("max-hold-age")
+    for index, image in entries(data.get("diskimages")):
+        verify = image.get("verify")
+        limit = verify.get("timeout", Verify.TIMEOUT) if isinstance(verify, dict) else None
+        if isinstance(held, int) and isinstance(limit, int) and 0 < held < limit:
+            text = (
+                f"no upload is verified, so none is used: max-hold-age {held} is shorter than the "
+                f"timeout, {limit} s"
+            )
+            yield warning(text, "diskimages", index, "verify")
 
 
 def offered_labels(provider: dict[str, Any]) -> Iterator[tuple[Place, str, dict[str, Any]]]:

@@ -107,6 +107,11 @@ def static(**node: Any) -> dict[str, Any]:
             "2 nodes at most",
             ("labels", 0, "min-ready"),
         ),
+        (
+            {"max-hold-age": 300, "diskimages": [{"name": "debian", "verify": {}}]},
+            "max-hold-age 300 is shorter than the timeout, 600 s",
+            ("diskimages", 0, "verify"),
+        ),
     ],
 )
 def test_likely_mistake_is_a_warning_with_its_place(
@@ -125,6 +130,8 @@ def test_likely_mistake_is_a_warning_with_its_place(
         static(**{"host-key": KEY, "connection-type": "winrm"}),
         static(name="fe80::1:22"),
         {"labels": [{"name": "big", "min-ready": 1}], **static()},
+        {"max-hold-age": 300, "diskimages": [{"name": "debian", "verify": {"timeout": 300}}]},
+        {"diskimages": [{"name": "debian", "verify": {}}]},
     ],
 )
 def test_good_values_are_not_warned_about(given: dict[str, Any]) -> None:
