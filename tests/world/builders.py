@@ -27,7 +27,7 @@ from nodepool.builder.building.process import ProcessResult
 from nodepool.builder.machine.processes import MARKER_VARIABLE, Origin
 from nodepool.builder.machine.processes import Process as Found
 from nodepool.lab.simulation.kernel import EPOCH, Process, Task, current
-from tests.world import faults
+from tests.world import faults, verifications
 
 if TYPE_CHECKING:
     from tests.world.cloud import Cloud
@@ -68,6 +68,8 @@ class Images:
     :param ages: images, and the age in seconds at which they are built again.
     :param hook: providers have a program that runs after uploads.
     :param thrifty: image files are deleted after their uploads.
+    :param verified: launchers try new uploads before they use them.
+    :param broken: the part of the uploads that do not work.
     """
 
     builders: int = 0
@@ -76,6 +78,8 @@ class Images:
     hook: bool = False
     thrifty: bool = False
     workers: int = 1
+    verified: bool = False
+    broken: float = 0.0
 
 
 def extend(scenario: Scenario) -> None:
@@ -142,6 +146,7 @@ def extend(scenario: Scenario) -> None:
             for _ in range(3)
         ]
     scenario.image_actions = sorted(actions, key=lambda action: action.at)
+    verifications.extend(scenario)
 
 
 def configure(scenario: Scenario, config: dict[str, Any]) -> None:
@@ -158,6 +163,8 @@ def configure(scenario: Scenario, config: dict[str, Any]) -> None:
         }
         for name, age in images.ages.items()
     ]
+    if images.verified:
+        verifications.configure(config["diskimages"])
     for provider, options in zip(scenario.providers, config["providers"], strict=True):
         if "images" in provider:
             options["diskimages"] = [{"name": name} for name in provider["images"]]
@@ -340,6 +347,7 @@ KINDS: dict[str, Callable[[World, faults.Fault], None]] = {
 
 def heal(world: World) -> None:
     """End all faults that last."""
+    world.scenario.images.broken = 0.0
     world.observer.images.strikes.clear()
     machine.full.clear()
     machine.failing = 0.0

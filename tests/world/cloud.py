@@ -31,18 +31,21 @@ class Machine:
     metadata: dict[str, Any]
     runs_at: float
     fails: bool = False
+    image: Image | None = None
 
 
 @dataclass
 class Image:
     """
     :param ready: it has been received completely, so that machines can be created of it.
+    :param broken: how its machines fail; see :mod:`tests.world.verifications`.
     """
 
     id: str
     name: str
     metadata: dict[str, Any]
     ready: bool = False
+    broken: str | None = None
 
 
 class Cloud:
@@ -72,6 +75,8 @@ class Cloud:
         self.images: dict[str, Image] = {}
         #: Machines that were asked for with an image that does not exist.
         self.imageless = 0
+        #: Returns how the next image is broken.
+        self.quality: Callable[[], str | None] = lambda: None
         self.machines: dict[str, Machine] = {}
         self._count = 0
         self.calls = 0
@@ -131,6 +136,9 @@ class Cloud:
             self._kernel.now + random.uniform(*self._boot),
         )
         machine.fails = random.random() < self.failing_machines
+        machine.image = self.images.get(image or "")
+        if machine.image is not None and machine.image.broken == "boot":
+            machine.fails = True
         self.machines[machine.id] = machine
         self._created(machine.id, hostname)
         self._changed()
@@ -142,7 +150,7 @@ class Cloud:
         """
         self._count += 1
         image = self.images[f"{self.name}-image-{self._count}"] = Image(
-            f"{self.name}-image-{self._count}", name, dict(metadata)
+            f"{self.name}-image-{self._count}", name, dict(metadata), broken=self.quality()
         )
         self._kernel.sleep(self._kernel.random.uniform(0.2, 3.0))
         if image.id not in self.images:

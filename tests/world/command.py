@@ -47,8 +47,9 @@ def prepare(mutation: str | None = None) -> None:
     import nodepool.driver.static.provider
     import nodepool.launcher
     import nodepool.nodeutils
+    import nodepool.ssh
     from nodepool.driver import Drivers
-    from tests.world import builders, hosts, openstack, world  # noqa: F401
+    from tests.world import builders, hosts, openstack, verifications, world  # noqa: F401
 
     builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
@@ -58,6 +59,7 @@ def prepare(mutation: str | None = None) -> None:
         Drivers.get(name)
     nodepool.driver.fake.adapter.FakeAdapter = openstack.Adapter  # type: ignore[misc]
     nodepool.nodeutils.nodescan = hosts.scan
+    nodepool.ssh.run_with_key = verifications.log_in
     # It takes longer than most commands.
     nodepool.cmd.nodepoolcmd.create_parser = functools.cache(nodepool.cmd.nodepoolcmd.create_parser)
     nodepool.cmd.nodepoolcmd.create_parser()

@@ -48,6 +48,12 @@ def _newest(records: dict[str, dict[str, Any]]) -> list[str]:
     return sorted(ready, key=lambda path: (records[path]["state_time"], path), reverse=True)
 
 
+def _mark(upload: dict[str, Any]) -> dict[str, Any]:
+    """Why launchers do not use an upload that was to be verified; empty: they do."""
+    mark: dict[str, Any] = upload.get("rolled_back") or {}
+    return mark if mark.get("by") == "verification" and not mark.get("undone") else {}
+
+
 class ImageObserver:
     """Sees each change below ``/nodepool/images``."""
 
@@ -66,6 +72,8 @@ class ImageObserver:
         self._due = dict.fromkeys(world.scenario.images.ages, 0.0)
         self._built: dict[str, float] = {}
         self._unsent: dict[tuple[str, str], float] = {}
+        #: Uploads in the order in which they became ready.
+        self._finished: list[str] = []
         #: Called once, at the next change that a builder makes, with its name.
         self.strikes: list[Any] = []
 
@@ -184,7 +192,9 @@ class ImageObserver:
 
     def _upload(self, path: str, old: str | None, record: dict[str, Any]) -> None:
         world = self._world
-        if old == "ready" == record["state"] and not world.zookeeper.writer.startswith("builder"):
+        verified = world.scenario.images.verified
+        builder = world.zookeeper.writer.startswith("builder")
+        if old == "ready" == record["state"] and (verified or not builder):
             self._rolled(path, record)
             return
         if record["state"] in ("uploading", "ready") and not self._holds(
@@ -196,6 +206,7 @@ class ImageObserver:
             )
         if record["state"] != "ready":
             return
+        self._finished.append(path)
         directory = path.rpartition("/")[0]
         for other, theirs in self.uploads.items():
             if (
@@ -266,7 +277,8 @@ class ImageObserver:
         """
         image = label.removesuffix("-node")
         return image not in self._due or any(
-            path.startswith(f"{IMAGES}{image}/") for path in _newest(self.uploads)
+            path.startswith(f"{IMAGES}{image}/") and not _mark(self.uploads[path])
+            for path in _newest(self.uploads)
         )
 
     def at_rest(self) -> list[str]:
@@ -340,6 +352,16 @@ class ImageObserver:
             there = images.get(record.get("external_id") or "")
             if there is None or not there.ready:
                 wrong.append(f"{path} is ready, but its image is not: {there}")
+        for name in self._providers():
+            # It replaces others that wait.
+            latest = [
+                path for path in self._finished if path in uploads and path.split("/")[7] == name
+            ][-1:]
+            wrong += [
+                f"{path} is not verified"
+                for path in latest
+                if _mark(uploads[path]).get("unverified")
+            ]
         return wrong
 
     def _tree(self) -> list[str]:

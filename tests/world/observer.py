@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tests.world.images import ImageObserver
+from tests.world.verifications import VERIFIER
 
 if TYPE_CHECKING:
     from tests.world.world import World
@@ -139,6 +140,8 @@ class Observer:
             if (
                 record["state"] not in LEGAL.get(old, ())
                 and name not in self._world.operators.touched
+                # A lease holds its machine, and returns it.
+                and (old, record["state"], record["requestor"]) != ("hold", "used", VERIFIER)
             ):
                 self._world.violated(f"node {name} went from {old} to {record['state']}")
             self._reassigned(name, before, record)
@@ -257,7 +260,7 @@ class Observer:
             )
 
     def _fulfilled(self, name: str, record: dict[str, Any]) -> None:
-        if record["requestor"] != MIN_READY:
+        if record["requestor"] not in (MIN_READY, VERIFIER):
             self._world.history.fulfilled(name, record["nodes"])
         if len(record["nodes"]) != len(record["node_types"]):
             self._world.violated(
@@ -275,9 +278,23 @@ class Observer:
                 self._world.violated(
                     f"request {name} was fulfilled with node {node_id}, which is {node}"
                 )
+            elif record["requestor"] != VERIFIER:
+                self._usable(name, node)
             for other, theirs in self.requests.items():
                 if other != name and theirs["state"] == "fulfilled" and node_id in theirs["nodes"]:
                     self._world.violated(f"node {node_id} was given to {other} and to {name}")
+
+    def _usable(self, request: str, node: dict[str, Any]) -> None:
+        """Nobody but a verification gets a machine of an image that does not work."""
+        if node["requestor"] == VERIFIER:
+            self._world.violated(f"request {request} got a machine of a verification: {node}")
+        for cloud in self._world.image_clouds:
+            machine = cloud.machines.get(machine_of(node) or "")
+            if machine is not None and machine.image is not None and machine.image.broken:
+                self._world.violated(
+                    f"request {request} got {machine.id} of {machine.image.id}, which is broken: "
+                    f"{machine.image.broken}"
+                )
 
     def contenders(self, node_id: str) -> list[str]:
         """Who holds the lock of a node, and who waits for it."""

@@ -21,6 +21,7 @@ import yaml
 from nodepool.lab.simulation.kernel import EPOCH, Process
 from nodepool.process.service import STOP_LIMIT
 from tests.world.faults import Fault
+from tests.world.verifications import VERIFIER
 
 if TYPE_CHECKING:
     from tests.world.world import World
@@ -235,7 +236,11 @@ def hold_in_use(world: World, operation: Operation) -> None:
 
 
 def delete(world: World, operation: Operation) -> None:
-    held = [name for name, node in world.observer.nodes.items() if node["state"] == "hold"]
+    held = [
+        name
+        for name, node in world.observer.nodes.items()
+        if node["state"] == "hold" and not (world.scenario.quiet and node["requestor"] == VERIFIER)
+    ]
     node_id = _pick(operation, [*_idle(world), *held])
     if node_id is not None:
         world.operators.delete(node_id)

@@ -18,7 +18,17 @@ from typing import Any
 from nodepool.lab.simulation import install
 from nodepool.lab.simulation.kernel import Process, SimulationError
 from nodepool.lab.simulation.zookeeper import ADDRESS, ZooKeeper
-from tests.world import builders, capacity, faults, history, hosts, lines, nodemanagers, operators
+from tests.world import (
+    builders,
+    capacity,
+    faults,
+    history,
+    hosts,
+    lines,
+    nodemanagers,
+    operators,
+    verifications,
+)
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
 from tests.world.faulty import FaultyKernel, FaultyNetwork
@@ -243,10 +253,12 @@ class Launcher:
         self._world.kernel.spawn(self._run, process=self.process)
 
     def _run(self) -> None:
-        from nodepool.launcher import NodePool
+        from nodepool.launcher import NodePool, verification
         from nodepool.launcher.requests import assignment
 
         assignment.RESYNC = RESYNC
+        if self._world.scenario.images.verified:
+            verification.RESYNC = RESYNC
 
         def main() -> None:
             pool: Any = NodePool(None, self._world.config_file)
@@ -365,6 +377,7 @@ class World:
             )
             if isinstance(cloud, Cloud):
                 cloud.image_gone = observer.images.gone
+                cloud.quality = self._quality
             self.clouds.append(cloud)
             pool |= {"labels": provider["labels"], "max-servers": provider["servers"]}
             entry = {
@@ -409,6 +422,13 @@ class World:
             config["max-hold-age"] = scenario.max_hold_age
         builders.configure(scenario, config)
         return config
+
+    def _quality(self) -> str | None:
+        """Return how the next image is broken."""
+        images, choice = self.scenario.images, self.kernel.random
+        if images.broken and choice.random() < images.broken:
+            return choice.choice(verifications.KINDS)
+        return None
 
     # -- what is seen
 

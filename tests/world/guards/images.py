@@ -16,6 +16,18 @@ _DIRECTED = "tests/world/directed/test_image_rollback.py::"
 _VERIFIED = "tests/integration/launcher/nodes/test_verification.py::"
 
 GUARDS: dict[str, Mutation] = {
+    "lost-requests-of-verifications-stay": Mutation(
+        _IN_VERIFICATION,
+        "        self._delete_lost_requests()\n",
+        "",
+        f"{_VERIFIED}test_request_whose_creation_was_not_answered_is_deleted",
+    ),
+    "uploads-are-held-back-without-their-lock": Mutation(
+        _IN_ROLLBACK,
+        "                txn.check(lock)\n",
+        "                pass\n",
+        f"{_ROLLBACK}test_upload_whose_lock_was_lost_is_not_stored",
+    ),
     "verifications-count-against-labels": Mutation(
         _IN_LAUNCHER,
         "self._blameless or self._verifies",

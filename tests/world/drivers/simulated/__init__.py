@@ -15,6 +15,7 @@ from nodepool.driver.common.options import ProviderDiskImage
 from nodepool.driver.utils import QuotaInformation
 from tests.support.faults.drivers.diskcloud import DiskPool, DiskProviderConfig
 from tests.world.cloud import Cloud, CloudError, Image, clouds
+from tests.world.verifications import address
 
 #: Seconds after which an answer of the cloud is not waited for any more.
 DEADLINE = 10.0
@@ -76,7 +77,7 @@ class SimulatedInstance(statemachine.Instance):
         self.ready = True
         self.external_id = external_id
         self.metadata = metadata
-        self.interface_ip = self.public_ipv4 = "192.0.2.1"
+        self.interface_ip = self.public_ipv4 = address(external_id)
         self.cloud = "simulated"
 
     def getQuotaInformation(self) -> QuotaInformation:
