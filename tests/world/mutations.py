@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 69
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 29
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -834,7 +834,7 @@ MUTATIONS: dict[str, Mutation] = {
         "nodepool.builder.cleanup.files",
         "if absent(image, build_id) and (image, build_id) not in running():",
         "if False:",
-        63,
+        24,
     ),
     "images-of-failed-uploads-are-not-looked-for": Mutation(
         "nodepool.builder.cleanup.worker", "self._strays.sweep(config)", "pass", 7
@@ -846,7 +846,7 @@ MUTATIONS: dict[str, Mutation] = {
         15,
     ),
     "results-are-stored-without-lock": Mutation(
-        "nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 27
+        "nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 22
     ),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",
