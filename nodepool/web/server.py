@@ -232,6 +232,8 @@ async def _stream(answer: Stream, given: web.BaseRequest) -> web.StreamResponse:
         headers=[("Server", "nodepool"), ("Cache-Control", "no-store"), *answer.headers]
     )
     response.force_close()
+    if given.method == "HEAD":
+        return response
 
     async def begin() -> Write:
         await response.prepare(given)

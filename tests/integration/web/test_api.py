@@ -358,6 +358,19 @@ def test_missed_events_are_sent_after_a_reconnect(site: Site) -> None:
     wait_for(lambda: len(site.app.streams) == 0, 30, "they are forgotten")
 
 
+def test_head_of_the_events_is_answered_without_a_body(site: Site) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", site.port), 30) as client,
+        client.makefile("rb") as answer,
+    ):
+        client.sendall(b"HEAD /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head = list(iter(answer.readline, b"\r\n"))
+        assert head[0].startswith(b"HTTP/1.1 200")
+        assert b"Content-Type: text/event-stream; charset=UTF-8\r\n" in head
+        assert answer.read(1) == b""
+    assert len(site.app.streams) == 0
+
+
 @pytest.mark.spec(
     "security review S9: one client cannot take all places of those who follow events"
 )
