@@ -1,9 +1,9 @@
 """Events in the cluster: changes that the mirror sees, and events of this launcher.
 
-An event is a JSON object with ``number`` (increasing by one within a process), ``time`` (UNIX
-seconds), ``type``
-(:data:`TYPES`) and the fields of its object; ``zxid`` is the transaction that changed it. Events
-are kept for a while in memory, for subscribers, and in ZooKeeper (:mod:`nodepool.zk.history`).
+An event is a JSON object with ``number`` (increasing by one within a process, and larger than
+those of earlier processes), ``time`` (UNIX seconds), ``type`` (:data:`TYPES`) and the fields of
+its object; ``zxid`` is the transaction that changed it. Events are kept for a while in memory, for
+subscribers, and in ZooKeeper (:mod:`nodepool.zk.history`).
 """
 
 from __future__ import annotations
@@ -109,9 +109,11 @@ class Feed:
         self._clock = clock
         self._lock = threading.Lock()
         self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
-        self._number = 0
+        # Milliseconds: clients continue after a restart with the number of an earlier process, and
+        # none records 1000 events per second for long.
+        self._number = self._first = time.time_ns() // 10**6
         #: Events up to this number are in ZooKeeper.
-        self.stored = 0
+        self.stored = self._first
         #: Listener -> whether it also gets changes of reports.
         self._listeners: dict[Listener, bool] = {}
         #: The initial content of the mirror causes no events.
@@ -150,10 +152,10 @@ class Feed:
     def since(self, number: int) -> tuple[list[Event], bool]:
         """Return the later events that are still kept, and whether these are all.
 
-        A number that was not reached yet is from another process: all kept events may be new.
+        A number outside those of this process is from another one: all kept events may be new.
         """
         with self._lock:
-            if number > self._number:
+            if not self._first <= number <= self._number:
                 return list(self._events), False
             found = [event for event in self._events if event["number"] > number]
             return found, number >= self._number - len(found)

@@ -76,7 +76,7 @@ def feed(zk: Zk) -> Feed:
 
 def test_what_is_there_at_first_is_no_news(zk: Zk, feed: Feed) -> None:
     zk.node_tree.listeners[0]("0000000001", None, node("ready"))
-    assert feed.since(0) == ([], True)
+    assert feed.since(feed.number) == ([], True)
 
 
 def test_reports_are_sent_to_subscribers(zk: Zk, feed: Feed) -> None:
@@ -129,7 +129,8 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
         feed.note("drain-changed", drains=drains)
         assert describe(heard.pop()) == f"drains: now {text}"
     assert {event["type"] for event in heard} <= TYPES.keys()
-    assert [event["number"] for event in heard] == list(range(1, 12))
+    first = heard[0]["number"]
+    assert [event["number"] for event in heard] == list(range(first, first + 11))
     for event in heard:
         text = describe(event)
         assert "\n" not in text and "None" not in text, text
@@ -164,20 +165,36 @@ def test_wrong_clocks_give_no_seconds(begin: object) -> None:
 
 def test_an_unchanged_record_is_no_event(zk: Zk, feed: Feed) -> None:
     feed.begin()
+    before = feed.number
     zk.node_tree.listeners[0]("0000000001", node("ready"), node("ready"))
-    assert feed.number == 0
+    assert feed.number == before
 
 
 def test_what_is_not_kept_any_more(feed: Feed) -> None:
+    before = feed.number
     for _ in range(KEPT + 10):
         feed.note("node-step", node="1")
-    found, complete = feed.since(5)
+    found, complete = feed.since(before + 5)
     assert len(found) == KEPT and not complete
-    assert feed.since(KEPT) == (found[-10:], True)
-    assert feed.since(KEPT + 10) == ([], True)
-    assert feed.since(KEPT + 11) == (found, False), (
-        "the number is that of a process before this one"
-    )
+    assert feed.since(before + KEPT) == (found[-10:], True)
+    assert feed.since(before + KEPT + 10) == ([], True)
+    assert feed.since(before + KEPT + 11) == (found, False), "the number is that of another process"
+
+
+def test_number_of_an_earlier_process_returns_all_events_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = 1796072369 * 10**9
+    monkeypatch.setattr("nodepool.zk.mirror.feed.time.time_ns", lambda: started)
+    earlier = Feed()
+    for _ in range(3):
+        earlier.note("node-step", node="1")
+    monkeypatch.setattr("nodepool.zk.mirror.feed.time.time_ns", lambda: started + 10**9)
+    later = Feed()
+    for _ in range(5):
+        later.note("node-step", node="2")
+    found, complete = later.since(earlier.number)
+    assert len(found) == 5 and not complete
 
 
 def test_a_listener_that_raises_harms_no_other(
@@ -320,12 +337,12 @@ def test_events_wait_for_a_write_that_succeeds(feed: Feed) -> None:
     kazoo.create_async = fail
     with pytest.raises(ConnectionLoss):
         writer.flush(kazoo, False, at_once=True)
-    assert feed.stored == 0
+    assert feed.stored == feed.number - 1
     feed.note("node-usage", node="2")
     kazoo.create_async = create
     writer.flush(kazoo, False, at_once=True)
     assert [event["node"] for event in HistoryReader().read_all(kazoo)] == ["1", "2"]
-    assert feed.stored == feed.number == 2
+    assert feed.stored == feed.number
 
 
 def test_kill_is_written_immediately(feed: Feed) -> None:
@@ -412,10 +429,10 @@ def test_events_that_are_not_written_count_as_stored(feed: Feed) -> None:
     feed.note("node-step", node="1")
     feed.note("drain-changed", drains=[])
     writer.flush(kazoo, False, at_once=True)
-    assert feed.stored == 2
+    assert feed.stored == feed.number
     feed.note("drain-changed", drains=[])
     writer.flush(kazoo, False)
-    assert feed.stored == 3
+    assert feed.stored == feed.number
 
 
 def test_event_of_another_thread_that_comes_late_does_not_count_as_stored(feed: Feed) -> None:
@@ -428,6 +445,6 @@ def test_event_of_another_thread_that_comes_late_does_not_count_as_stored(feed: 
     writer._note_event(second)
     writer.flush(kazoo, False, at_once=True)
     writer._note_event(first)  # its thread had only got the number
-    assert feed.stored == 0
+    assert feed.stored == feed.number - 2
     writer.flush(kazoo, False, at_once=True)
-    assert feed.stored == 2
+    assert feed.stored == feed.number
