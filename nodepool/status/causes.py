@@ -34,6 +34,7 @@ from nodepool.status.known import (
     published_problems,
     stranded_nodes,
     stuck_nodes,
+    unserved_nodes,
 )
 from nodepool.status.once import Facade, remembered
 from nodepool.status.results import format_duration
@@ -662,7 +663,8 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
     """Return problems derived from the state of the whole cluster.
 
     These are images without uploads, automatic roll-backs of images, min-ready that is not
-    reached, idle nodes that no request gets, and stuck nodes.
+    reached, nodes of providers that no launcher has, idle nodes that no request gets, and stuck
+    nodes.
     """
     if not zk.getLaunchers() and not zk.getRegisteredPools():
         waiting = sum(request.state in (REQUESTED, PENDING) for request in zk.readRequests())
@@ -694,6 +696,20 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
                     help=cause.remedy or "see `nodepool explain label`",
                 )
             )
+    for name, states in unserved_nodes(zk).items():
+        number = count_of(states.total(), "node")
+        some = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        found.append(
+            Problem(
+                one_line(
+                    f"no launcher has provider {name}: its {number} ({some}) cannot be "
+                    "assigned or deleted"
+                ),
+                name,
+                help="start its launcher, or configure the provider again; if its machines no "
+                f"longer exist, remove the records with `nodepool erase {name}`",
+            )
+        )
     for why, idle in stranded_nodes(zk).items():
         some = ", ".join(str(node.id) for node in idle[:MOST_NAMED])
         some += f" and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""

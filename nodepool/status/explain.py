@@ -518,8 +518,7 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     elif node.state == "ready" and (rotation := rotation_of(zk, node)) is not None:
         when = "" if node.allocated_to is None else " if it becomes free again"
         found.answer += f"; it is replaced{when}: {rotation.why}"
-    launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
-    if node.provider not in launchers:
+    if node.provider not in known.served_providers(zk):
         found.answer += (
             f"; no launcher has provider {node.provider}: nothing is done with it until one has"
         )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,11 +211,7 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
             ),
             None,
         )
-    if (
-        node.state == USED
-        and age > PATIENCE
-        and node.provider in {pool.provider_name for pool in zk.getRegisteredPools()}
-    ):
+    if node.state == USED and age > PATIENCE and node.provider in served_providers(zk):
         text = (
             f"node {node.id} has been used for {format_duration(age)}, but its owner has not "
             "released its lock"
@@ -254,6 +250,26 @@ def of_node(zk: Facade, node: Node, clock: Clock = time.time) -> Cause | None:
                 "owner",
             )
     return None
+
+
+def served_providers(zk: Facade) -> set[str | None]:
+    """Return the providers that a launcher has, even without pools."""
+
+    def make() -> set[str | None]:
+        found = {pool.provider_name for pool in zk.getRegisteredPools()}
+        return found.union(*(report["providers"] for report in zk.readReports()))
+
+    return remembered(zk, "served providers", make)
+
+
+def unserved_nodes(zk: Facade) -> dict[str, Counter[str]]:
+    """Return the providers that no launcher has -> their nodes by state."""
+    served = served_providers(zk)
+    return {
+        name: states
+        for name, states in sorted(zk.countNodes().providers.items())
+        if name not in served
+    }
 
 
 #: Labels of registered pools by provider and pool.

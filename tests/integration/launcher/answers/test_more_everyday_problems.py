@@ -277,6 +277,25 @@ def test_idle_node_of_a_removed_label_or_pool_is_reported_until_it_is_deleted(
     wait_for(lambda: words not in desk.problems(), what="the problem ends")
 
 
+def test_nodes_of_a_removed_provider_are_reported_until_it_is_configured_again(desk: Desk) -> None:
+    both = config(
+        provider(), provider("fake-other", labels=["other"]), labels={"other": {"min-ready": 1}}
+    )
+    desk.start(both)
+    (node,) = desk.bench.wait_nodes(1, state="ready")
+    wait_for(lambda: not desk.bench.node(node.id).allocated_to, what="the node is free")
+    assert desk.problems() == []
+    desk.bench.config(config(provider()))
+    words = (
+        "no launcher has provider fake-other: its 1 node (1 ready) cannot be assigned or deleted"
+    )
+    desk.reported(words)
+    answer(desk, "node", node.id, "no launcher has provider fake-other")
+    desk.bench.config(both)
+    wait_for(lambda: desk.problems() == [], what="the problem ends")
+    assert desk.bench.node(node.id).state == "ready"
+
+
 def test_idle_node_without_labels_is_reported(desk: Desk) -> None:
     desk.start(config(provider()))
     node = Node()
