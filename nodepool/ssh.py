@@ -11,6 +11,7 @@ import random
 import re
 import secrets
 import selectors
+import socket
 import stat
 import subprocess
 import tempfile
@@ -115,11 +116,27 @@ def quoted(path: str) -> str:
     return f'"{path.replace("%", "%%")}"'
 
 
+def _searched(address: str) -> str:
+    """Return an address in the spelling that ssh looks for in ``known_hosts``.
+
+    It shortens ``2001:DB8:0:0:0:0:0:5``, for example. Names of hosts remain as they are.
+    """
+    numeric, scope, name = address.partition("%")
+    try:
+        found = socket.getaddrinfo(
+            numeric, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except (OSError, UnicodeError):
+        return address
+    return f"{found[0][4][0]}{scope}{name}"
+
+
 def known_hosts(nodes: Sequence[Node]) -> str:
     """Return the host keys of the nodes."""
+    named = ((node, _searched(str(node.address))) for node in nodes)
     return "".join(
-        f"{node.address if node.port == 22 else f'[{node.address}]:{node.port}'} {key}\n"
-        for node in nodes
+        f"{name if node.port == 22 else f'[{name}]:{node.port}'} {key}\n"
+        for node, name in named
         if unreachable(node) is None
         for key in node.host_keys
         if isinstance(key, str) and _KEY.match(key)
@@ -145,7 +162,7 @@ def config(
             user = {"User": node.username} if node.username else {}
             unchecked = {"StrictHostKeyChecking": "no"} if insecure and not node.host_keys else {}
             hosts[f"n{number} np{node.id}"] = {
-                "HostName": node.address,
+                "HostName": str(node.address).replace("%", "%%"),
                 "Port": node.port,
                 **user,
                 **unchecked,

@@ -136,6 +136,28 @@ def test_process_in_the_background_does_not_keep_the_command_open(
     assert status == 5 and time.monotonic() - began < limit(30)
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.1", "::ffff:7f00:1", "0:0:0:0:0:FFFF:127.0.0.1"]
+)
+def test_host_keys_are_found_however_the_address_is_written(
+    sshd: SSHServer, node: ssh.Node, tmp_path: pathlib.Path, address: str
+) -> None:
+    node = dataclasses.replace(node, address=address)
+    identity = {"IdentityFile": ssh.quoted(str(sshd.client_key)), "IdentitiesOnly": "yes"}
+    path = ssh.write([node], str(tmp_path / "ssh"), identity=identity)
+    assert run(path, node, "echo there") == (0, b"there\n", b"")
+
+
+def test_address_of_a_node_may_have_a_scope(node: ssh.Node, tmp_path: pathlib.Path) -> None:
+    node = dataclasses.replace(node, address="FE80:0:0::1%lo")
+    path = ssh.write([node], str(tmp_path / "ssh"))
+    read = subprocess.run(
+        ["ssh", "-F", path, "-G", "n1"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "hostname fe80::1%lo" in read.stdout.lower().split("\n")
+    assert ssh.known_hosts([node]).startswith(f"[fe80::1%lo]:{node.port} ")
+
+
 @pytest.mark.parametrize("status", [0, 1, 254, 255])
 def test_status_is_that_of_the_command(path: str, node: ssh.Node, status: int) -> None:
     assert run(path, node, f"exit {status}") == (status, b"", b"")
