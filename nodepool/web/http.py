@@ -158,6 +158,12 @@ def parse_parameters(query: str) -> dict[str, list[str]]:
     return result
 
 
+def names_tag(condition: str | None, tag: str) -> bool:
+    """Return whether ``If-None-Match`` names this tag, maybe as weak, or any tag."""
+    named = {each.strip().removeprefix("W/") for each in (condition or "").split(",")}
+    return not named.isdisjoint({tag, "*"})
+
+
 def parse_date(text: str | None) -> float | None:
     if not text:
         return None

@@ -27,7 +27,7 @@ from nodepool.status.usage import GROUPS
 from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
-from nodepool.web.http import HttpError, Request, Response
+from nodepool.web.http import HttpError, Request, Response, names_tag
 from nodepool.web.tables import (
     TABLES,
     Launcher,
@@ -130,7 +130,7 @@ class Api:
             ("Vary", "Accept-Encoding"),
             *packed,
         )
-        if request.headers.get("if-none-match") == tag:
+        if names_tag(request.headers.get("if-none-match"), tag):
             return Response(
                 b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False
             )

@@ -63,6 +63,18 @@ def test_pages_scripts_and_styles_are_compressed_for_clients_that_accept_it(path
 
 
 @pytest.mark.parametrize(
+    ("condition", "status"),
+    [("{}", 304), ("W/{}", 304), ('"other", W/{} ', 304), ("*", 304), ('"other"', 200), ("", 200)],
+)
+def test_unchanged_answer_is_not_sent_again_whatever_form_its_tag_has(
+    condition: str, status: int
+) -> None:
+    path = f"{STATIC_PATH}app.js"
+    tag = dict(answer(path).headers)["ETag"]
+    assert answer(path, tag=condition.format(tag)).status == status
+
+
+@pytest.mark.parametrize(
     "accepted", ["", "gzip;q=0", "gzip; q=0.000, br", "identity", "xgzip", "br"]
 )
 def test_clients_that_do_not_accept_it_get_nothing_compressed(accepted: str) -> None:
