@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_291,
     "tools": 3_019,
     "recovery": 344,
-    "package": 57_620,
+    "package": 57_644,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

@@ -164,9 +164,9 @@ def test_static_hosts_are_listed_with_their_slots_and_problems(desk: Desk) -> No
         assert (found["127.0.0.3"]["used"], len(found["127.0.0.3"]["nodes"])) == ("slots 0/1", 1)
         assert (found[dead]["used"], found[dead]["nodes"]) == ("slots 0/1", [])
         assert found[dead]["problem"].startswith(f"{dead} cannot be used now: ")
-        assert [text for text in desk.problems() if text.startswith("host ")] == [
-            f"host {found[dead]['problem']}"
-        ]
+        # The list of hosts is asked for, and problems are published.
+        desk.reported(f"host {found[dead]['problem']}")
+        assert len([text for text in desk.problems() if text.startswith("host ")]) == 1
         (trouble,) = [
             each
             for each in json.loads(desk.get("/api/v1/overview"))["health"]["problems"]
