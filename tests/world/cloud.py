@@ -25,6 +25,7 @@ class Machine:
     """
     :param metadata: as the driver gave it.
     :param runs_at: when it has booted, in virtual seconds.
+    :param silent: it runs, and nobody can log in.
     """
 
     id: str
@@ -32,13 +33,14 @@ class Machine:
     runs_at: float
     fails: bool = False
     image: Image | None = None
+    silent: bool = False
 
 
 @dataclass
 class Image:
     """
     :param ready: it has been received completely, so that machines can be created of it.
-    :param broken: how its machines fail; see :mod:`tests.world.verifications`.
+    :param broken: how its machines fail; see :mod:`tests.world.logins`.
     """
 
     id: str

@@ -46,10 +46,11 @@ def prepare(mutation: str | None = None) -> None:
     import nodepool.driver.statemachine.provider
     import nodepool.driver.static.provider
     import nodepool.launcher
+    import nodepool.nodescan
     import nodepool.nodeutils
     import nodepool.ssh
     from nodepool.driver import Drivers
-    from tests.world import builders, hosts, openstack, verifications, world  # noqa: F401
+    from tests.world import builders, hosts, logins, openstack, probes, world  # noqa: F401
 
     builders.replace_machine()
     Drivers.load([os.path.join(os.path.dirname(os.path.abspath(__file__)), "drivers")])
@@ -59,7 +60,15 @@ def prepare(mutation: str | None = None) -> None:
         Drivers.get(name)
     nodepool.driver.fake.adapter.FakeAdapter = openstack.Adapter  # type: ignore[misc]
     nodepool.nodeutils.nodescan = hosts.scan
-    nodepool.ssh.run_with_key = verifications.log_in
+    nodepool.ssh.run_with_key = logins.log_in
+    found = nodepool.nodescan.NodescanRequest.result
+
+    def result(request: nodepool.nodescan.NodescanRequest) -> list[str]:
+        """Return a key for machines that are probed; connections are not simulated."""
+        return found(request) or [probes.HOST_KEY] * bool(request.node.type[0] in probes.probed)
+
+    vars_of_request: Any = nodepool.nodescan.NodescanRequest
+    vars_of_request.result = result
     # It takes longer than most commands.
     nodepool.cmd.nodepoolcmd.create_parser = functools.cache(nodepool.cmd.nodepoolcmd.create_parser)
     nodepool.cmd.nodepoolcmd.create_parser()

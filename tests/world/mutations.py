@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Mutation] = {
         f"{_FAULTS}test_component_without_a_mirror_registers_again_in_a_new_session",
     ),
     "abandoned-locks-are-forgotten": Mutation(
-        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 29
+        _ABANDONED, "            self._paths[path] = ephemeral\n", "            pass\n", 5
     ),
     "mirror-is-not-read-again": Mutation(
         _MIRROR,
@@ -532,7 +532,7 @@ MUTATIONS: dict[str, Mutation] = {
         _HOUSEKEEPING,
         "if again is None or again.state != zk.IN_USE or again.version != node.version:",
         "if False:",
-        12,
+        72,
     ),
     # -- locks and sessions
     "waiting-contenders-hold-the-lock": Mutation(
@@ -846,7 +846,11 @@ MUTATIONS: dict[str, Mutation] = {
         15,
     ),
     "results-are-stored-without-lock": Mutation(
-        "nodepool.zk.locks.long_held", "if self.held or self.regain():", "if True:", 22
+        "nodepool.zk.locks.long_held",
+        "if self.held or self.regain():",
+        "if True:",
+        "tests/integration/zk/test_long_held.py::test_result_is_lost_when_another_client_has_taken_"
+        "the_lock",
     ),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",

@@ -329,6 +329,26 @@ class Observer:
                     f"machine {machine_id} of node {node_id} was deleted while {holder} used it"
                 )
 
+    def idle_on(self, machine_id: str) -> str | None:
+        """Return the idle node on a machine if it is probed."""
+        return next(
+            (
+                node_id
+                for node_id, node in self.nodes.items()
+                if machine_of(node) == machine_id
+                and node["state"] == "ready"
+                and not node.get("allocated_to")
+                and node["type"][0] in self._world.scenario.probed
+            ),
+            None,
+        )
+
+    def logged_in(self, machine_id: str) -> None:
+        """A launcher logs in: nothing is probed that somebody uses."""
+        for node_id, node in self.nodes.items():
+            if machine_of(node) == machine_id and (holder := self.holder(node_id)):
+                self._world.violated(f"a launcher logs in to node {node_id}, which {holder} uses")
+
     def expired(self, machine_id: str) -> None:
         self._world.note("cloud", f"the lease of {machine_id} has ended")
         for node_id, node in self.nodes.items():
@@ -363,6 +383,8 @@ class Observer:
             and record.name.startswith("nodepool")
         ):
             self._world.violated(f"logged without any fault: {text}")
+        if self._world.scenario.quiet and "its probe failed twice" in text:
+            self._world.violated(f"all machines answer, and: {text}")
 
     # -- at rest
 
@@ -402,6 +424,12 @@ class Observer:
                 for machine in place.machines
                 if machine not in used_machines
             ]
+        wrong += [
+            f"the idle node {node_id} does not answer"
+            for cloud in self._world.image_clouds
+            for machine in cloud.machines.values()
+            if machine.silent and (node_id := self.idle_on(machine.id)) is not None
+        ]
         for host in self._world.hosts:
             wrong += host.at_rest()
         return wrong + self.images.at_rest()

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,12 @@ def _planned(
     return found
 
 
+class DrainState(Enum):
+    """The command runs; it has ended; it runs, and the drain is to end after it."""
+
+    BEGINS, DRAINED, OVER = range(3)
+
+
 class Operators:
     """What operators have asked for, and the configuration file that they edit."""
 
@@ -94,7 +101,7 @@ class Operators:
         self.erased: dict[str, None] = {}
         self._deleting: dict[str, None] = {}
         #: Kind and name of what is drained.
-        self.drains: dict[tuple[str, str], None] = {}
+        self.drains: dict[tuple[str, str], DrainState] = {}
         #: How many nodes each provider may have, with the times until which these limits may be in
         #: force.
         self._limits: dict[str, list[tuple[float, float]]] = {}
@@ -177,12 +184,29 @@ class Operators:
             self.touched[node_id] = self.deleted[node_id] = self._deleting[node_id] = None
         self.run("delete", *node_ids, then=ended)
 
+    def drain(self, target: tuple[str, str], *options: str) -> None:
+        def ended() -> None:
+            if self.drains.pop(target) is DrainState.OVER:
+                self.run("undrain", *target)
+            else:
+                self.drains[target] = DrainState.DRAINED
+
+        self.drains[target] = DrainState.BEGINS
+        self.run("drain", *target, *options, then=ended)
+
+    def undrain(self, target: tuple[str, str]) -> None:
+        """End a drain once its command has ended, unless that is done."""
+        if self.drains.get(target) is DrainState.DRAINED:
+            del self.drains[target]
+            self.run("undrain", *target)
+        elif target in self.drains:
+            self.drains[target] = DrainState.OVER
+
     # -- the end
 
     def heal(self) -> None:
-        for undo in self.drains:
-            self.run("undrain", *undo)
-        self.drains.clear()
+        for target in list(self.drains):
+            self.undrain(target)
         if self.edits:
             self.edits.clear()
             self._save("undo all")
@@ -418,15 +442,11 @@ def drain(world: World, operation: Operation) -> None:
         operation, [("provider", name) for name in providers] + [("label", name) for name in labels]
     )
     keep = ("--keep-idle",) if int(operation.pick * 1000) % 2 else ()
-    world.operators.drains[target] = None
-    world.operators.run("drain", *target, *keep)
-
-    def undrain() -> None:
-        if target in world.operators.drains:
-            del world.operators.drains[target]
-            world.operators.run("undrain", *target)
-
-    world.kernel.call_at(world.kernel.now + operation.lasts, undrain)
+    if target not in world.operators.drains:
+        world.operators.drain(target, *keep)
+        world.kernel.call_at(
+            world.kernel.now + operation.lasts, lambda: world.operators.undrain(target)
+        )
 
 
 def rotate(world: World, operation: Operation) -> None:

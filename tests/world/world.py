@@ -25,9 +25,10 @@ from tests.world import (
     history,
     hosts,
     lines,
+    logins,
     nodemanagers,
     operators,
-    verifications,
+    probes,
 )
 from tests.world.cloud import Cloud
 from tests.world.explain import Explainer
@@ -87,6 +88,8 @@ class Scenario:
     tenants: dict[str, int] = field(default_factory=dict)
     #: Seconds after which every held node is deleted; 0: never.
     max_hold_age: int = 0
+    #: Labels whose idle nodes are probed -> seconds between two probes.
+    probed: dict[str, int] = field(default_factory=dict)
 
     @property
     def quiet(self) -> bool:
@@ -160,6 +163,7 @@ class Scenario:
         choice = random.Random(f"held {seed}")
         scenario.max_hold_age = choice.choice((10, 20, 60)) if choice.random() < 0.25 else 0
         nodemanagers.extend(scenario)
+        probes.extend(scenario)
         return scenario
 
     @staticmethod
@@ -289,6 +293,8 @@ class World:
         self._digest = hashlib.sha256()
         self.history = History(self.kernel)
         self.observer = Observer(self)
+        logins.on_login = self.observer.logged_in
+        probes.probed = set(scenario.probed)
         self.zookeeper = ZooKeeper(self.kernel, self.network, self.observer.changed)
         self.clouds: list[Cloud | OpenStack] = []
         #: Those that run node managers.
@@ -421,13 +427,14 @@ class World:
         if scenario.max_hold_age:
             config["max-hold-age"] = scenario.max_hold_age
         builders.configure(scenario, config)
+        probes.configure(scenario, config)
         return config
 
     def _quality(self) -> str | None:
         """Return how the next image is broken."""
         images, choice = self.scenario.images, self.kernel.random
         if images.broken and choice.random() < images.broken:
-            return choice.choice(verifications.KINDS)
+            return choice.choice(logins.KINDS)
         return None
 
     # -- what is seen

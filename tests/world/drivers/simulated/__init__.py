@@ -15,7 +15,7 @@ from nodepool.driver.common.options import ProviderDiskImage
 from nodepool.driver.utils import QuotaInformation
 from tests.support.faults.drivers.diskcloud import DiskPool, DiskProviderConfig
 from tests.world.cloud import Cloud, CloudError, Image, clouds
-from tests.world.verifications import address
+from tests.world.logins import address
 
 #: Seconds after which an answer of the cloud is not waited for any more.
 DEADLINE = 10.0
