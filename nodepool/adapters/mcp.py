@@ -269,7 +269,8 @@ def serve(pool: Pool) -> None:
         signal.raise_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(number, end)
     try:
         server.run("stdio")
     finally:

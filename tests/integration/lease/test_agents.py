@@ -91,9 +91,12 @@ def test_agent_leases_machines_and_works_on_them(pool: Pool) -> None:
 
 
 class Session:
-    """A session with the server, in the words of the protocol."""
+    """A session with the server, in the words of the protocol.
 
-    def __init__(self, pool: Pool) -> None:
+    :param hangup: how the server begins with SIGHUP; the tests may run below nohup.
+    """
+
+    def __init__(self, pool: Pool, hangup: signal.Handlers = signal.SIG_DFL) -> None:
         environment = {
             **os.environ,
             "NODEPOOL_URL": pool.url,
@@ -101,6 +104,7 @@ class Session:
             "NODEPOOL_SSH_KEY": pool.key_file or "",
             "PYTHONPATH": str(REPOSITORY),
         }
+        before = signal.signal(signal.SIGHUP, hangup)
         self.server = subprocess.Popen(
             [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "mcp"],
             env=environment,
@@ -108,6 +112,7 @@ class Session:
             stdout=subprocess.PIPE,
             text=True,
         )
+        signal.signal(signal.SIGHUP, before)
 
     def __enter__(self) -> Session:
         client = {"name": "test", "version": "1"}
@@ -155,6 +160,16 @@ def test_end_of_the_session_returns_all_machines_while_a_call_runs(
             session.server.send_signal(end)
         assert session.server.wait(30) == (0 if end is None else -end)
         wait_for(lambda: pool.leases() == [], what="all leases returned")
+
+
+def test_lost_terminal_does_not_end_a_session_below_nohup(pool: Pool) -> None:
+    with Session(pool, signal.SIG_IGN) as session:
+        session.call(2, "lease", labels=["small"], wait="60s")
+        lease = session.answer()["result"]["structuredContent"]["lease"]
+        session.server.send_signal(signal.SIGHUP)
+        session.call(3, "return", lease=lease)
+        assert session.answer()["id"] == 3
+    assert pool.leases() == []
 
 
 def test_canceled_call_keeps_no_lease(pool: Pool) -> None:
