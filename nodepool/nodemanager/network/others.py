@@ -22,14 +22,18 @@ _OF_USERS = "DOCKER-USER"
 
 
 class OtherFirewalls:
-    """Which of them drops packets of slivers. Not thread-safe."""
+    """Which of them drops packets of slivers. Not thread-safe.
 
-    def __init__(self) -> None:
+    :param subnet: addresses of slivers.
+    """
+
+    def __init__(self, subnet: str) -> None:
+        self._trusted = ('"nm*"', f"ip saddr {subnet} ")
         self._found: str | None = None
 
     def find(self) -> str | None:
         """Return the chain that drops them and the remedy; None: none does. NetworkError."""
-        self._found = _dropping()
+        self._found = _dropping(self._trusted)
         return self._found
 
     def warn(self) -> None:
@@ -39,16 +43,15 @@ class OtherFirewalls:
             log.warning("Slivers with network nat reach nothing: %s", self._found)
 
 
-def _dropping() -> str | None:
+def _dropping(trusted: tuple[str, ...]) -> str | None:
     """Return which table drops forwarded packets of slivers, and the remedy; None: none does.
 
-    A table with a rule for the devices of slivers is trusted.
-
+    :param trusted: text of rules about slivers: a table with one is not checked.
     :raises NetworkError: the rules cannot be read.
     """
     for text in _TABLES.split(run("nft", ["--stateless", "--terse", "list", "ruleset"])):
         table = _TABLE.match(text)
-        if table is None or '"nm*"' in text:
+        if table is None or any(each in text for each in trusted):
             continue
         for chain, body in _CHAIN.findall(text):
             if _drops(body):

@@ -96,7 +96,7 @@ class Network:
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         #: index -> running removal
         self._removals: dict[int, tuple[str, concurrent.futures.Future[None]]] = {}
-        self._others = OtherFirewalls()
+        self._others = OtherFirewalls(self._subnet)
         #: index -> name and veth of a removal that has failed
         self._left: dict[int, tuple[str, str]] = {}
 

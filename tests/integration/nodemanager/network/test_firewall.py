@@ -419,6 +419,20 @@ def test_other_firewall_that_drops_packets_of_slivers_is_named_with_a_remedy_tha
     assert len(caplog.records) == 1
 
 
+def test_other_firewall_that_accepts_the_subnet_of_slivers_is_no_problem(bench: Bench) -> None:
+    bench.outside()
+    bench.sliver("alice", 1)
+    table, subnet = f"inet t{uuid.uuid4().hex[:8]}", bench.config.network.subnet
+    try:
+        run("nft", ["-f", "-"], other(table, *OTHERS["ufw"]))
+        for side in ("saddr", "daddr"):
+            run("nft", ["insert", "rule", *table.split(), "FORWARD", "ip", side, subnet, "accept"])
+        assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
+        assert bench.network.problems() == []
+    finally:
+        run("nft", ["delete", "table", *table.split()])
+
+
 def test_rules_follow_the_configuration() -> None:
     config = parse(
         {"network": {"reach": ["10.0.0.0/8", "10.1.0.0/16", "192.168.7.9"], "connections": 7}},
