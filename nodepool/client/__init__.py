@@ -412,7 +412,7 @@ class Lease:
         """Release the nodes, or stop waiting for them; this may be repeated."""
         self._stopping.set()
         atexit.unregister(self._release)
-        self._ended = LeaseEnded("ended", f"Lease {self.id} has been returned")
+        self._ended = LeaseEnded("returned", f"Lease {self.id} has been returned")
         self._close()
         self._pool.call(
             "DELETE", _path(self.id), token=self.token, retry=time.monotonic() + TIMEOUT

@@ -36,7 +36,7 @@ QUOTA, BORROWERS, ROUNDS = 6, 8, 24
 SOON = 30.0
 #: Seconds by which a node may outlive its end, until its deletion.
 LATE = 60.0
-ALL = {"ended", "too-late", "key-in-use"}
+ALL = {"ended", "returned", "too-late", "key-in-use"}
 
 
 class Event(NamedTuple):
@@ -153,7 +153,7 @@ class Borrower:
         lease.give_back()
         self._day.note("returned", lease)
         self._day.refused("ended", lambda: lease.renew(600))
-        self._day.refused("ended", lease.refresh)
+        self._day.refused("returned", lease.refresh)  # this program knows
         self._day.wait_gone(*nodes)
 
     def moved(self, lease: client.Lease, left: float) -> None:

@@ -486,8 +486,7 @@ def test_upload_is_held_back_although_others_change_the_one_in_use(
 def test_upload_whose_lock_was_lost_is_not_stored(scene: Scene) -> None:
     (old,) = scene.build(50, "east")
     new = finish(scene, old)
-    directory = f"{paths.uploads(IMAGE, new.build_id or '', 'east')}/lock"
-    lost, held = HeldLock(scene.zk.client, directory), HeldLock(scene.zk.client, "/lock")
+    lost, held = (HeldLock(scene.zk.client, directory) for directory in ("/lost", "/held"))
     contender = lost.contender
     lost.release()
     with pytest.raises(RollbackRefused, match=str(contender)):
