@@ -234,7 +234,7 @@ def providers_of(records: Records) -> dict[str, Any]:
             "states": records.states(provider=name),
             "limit": entry["limits"],
             "launching": entry["launching"],
-            "problems": 0,
+            "problems": int(name not in report["providers"]),  # nobody has it
             "used": records.used(records.of(provider=name)),
             "hosts": len(entry["hosts"]),
             "hosts_down": 0,
