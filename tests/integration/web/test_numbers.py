@@ -24,7 +24,7 @@ STATIC = {
     "host-key-checking": False,
     "max-parallel-jobs": 3,
 }
-#: Ids, ports, moments and durations: no counts.
+#: Ids, ports, moments, durations and estimates: no counts.
 NO_COUNTS = frozenset(
     (
         "ids",
@@ -33,6 +33,7 @@ NO_COUNTS = frozenset(
         "since",
         "oldest",
         "age",
+        "expected",
         "created",
         "time",
         "priority",
