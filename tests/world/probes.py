@@ -1,4 +1,4 @@
-"""Idle machines that stop to answer, and the probes that notice it (LAU-12.7)."""
+"""Idle machines that stop answering, and the probes that notice it (LAU-12.7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SHARE = 0.3
 #: Seconds that launchers try a machine, and between two probes.
 TIMEOUT, INTERVALS = 5, (3, 10, 30)
-#: Machines that stop to answer in one scenario: fewer than an outage.
+#: Machines that stop answering in one scenario: fewer than an outage.
 MOST = 2
 #: A host key of all machines that are probed.
 HOST_KEY = f"ssh-ed25519 {'A' * 68}"
