@@ -73,6 +73,8 @@ def run_argv(
     argv = [
         "run",
         "--detach",
+        # Its stdin is a pipe: crun makes the root of the sliver the owner of /dev/null otherwise.
+        "--interactive",
         "--name",
         name,
         "--label",

@@ -111,6 +111,9 @@ class TestContainers:
             )
             == "running\n"
         )
+        assert os.stat(os.devnull).st_uid == 0, "the host's own device keeps its owner"
+        assert sliver.shell("stat -c %u /dev/null").text == "65534\n"
+        assert sliver.shell("chmod 666 /dev/null").status != 0
         again = machine.sliver("s2", 2, image=f"oci:{image}")
         assert again.shell("ls /file").status != 0, "each sliver has its own files"
 
