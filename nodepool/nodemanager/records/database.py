@@ -210,9 +210,12 @@ class DatabaseFile:
                 self._version += 1
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Write everything in the block or nothing."""
-        with self._transaction():
+    def transaction(self, lasting: bool = True) -> Iterator[None]:
+        """Write everything in the block or nothing.
+
+        :param lasting: survives a loss of power; all transactions before a lasting one do so, too.
+        """
+        with self._transaction(lasting):
             yield
 
     @property

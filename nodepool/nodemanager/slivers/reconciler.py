@@ -352,15 +352,22 @@ class SliverReconciler:
             self._backend.end(name, index, handle)
             if not counted:
                 used = used or self._events.used(*place)
-                with self._database.transaction():
-                    self._events.ended(name, local, used, self._backend.counts_to_the_end)
-                    self._database.update_local(key, counted=True)
+                self._count(name, key, local, used)
             self._backend.remove(name)
         self._host.freed(name)
         self._copies.forget(key)
         with self._database.transaction():
             self._database.update_local(key, **dict.fromkeys(_OF_ONE_CREATION))
             self._database.free_index(name)
+
+    def _count(
+        self, name: str, key: str, local: Mapping[str, Any], used: Mapping[str, int]
+    ) -> None:
+        """Store what an ended sliver has used; before its counters are removed."""
+        # After a loss of power there are no counters anyway.
+        with self._database.transaction(lasting=False):
+            self._events.ended(name, local, used, self._backend.counts_to_the_end)
+            self._database.update_local(key, counted=True)
 
     # -- after a restart of the daemon
 

@@ -20,13 +20,13 @@ BUDGETS = {
     "driver aws": 1_448,
     "driver kubernetes": 1_235,
     "driver nodemanager": 1_928,
-    "node manager": 11_040,
+    "node manager": 11_043,
     "pages": 3_590,
     "leases": 3_099,
     "adapters": 2_291,
     "tools": 3_019,
     "recovery": 344,
-    "package": 57_646,
+    "package": 57_649,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

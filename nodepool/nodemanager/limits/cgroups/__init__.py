@@ -332,9 +332,10 @@ class Cgroups:
         """
         found: dict[str, int] = {}
         for place in self.tree.places:
-            for group in self.tree.existing(place, name)[:1]:
-                counters = FILES[place.kind].COUNTERS
-                found = {**counted(group, counters, {"", *place.controllers}), **found}
+            counters, controllers = FILES[place.kind].COUNTERS, {"", *place.controllers}
+            if counters.keys() & controllers:
+                for group in self.tree.existing(place, name)[:1]:
+                    found = {**counted(group, counters, controllers), **found}
         return found
 
 
