@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from nodepool.base.backoff import Backoff
@@ -71,12 +71,17 @@ class WorkQueue(Generic[K]):
 
     def add_later(self, key: K, delay: float) -> None:
         """Make the key ready in ``delay`` seconds, or earlier if it was already due earlier."""
+        self.add_all_later({key: delay})
+
+    def add_all_later(self, delays: Mapping[K, float]) -> None:
+        """Make each key ready in its seconds, or earlier if it was already due earlier."""
         with self._condition:
-            due = self._now() + delay
-            if key in self._ready or self._due.get(key, due + 1) <= due:
-                return
-            self._due[key] = due
-            heapq.heappush(self._delayed, (due, next(self._count), key))
+            now = self._now()
+            for key, delay in delays.items():
+                due = now + delay
+                if key not in self._ready and self._due.get(key, due + 1) > due:
+                    self._due[key] = due
+                    heapq.heappush(self._delayed, (due, next(self._count), key))
             self._condition.notify()
 
     def _promote(self) -> float | None:

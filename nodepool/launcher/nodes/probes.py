@@ -17,7 +17,7 @@ from typing import Any
 from nodepool import metrics, ssh
 from nodepool.base import threads
 from nodepool.base.problems import Problem, one_line
-from nodepool.base.workqueue import Reconciler
+from nodepool.base.workqueue import Reconciler, WorkQueue
 from nodepool.config.model import Probing, probing_of
 from nodepool.driver.backing.records import (
     METASTATIC,
@@ -86,13 +86,22 @@ class Probe:
         )
 
 
+def _moment(node_id: str, interval: float) -> float:
+    """Return a part of the interval that depends on the id.
+
+    Nodes that were started together are not probed together.
+    """
+    return interval * (zlib.crc32(node_id.encode()) % 1000 + 1) / 1000
+
+
 class NodeProbes(Reconciler[str]):
     """The thread ``CleanupWorker-probes``."""
 
     log = logging.getLogger("nodepool.NodeProbes")
 
     def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
-        super().__init__("CleanupWorker-probes", self.reconcile, self.log)
+        queue: WorkQueue[str] = WorkQueue(state.clock.monotonic)
+        super().__init__("CleanupWorker-probes", self.reconcile, self.log, queue=queue)
         self.state, self._nodes = state, nodes
         self._scans = NodescanWorker("probes")
         self._scans.MAX_REQUESTS = MOST
@@ -142,16 +151,25 @@ class NodeProbes(Reconciler[str]):
         self.queue.add(node_id)
 
     def check_all(self) -> None:
-        """Schedule all idle nodes, because intervals or the mirror have changed."""
-        tree = self.state.zk.node_tree
-        with tree.lock:
-            backing = {i for i, node in tree.nodes.items() if backing_data(node) is not None}
-        self.queue.add_all(self._free().union(list(self._probes), backing))
+        """Schedule all idle nodes, because intervals or the mirror have changed.
 
-    def _free(self) -> set[str]:
-        tree = self.state.zk.node_tree
+        There may be tens of thousands: only those whose probes are due are checked now.
+        """
+        if self.state.config is None:
+            return  # all are scheduled when it is loaded
+        labels, tree = self.state.config.labels.values(), self.state.zk.node_tree
+        intervals = [label.probe.interval for label in labels if label.probe.interval > 0]
+        shortest, due = float(min(intervals, default=0)), self._due.copy()
         with tree.lock:
-            return {i for labels in tree.free.values() for ids in labels.values() for i in ids}
+            nodes = tree.nodes.items()
+            ids = [i for i, node in nodes if i in tree.idle or backing_data(node) is not None]
+        soon = {*self._probes.copy(), *(i for i, (moment, _) in due.items() if moment <= 0.0)}
+        self.queue.add_all(soon)
+        later = {i: _moment(i, shortest) for i in ids if shortest and i not in soon}
+        now = self.state.clock.monotonic()
+        for node_id, moment in later.items():
+            self._due.setdefault(node_id, (now + moment, shortest))
+        self.queue.add_all_later(later)
 
     # -- one node
 
@@ -173,10 +191,8 @@ class NodeProbes(Reconciler[str]):
         now = self.state.clock.monotonic()
         due, interval = self._due.get(node_id, (0.0, -1.0))
         if interval != probing.interval:
-            # At a moment of the interval that depends on the id, so that nodes that were started
-            # together are not probed together.
             interval = float(probing.interval)
-            due = now + interval * (zlib.crc32(node_id.encode()) % 1000 + 1) / 1000
+            due = now + _moment(node_id, interval)
             self._due[node_id] = due, interval
         witness = node_id in self._witnesses
         if due > now and not witness:
@@ -419,7 +435,8 @@ class NodeProbes(Reconciler[str]):
             # Each node has its own witnesses: some of them may be just as dead.
             return other.provider != node.provider, zlib.crc32(f"{node.id} {other.id}".encode())
 
-        others = [other for other in map(tree.get, self._free()) if other is not None]
+        with tree.lock:
+            others = list(tree.idle.values())
         for other in sorted(others, key=order):
             if missing <= 0:
                 return

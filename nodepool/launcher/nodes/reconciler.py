@@ -93,18 +93,15 @@ class NodeReconciler(Reconciler[str]):
         tree, drained = self.state.zk.node_tree, bool(self.state.drains.all())
         limited = {name for name, label in self.state.config.labels.items() if label.max_ready_age}
         with tree.lock:
-            nodes, ids = list(tree.nodes.items()), list(tree.empty)
+            known = tree.idle, tree.contenders
+            ids = [*tree.empty, *(i for i in tree.nodes if not any(i in each for each in known))]
+            idle = list(tree.idle.items())
         ids += [
             node_id
-            for node_id, node in nodes
-            if not tree.is_locked(node_id)
-            and (
-                drained
-                or node.state != zk.READY
-                or node.allocated_to is not None
-                or not limited.isdisjoint(node.type)
-                or (node.requestor or "").startswith((METASTATIC, VERIFIER))
-            )
+            for node_id, node in idle
+            if drained
+            or not limited.isdisjoint(node.type)
+            or (node.requestor or "").startswith(METASTATIC)
         ]
         self.queue.add_all(ids)
 

@@ -139,8 +139,8 @@ class NodeTree(Tree[Node]):
         self.deleting: dict[PoolKey, dict[str, float]] = defaultdict(dict)
         #: Nodes whose lock directory exists.
         self.lock_dirs: set[str] = set()
-        #: Nodes in :attr:`free`, as they were added.
-        self._indexed: dict[str, Node] = {}
+        #: The nodes in :attr:`free`.
+        self.idle: dict[str, Node] = {}
         #: Resources of nodes that this process is about to store.
         self.reservations = Reservations()
 
@@ -307,7 +307,7 @@ class NodeTree(Tree[Node]):
             self.unmeasured.add(*pool, tenant, {(*pool, labels[0]): 1}, sign)
 
     def _index_free(self, node_id: str, node: Node | None) -> None:
-        before = self._indexed.pop(node_id, None)
+        before = self.idle.pop(node_id, None)
         if before is not None:
             for label in before._type:
                 self.free[before.provider, before.pool][label].pop(node_id, None)
@@ -315,7 +315,7 @@ class NodeTree(Tree[Node]):
             labels = self.free.setdefault((node.provider, node.pool), {})
             for label in node._type:
                 labels.setdefault(label, {})[node_id] = None
-            self._indexed[node_id] = node
+            self.idle[node_id] = node
 
     # -- queries
 

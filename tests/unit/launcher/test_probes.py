@@ -48,7 +48,7 @@ class Scene:
             lock_dirs=set(),
             is_locked=self.locked.__contains__,
             is_changing=lambda _id: False,
-            free={},
+            idle={},
             unfit={},
         )
         self.zk = SimpleNamespace(
@@ -103,8 +103,7 @@ class Scene:
         self.nodes[f"{number:010}"] = node
         if (why := node.unfit()) is not None:
             self.tree.unfit[node.id] = why
-        free = self.tree.free.setdefault((node.provider, node.pool), {"a": {}})
-        free["a"][f"{number:010}"] = None
+        self.tree.idle[f"{number:010}"] = node
         return f"{number:010}"
 
     def written(self, txn: Txn, callback: Callable[..., None]) -> None:
@@ -121,6 +120,12 @@ class Scene:
 
     def step(self, node_id: str) -> float | None:
         return self.probes.reconcile(node_id)
+
+    def next(self) -> str:
+        """Return the node that is due next."""
+        node_id = self.probes.queue.get()
+        assert node_id is not None
+        return node_id
 
     def begin(self, node_id: str) -> NodescanRequest:
         """Let the next probe of the node be due, and return its connection."""
@@ -472,7 +477,7 @@ def test_label_whose_idle_nodes_are_replaced_again_and_again_is_a_problem(scene:
     for node_id in ids[:MANY]:
         assert scene.probes.problems() == []
         fail_twice(scene, node_id, error=None)
-        del scene.tree.free["p", "main"]["a"][node_id]
+        del scene.tree.idle[node_id]
     (problem,) = scene.probes.problems()
     assert problem.text == (
         "3 idle nodes of label a failed their probes within an hour and were replaced, the last "
@@ -497,7 +502,7 @@ def backing(scene: Scene, *users: str, version: int = 3, **data: Any) -> str:
     stat = SimpleNamespace(version=version)
     scene.locked.add("0000000090")  # by its user
     node_id = scene.node(90, state="in-use", user_data=json.dumps(text), stat=stat)
-    del scene.tree.free["p", "main"]["a"][node_id]
+    del scene.tree.idle[node_id]
     return node_id
 
 
@@ -614,10 +619,48 @@ def test_backing_node_of_a_launcher_that_does_not_know_probes_is_not_probed(scen
     assert scene.step(node_id) is None
 
 
-def test_backing_nodes_are_checked_after_the_synchronization(scene: Scene) -> None:
-    node_id = backing(scene)
+def test_backing_and_idle_nodes_are_probed_within_an_interval_after_the_synchronization(
+    scene: Scene,
+) -> None:
+    ids = {backing(scene), *(scene.node(number) for number in range(2, 40))}
     scene.probes.check_all()
-    assert scene.probes.queue.get() == node_id
+    scene.probes.check_all()
+    assert len(scene.probes.queue) == len(ids), "none is looked at now"
+    scene.clock.now += scene.label.probe.interval
+    assert {scene.step(scene.next()) for _ in ids} == {None}
+    assert scene.scans.keys() == ids
+
+
+def test_probes_that_wait_for_the_end_of_a_lock_are_checked_at_the_synchronization(
+    scene: Scene,
+) -> None:
+    node_id, other = scene.node(), scene.node(2)
+    scene.locked.add(node_id)
+    left = scene.step(node_id)
+    assert left is not None
+    scene.clock.now += left
+    assert scene.step(node_id) is None, "it is locked"
+    scene.locked.clear()
+    scene.probes.check_all()
+    assert scene.next() == node_id and len(scene.probes.queue) == 1, other
+
+
+def test_nodes_are_probed_more_often_with_a_shorter_interval(scene: Scene) -> None:
+    node_id = scene.node()
+    left = scene.step(node_id)
+    assert left is not None
+    scene.label.probe = Probing({"interval": scene.label.probe.interval // 100})
+    scene.probes.check_all()
+    scene.clock.now += scene.label.probe.interval
+    again = scene.step(scene.next())
+    assert again is not None and again <= scene.label.probe.interval
+
+
+def test_no_node_is_scheduled_if_no_label_is_probed(scene: Scene) -> None:
+    scene.node()
+    scene.label.probe = Probing({"interval": 0})
+    scene.probes.check_all()
+    assert len(scene.probes.queue) == 0
 
 
 def with_command(scene: Scene) -> list[Future[str | None]]:

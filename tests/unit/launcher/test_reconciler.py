@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 from nodepool.driver.backing.records import METASTATIC
 from nodepool.launcher.nodes import reconciler
 from nodepool.launcher.nodes.reconciler import DELETABLE, UNUSED, NodeReconciler
+from nodepool.zk import paths
+from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.requests import VERIFIER
 from nodepool.zk.records import HOLD, INIT, READY, TESTING, Node
 from tests.support.clock import HandClock
@@ -61,6 +62,10 @@ def test_nodes_that_are_not_launched_again_are_no_problem() -> None:
     assert made.problems() == []
 
 
+def stat_of(node_id: str) -> Any:
+    return SimpleNamespace(version=0, czxid=int(node_id), mzxid=int(node_id))
+
+
 def node_of(number: int, **values: Any) -> Node:
     node = Node(f"{number:010}")
     node.provider, node.type, node.state = "cloud", ["plain"], READY
@@ -92,14 +97,14 @@ def test_check_of_all_nodes_omits_only_those_without_a_step(
 ) -> None:
     nodes = {f"{number:010}": node_of(number, **one) for number, one in enumerate(VARIANTS)}
     drain = SimpleNamespace(keep_idle=False)
-    tree = SimpleNamespace(
-        lock=threading.Lock(),
-        nodes=nodes,
-        get=nodes.get,
-        empty={"0000000100"},
-        is_locked=lambda _node: locked,
-        is_changing=lambda _node: False,
-    )
+    client: Any = None
+    tree = NodeTree(client)
+    tree.empty.add("0000000100")
+    for node_id, node in nodes.items():
+        tree.store_own([node_id], paths.node(node_id), node, stat_of(node_id))
+        if locked:
+            name = "0123456789abcdef__lock__0000000000"
+            tree.appeared([node_id, "lock", name], f"{paths.node_lock(node_id)}/{name}")
     state: Any = SimpleNamespace(
         clock=HandClock(),
         server_time=SimpleNamespace(ahead=lambda: 0.0),
