@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from nodepool.zk import paths
+from nodepool.zk.locks import ContenderGone
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import READY, ImageBuild, ImageUpload, NodeRequest, Rollback, newest_first
 from nodepool.zk.records.images import VERIFICATION
@@ -309,6 +310,7 @@ class Rollbacks:
         """Store a finished upload that launchers use only once it is verified.
 
         :param lock: path of our contender for its lock, without which nothing is stored.
+        :raises ContenderGone: the lock was lost.
         :raises RollbackRefused: others keep changing uploads of the image.
         """
         image, provider = upload.image_name or "", upload.provider_name or ""
@@ -318,6 +320,8 @@ class Rollbacks:
                 return  # an earlier call has stored it, without an answer
             usable = (each for each in uploads.ready if uploads.build(each) and not each.held_back)
             used, txn = next(usable, None), Txn(self._zk.kazoo_client)
+            if lock is not None:
+                txn.check(lock)
             mark = Rollback(
                 VERIFICATION, self._clock(), "not verified yet", "", "", 0, unverified=True
             )
@@ -328,13 +332,14 @@ class Rollbacks:
                 self._set(txn, uploads, used, time, used.rolled_back)
             changed = upload.copy()
             changed.rolled_back = mark
-            if lock is not None:
-                txn.check(lock)
             txn.set(upload_path(upload), changed.serialize())
             try:
                 self._run(txn, image)
                 break
-            except RollbackRefused:
+            except RollbackRefused as error:
+                cause = error.__cause__
+                if lock is not None and isinstance(cause, TransactionFailed) and cause.index == 0:
+                    raise ContenderGone(str(cause)) from cause
                 if attempt == TRIES:
                     raise
 

@@ -847,10 +847,17 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "results-are-stored-without-lock": Mutation(
         "nodepool.zk.locks.long_held",
-        "if self.held or self.regain():",
-        "if True:",
+        "if handle is not None and self.held:",
+        "if handle is not None:",
         "tests/integration/zk/test_long_held.py::test_result_is_lost_when_another_client_has_taken_"
         "the_lock",
+    ),
+    "results-do-not-check-the-lock": Mutation(
+        "nodepool.zk.facade.images",
+        "            txn.check(lock)\n",
+        "            txn.check(path.rpartition('/')[0])\n",
+        "tests/integration/zk/test_long_held.py::test_result_is_not_written_without_the_lock_that_"
+        "was_held_at_its_check[upload]",
     ),
     "expired-holds-never-end": Mutation(
         "nodepool.launcher.nodes.reconciler",

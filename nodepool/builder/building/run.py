@@ -323,13 +323,13 @@ class BuildRun:
     def _store(self, record: ImageBuild, state: str) -> str | None:
         """Write the result once the session is usable; return why it cannot be stored, or None."""
 
-        def write() -> None:
+        def write(contender: str) -> None:
             if self.lock.regained and self._somebody_built():
                 raise Lost(
                     "the ZooKeeper session was lost and another builder has built the image since"
                 )
             record.state = state
-            self._state.zk.storeBuild(self.image, record, self.build_id)
+            self._state.zk.storeBuild(self.image, record, self.build_id, contender)
 
         try:
             self.lock.store(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import KazooException, SessionExpiredError
+from kazoo.exceptions import KazooException
 
 from nodepool import metrics
 from nodepool.base.problems import log_failure
@@ -23,6 +23,7 @@ from nodepool.driver.provider import Provider
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.cluster import CLUSTER_ID
+from nodepool.zk.locks import ContenderGone
 from nodepool.zk.locks.long_held import HeldLock, Lost
 from nodepool.zk.mirror.progress import ProgressStore, UploadFailure, UploadProgress
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload, RecordError
@@ -392,7 +393,7 @@ class UploadJob:
             self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, reason)
             try:
                 self._locked(
-                    lambda: self._state.zk.deleteUpload(
+                    lambda _contender: self._state.zk.deleteUpload(
                         self.image, self.build_id, self.provider, self.number
                     )
                 )
@@ -410,19 +411,23 @@ class UploadJob:
         record.id = self.number
         zk = self._state.zk
 
-        def write() -> None:
+        def write(contender: str) -> None:
             if record.state == READY and self._lock.regained:
                 self._check_regained()
             diskimage = self._config.diskimages.get(self.image)
             if record.state == READY and diskimage is not None and diskimage.verify is not None:
                 try:
-                    Rollbacks(zk, time.time).hold_back(record, self._lock.contender)
+                    Rollbacks(zk, time.time).hold_back(record, contender)
                 except RollbackRefused as error:
-                    if not self._lock.held:  # it is acquired again
-                        raise SessionExpiredError from error
                     raise Lost(str(error)) from error
                 return
-            zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
+            result = (self.image, self.build_id, self.provider, record, self.number)
+            try:
+                zk.storeImageUpload(*result, contender)
+            except ContenderGone:
+                if zk.getBuild(self.image, self.build_id) is not None:
+                    raise
+                zk.storeImageUpload(*result)  # deleted with the build: the clean-up does the rest
 
         self._locked(write)
 
@@ -442,7 +447,7 @@ class UploadJob:
             # Without a record, a launcher deletes the image as leaked.
             raise Lost("the record of the upload has been removed as abandoned")
 
-    def _locked(self, write: Callable[[], Any]) -> None:
+    def _locked(self, write: Callable[[str], Any]) -> None:
         """Run a function with the lock held.
 
         :raises Lost: see :meth:`_store`.

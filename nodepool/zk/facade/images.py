@@ -26,6 +26,7 @@ from nodepool.zk.records import (
     ImageUpload,
     newest_first,
 )
+from nodepool.zk.writer import TransactionFailed, Txn
 
 #: How often a record is read again if another client changes it at the same time.
 TRIES = 10
@@ -100,15 +101,48 @@ class ImageMethods(FacadeBase):
         """Return builds, newest first by ``state_time``."""
         return newest_first(self.getBuilds(image, None if state is None else [state]), count)
 
-    def storeBuild(self, image: str, build_data: ImageBuild, build_id: str | None = None) -> str:
-        """Create (new id) or write a build; return its id."""
+    def _write(self, path: str, data: bytes, lock: str | None) -> None:
+        """Write or create a znode.
+
+        :param lock: path of a contender for a lock, without which nothing is written.
+        :raises ContenderGone: it does not exist.
+        :raises ZKException: others keep creating or deleting the znode.
+        """
+        if lock is None:
+            write(self.kazoo_client, path, data)
+            return
+        for operation in (Txn.set, Txn.create) * TRIES:
+            txn = Txn(self.kazoo_client)
+            txn.check(lock)
+            operation(txn, path, data)
+            try:
+                self.writer.run(txn)
+                return
+            except TransactionFailed as error:
+                if error.index == 0:
+                    raise locks.ContenderGone(str(error)) from error
+        raise ZKException(f"{path} is created and deleted again and again")
+
+    def storeBuild(
+        self,
+        image: str,
+        build_data: ImageBuild,
+        build_id: str | None = None,
+        lock: str | None = None,
+    ) -> str:
+        """Create (new id) or write a build; return its id.
+
+        :param lock: path of our contender for the lock of the image's builds, without which
+            nothing is written.
+        :raises ContenderGone: the lock was lost.
+        """
         if build_id is None:
             build_id = uuid.uuid4().hex
             self.kazoo_client.create(
                 paths.build(image, build_id), build_data.serialize(), makepath=True
             )
         else:
-            write(self.kazoo_client, paths.build(image, build_id), build_data.serialize())
+            self._write(paths.build(image, build_id), build_data.serialize(), lock)
         build_data.id = build_id
         return build_id
 
@@ -273,9 +307,13 @@ class ImageMethods(FacadeBase):
         provider: str,
         image_data: ImageUpload,
         upload_number: str | None = None,
+        lock: str | None = None,
     ) -> str:
         """Create (new number) or write an upload; return its number.
 
+        :param lock: path of our contender for the lock of the uploads, without which nothing is
+            written.
+        :raises ContenderGone: the lock was lost.
         :raises ZKException: the build is missing.
         """
         if self.kazoo_client.exists(paths.builds(image)) is None:
@@ -286,11 +324,8 @@ class ImageMethods(FacadeBase):
             )
             upload_number = path.rsplit("/", 1)[1]
         else:
-            write(
-                self.kazoo_client,
-                paths.upload(image, build_id, provider, upload_number),
-                image_data.serialize(),
-            )
+            path = paths.upload(image, build_id, provider, upload_number)
+            self._write(path, image_data.serialize(), lock)
         image_data.id = upload_number
         return upload_number
 

@@ -20,7 +20,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import KazooState
 
 from nodepool.base import hostnames
-from nodepool.exceptions import NOT_PERMITTED, TimeoutException, ZKLockException
+from nodepool.exceptions import NOT_PERMITTED, TimeoutException, ZKException, ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.connection.protocol import SessionClient
 from nodepool.zk.reading import children
@@ -37,6 +37,10 @@ class LockHandle:
     path: str
     session_id: int | None
     ephemeral: bool = True
+
+
+class ContenderGone(ZKException):
+    """Nothing was written, because our contender for the lock does not exist any more."""
 
 
 def contender_prefix(directory: str) -> str:

@@ -60,12 +60,6 @@ class HeldLock:
         handle = self._handle  # read once: another thread may release the lock
         return handle is not None and handle.session_id == self._client.session_id
 
-    @property
-    def contender(self) -> str | None:
-        """Return the path of our last contender; None: the lock was released."""
-        handle = self._handle
-        return None if handle is None else handle.path
-
     def regain(self) -> bool:
         """Acquire the lock after its session was lost; return False if another client was
         faster.
@@ -86,11 +80,12 @@ class HeldLock:
             return True
 
     def store(
-        self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]
+        self, write: Callable[[str], Any], usable: threading.Event, going_on: Callable[[], bool]
     ) -> None:
         """Write a result with the lock held, as soon as the session allows.
 
-        :param write: checks itself what others did if :attr:`regained`.
+        :param write: gets the path of our contender, without which it must raise
+            :class:`.ContenderGone`; checks itself what others did if :attr:`regained`.
         :param usable: set while the session is usable.
         :param going_on: returns False if there is only a moment left to wait.
         :raises Lost: it cannot be written.
@@ -110,16 +105,23 @@ class HeldLock:
             if self._client.client is None:
                 raise Lost("the builder has stopped")
             try:
-                if self.held or self.regain():
-                    write()
+                handle = self._handle
+                if handle is not None and self.held:
+                    write(handle.path)
                     return
+                if self.regain():
+                    continue
                 if usable.is_set():
                     raise Lost(
                         "the ZooKeeper session was lost and the lock cannot be acquired again"
                     )
+            except locks.ContenderGone as error:
+                log.warning("Lock %s is lost: %s", self.directory, error)
+                with self._guard:
+                    self._handle = None
             except ZKException as error:
                 raise Lost(str(error)) from error
-            except KazooException as error:
+            except (KazooException, TimeoutError) as error:
                 if attempt + 1 == STORE_ATTEMPTS:
                     raise Lost(f"ZooKeeper: {error!r}") from error
                 log.warning("Cannot store the result under %s now: %r", self.directory, error)

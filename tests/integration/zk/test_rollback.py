@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from nodepool.status.images import image_list
-from nodepool.zk import paths
-from nodepool.zk.locks.long_held import HeldLock
+from nodepool.zk import locks, paths
+from nodepool.zk.locks import ContenderGone
 from nodepool.zk.records import DELETING, READY, UPLOADING, ImageBuild, ImageUpload, NodeRequest
 from nodepool.zk.rollback import (
     UPLOAD,
@@ -486,13 +486,14 @@ def test_upload_is_held_back_although_others_change_the_one_in_use(
 def test_upload_whose_lock_was_lost_is_not_stored(scene: Scene) -> None:
     (old,) = scene.build(50, "east")
     new = finish(scene, old)
-    lost, held = (HeldLock(scene.zk.client, directory) for directory in ("/lost", "/held"))
-    contender = lost.contender
-    lost.release()
-    with pytest.raises(RollbackRefused, match=str(contender)):
-        scene.rollbacks.hold_back(new, contender)
+    lost, held = (
+        locks.acquire(scene.zk.kazoo_client, directory, None) for directory in ("/lost", "/held")
+    )
+    locks.release(scene.zk.kazoo_client, lost)
+    with pytest.raises(ContenderGone, match=lost.path):
+        scene.rollbacks.hold_back(new, lost.path)
     assert scene.stored(new)["state"] == UPLOADING and scene.used("east") == old.build_id
-    scene.rollbacks.hold_back(new, held.contender)
+    scene.rollbacks.hold_back(new, held.path)
     assert scene.stored(new)["state"] == READY
 
 
