@@ -1,7 +1,7 @@
 #!/bin/sh
 # kazoo 2.11.0 (PyPI) with Apache ZooKeeper 3.9.5 (Maven), standalone: a ChildrenWatch ends for good when its directory is
-# deleted, silently: its function is not called, and not again when the directory has been created anew, for as long as the
-# program runs, also after another session. A DataWatch on the same path reports both. The documentation says only
+# deleted, silently: its function is not called, and not again when the directory has been created anew. (If that happens
+# before the watch has seen the deletion, it goes on.) A DataWatch on the same path reports both. The documentation says only
 # that the path "must already exist for the children watcher to run". A program that watches a directory of members which
 # another one cleans up and creates again sees none of the new members.
 # Seen: "children watch: [], [a], []; data watch: exists, deleted, exists; members by then: b, c".
@@ -47,6 +47,16 @@ def texts(events):
     return f"[{', '.join(sorted(events))}]"
 
 
+def settle():
+    """Wait until kazoo has called the functions for all events so far: it does so in order, in one thread."""
+    later = queue.Queue()
+    path = other.create("/later", sequence=True) + "x"
+    watcher.DataWatch(path, lambda data, stat: later.put(stat))
+    assert later.get(timeout=WAIT) is None
+    other.create(path)
+    assert later.get(timeout=WAIT) is not None
+
+
 other.create("/members")
 watcher.ChildrenWatch("/members", lambda children: by_children.put(texts(children)))
 watcher.DataWatch("/members", lambda data, stat: by_data.put("exists" if stat else "deleted"))
@@ -57,17 +67,12 @@ other.delete("/members/a")
 children.append(by_children.get(timeout=WAIT))
 other.delete("/members")
 data.append(by_data.get(timeout=WAIT))
+settle()
 other.create("/members")
 data.append(by_data.get(timeout=WAIT))
 for name in "bc":
     other.create(f"/members/{name}")
-# The server sends events of a session in order, and kazoo calls the functions in order: when the watch of this later znode
-# has reported it, the other ones have, too.
-later = queue.Queue()
-watcher.DataWatch("/later", lambda data, stat: later.put(stat))
-assert later.get(timeout=WAIT) is None
-other.create("/later")
-assert later.get(timeout=WAIT) is not None
+settle()
 while not by_children.empty():
     children.append(by_children.get())
 members = ", ".join(sorted(other.get_children("/members")))
