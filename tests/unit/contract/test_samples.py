@@ -5,6 +5,9 @@ from __future__ import annotations
 import configparser
 import logging.config
 import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -53,6 +56,36 @@ def test_systemd_units_start_their_daemon(daemon):
     unit.read(ETC / "systemd" / f"{daemon}.service")
     assert unit["Service"]["Type"] == "notify"
     assert daemon in unit["Service"]["ExecStart"]
+
+
+TOOL = pathlib.Path(sys.executable).with_name("disk-image-create")
+
+
+@pytest.mark.skipif(not TOOL.exists(), reason="diskimage-builder is not installed beside Python")
+def test_builder_of_the_unit_needs_no_home_directory(tmp_path):
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(ETC / "systemd" / "nodepool-builder.service")
+    cache = f"/var/cache/{unit['Service']['CacheDirectory']}/"
+    values = unit["Service"]["Environment"].replace(cache, f"{tmp_path}/").split()
+    environment = {
+        "PATH": f"{TOOL.parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": "/proc/nonexistent",  # where even root cannot create it
+        **dict(each.split("=", 1) for each in values),
+    }
+    done = subprocess.run(
+        [TOOL, "-o", tmp_path / "image", "no-such-element"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "no-such-element" in done.stdout
+    assert "mkdir" not in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} >= {"image-create", "lockfiles"}
 
 
 def test_slivers_on_nodes_of_another_provider():
