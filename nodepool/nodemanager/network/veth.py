@@ -22,6 +22,7 @@ from typing import Any
 
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.kernel import commands
+from nodepool.nodemanager.network import neighbors
 from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset, uplink
 from nodepool.nodemanager.network.others import OtherFirewalls
 from nodepool.nodemanager.network.shaping import Shaper
@@ -185,6 +186,16 @@ class Network:
         with contextlib.suppress(NetworkError):
             if (dropping := self._others.find()) is not None:
                 found.append(Problem("network nat", False, dropping))
+            ours = {veth for _, veth, _ in self._scan()}
+            if (network := neighbors.overlapping(self._subnet, ours)) is not None:
+                found.append(
+                    Problem(
+                        "network nat",
+                        False,
+                        f"network.subnet {self._subnet} overlaps {network}: this host does not "
+                        "reach the addresses there that slivers have; configure another subnet",
+                    )
+                )
         return found
 
     def prepare(self) -> None:
@@ -329,6 +340,13 @@ class Network:
             # Traffic passes only from now on.
             if bridge is None:
                 batch("ip", [f"addr add {info.gateway}/30 dev {veth}"])
+                # Only now, so that one of two daemons that do this concurrently sees the other.
+                own = f"{info.gateway}/30"
+                if (used := neighbors.in_use(own, {veth})) is not None:
+                    raise NetworkError(
+                        f"network.subnet {self._subnet}: {own} of this sliver contains {used}; "
+                        "configure another subnet"
+                    )
             else:
                 self._join(veth, bridge, mac)
             # Permanent neighbours are not counted against the size of that table.

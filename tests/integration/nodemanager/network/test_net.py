@@ -563,6 +563,46 @@ def test_unknown_modes_are_refused(bench: Bench, mode: str) -> None:
         bench.sliver("alice", 1, mode=mode)
 
 
+def test_sliver_gets_no_address_that_this_host_uses(bench: Bench) -> None:
+    bench.outside()
+    owner = bench.namespace()
+    batch("ip", [f"link add {bench.link}b type bridge", f"link set {bench.link}b up"])
+    try:
+        batch("ip", [f"addr add 10.222.0.129/25 dev {bench.link}b"])
+        batch("ip", [f"route add 10.224.9.0/24 via 10.222.0.141 dev {bench.link}b"])
+        # The networks of indexes 32 and 35.
+        for index, used in (
+            (32, f"10.222.0.129 of device {bench.link}b"),
+            (35, f"10.222.0.141, the gateway to 10.224.9.0/24 of device {bench.link}b"),
+        ):
+            with pytest.raises(NetworkError) as caught:
+                bench.network.create("alice", index, owner.pid, "nat", {})
+            assert str(caught.value) == (
+                f"network.subnet {SUBNET}: {veth.addresses(SUBNET, index)[0]}/30 of this sliver "
+                f"contains {used}; configure another subnet"
+            )
+            assert bench.network.found() == []
+        (problem,) = (p for p in bench.network.problems() if "overlaps" in p.remedy)
+        assert f"{SUBNET} overlaps 10.222.0.128/25 of device {bench.link}b" in problem.remedy
+        bench.sliver("bob", 34)
+        assert bench.run("bob", TRY, OUTSIDE, 5001) == "open"
+    finally:
+        batch("ip", [f"link del {bench.link}b"])
+    assert not [p for p in bench.network.problems() if "overlaps" in p.remedy]
+
+
+def test_two_daemons_give_no_address_twice(bench: Bench, tmp_path: pathlib.Path) -> None:
+    info = bench.sliver("alice", 5)
+    other = Network(with_network(bench.config, str(tmp_path / "other")))
+    other.prepare()
+    try:
+        with pytest.raises(NetworkError, match=f"{info.gateway} of device {info.veth}; configure"):
+            other.create("alice", 5, bench.namespace().pid, "nat", {})
+        assert other.found() == [] and bench.network.found() == ["alice"]
+    finally:
+        other.stop()
+
+
 @pytest.mark.spec("NM-C.7: nothing lives only in memory; deletion is idempotent")
 def test_another_daemon_finds_and_removes(bench: Bench) -> None:
     info = bench.sliver("alice", 7)
