@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodepool.config.diskimages import DiskImage
@@ -39,10 +39,30 @@ def upload_key(upload: ImageUpload) -> UploadKey:
     )
 
 
-def newest_ready(data: ImageData) -> dict[str, ImageBuild]:
-    """Return image -> its newest build in state ``ready``."""
+def ready_builds(data: ImageData) -> dict[str, list[ImageBuild]]:
+    """Return image -> its builds in state ``ready``, newest first; only images that have one."""
     ready = [build for build in data.builds if build.state == READY]
-    return {build.image_name or "": build for build in reversed(newest_first(ready, len(ready)))}
+    found: dict[str, list[ImageBuild]] = defaultdict(list)
+    for build in newest_first(ready, len(ready)):
+        found[build.image_name or ""].append(build)
+    return dict(found)
+
+
+def newest_for(
+    builds: Sequence[ImageBuild], formats: Collection[str | None], builder_id: str
+) -> ImageBuild:
+    """Return the build that counts for a builder whose providers need these formats.
+
+    That is the newest one. If another builder has created it without these formats, its providers
+    need others: the newest one with these formats counts. Otherwise, two builders would replace
+    the builds of each other forever.
+
+    :param builds: ready builds of an image, newest first; at least one.
+    """
+    newest = builds[0]
+    if newest.builder_id == builder_id:
+        return newest
+    return next((build for build in builds if {*formats} <= {*build.formats}), newest)
 
 
 def image_providers(config: Config) -> list[ProviderConfig]:
@@ -55,7 +75,7 @@ def image_providers(config: Config) -> list[ProviderConfig]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pair of provider and image that lacks the newest build."""
+    """A pair of provider and image that lacks a build, usually the newest."""
 
     provider: ProviderConfig
     provider_image: object
@@ -66,21 +86,23 @@ class Candidate:
         return self.build.image_name or "", self.provider.name
 
 
-def upload_candidates(data: ImageData, providers: Iterable[ProviderConfig]) -> list[Candidate]:
+def upload_candidates(
+    data: ImageData, providers: Iterable[ProviderConfig], builder_id: str
+) -> list[Candidate]:
     """Return the pairs to upload, in file order.
 
     Checks conditions 1, 2, 4 and 5 of BLD-9, and that no upload is running.
     """
-    latest = newest_ready(data)
+    ready = ready_builds(data)
     uploaded = {
         (u.build_id, u.image_name, u.provider_name) for u in data.uploads if u.state == READY
     }
     found = []
     for provider in providers:
         for image, provider_image in provider.diskimages.items():
-            if image not in latest:
+            if image not in ready:
                 continue
-            build = latest[image]
+            build = newest_for(ready[image], [provider.image_type], builder_id)
             if provider_image.pause or provider.image_type not in build.formats:
                 continue
             if (build.id, image, provider.name) in uploaded or (

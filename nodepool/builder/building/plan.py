@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
 
-from nodepool.builder.retention import newest_ready
+from nodepool.builder.retention import newest_for, ready_builds
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config
 from nodepool.zk.mirror.images import ImageData
@@ -33,7 +33,10 @@ class Plan:
 
 
 def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:
-    """Return why the image must be built now (or None), and the seconds until it expires."""
+    """Return why the image must be built now (or None), and the seconds until it expires.
+
+    :param newest: the ready build that counts for this builder.
+    """
     if newest is None:
         return "there is no ready build", 0.0
     left = (newest.state_time or 0) + diskimage.rebuild_age - now
@@ -59,13 +62,14 @@ def plan(
     busy: Container[str],
     back_off: Callable[[str, Hashable], float],
     now: float,
+    builder_id: str,
 ) -> Plan:
     """Return the next build: manual requests first, then in file order.
 
     :param busy: images that are being built or are to be skipped in this pass.
     :param back_off: seconds that an image must wait after failures.
     """
-    newest = newest_ready(images)
+    ready = ready_builds(images)
     waits: list[float] = []
     scheduled: WantedBuild | None = None
     for name, diskimage in config.diskimages.items():
@@ -74,14 +78,16 @@ def plan(
         if name in busy or images.build_locks.get(name, (0.0, False))[1]:
             continue
         request = images.request_marks.get(name)
-        last = newest.get(name)
+        builds = ready.get(name, [])
+        last = newest_for(builds, diskimage.image_types, builder_id) if builds else None
         subject = (configuration_of(diskimage), request)
         reason, left = due(diskimage, last, now) if request is None else ("requested by hand", 0.0)
         wait = left if reason is None else back_off(name, subject)
         if reason is None or wait > 0:
             waits.append(wait)
             continue
-        wanted = WantedBuild(name, reason, last.id if last else None, request, subject)
+        newest = builds[0].id if builds else None
+        wanted = WantedBuild(name, reason, newest, request, subject)
         if request is not None:
             return Plan(wanted)
         scheduled = scheduled or wanted

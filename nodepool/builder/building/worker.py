@@ -61,6 +61,7 @@ class BuildWorker(Worker):
                 busy,
                 self._state.build_backoff.wait,
                 self._state.clock.time(),
+                self._state.builder_id,
             )
             if decision.build is None:
                 return decision.wait

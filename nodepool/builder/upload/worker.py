@@ -91,7 +91,7 @@ class UploadWorker(Worker):
 
     def _candidates(self, config: Config) -> list[Candidate]:
         found = retention.upload_candidates(
-            self._zk.readImages(), retention.image_providers(config)
+            self._zk.readImages(), retention.image_providers(config), self._state.builder_id
         )
         files = functools.cache(
             functools.partial(image_files.DibImageFile.from_image_id, config.images_dir)

@@ -747,6 +747,39 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
     assert {b.builder_id for b in every} == {first.state.builder_id, second.state.builder_id}
 
 
+@pytest.mark.spec("BLD-6.3, BLD-9.2: builders that need different formats of an image")
+def test_builders_whose_providers_need_different_formats_build_once_each(
+    builders: BuilderBench, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "images2").mkdir()
+    images = [builders.image(name) for name in ("fake-image", "sign-qcow2", "sign-raw")]
+    both = [
+        builders.start(
+            builders.config(
+                images,
+                [builders.provider(fmt, ("fake-image", f"sign-{fmt}"), f"fake-{fmt}")],
+                f"{fmt}.yaml",
+                **{"images-dir": str(folder)},
+            )
+        )
+        for fmt, folder in (("qcow2", builders.images_dir), ("raw", tmp_path / "images2"))
+    ]
+    for image in ("fake-image", "sign-{}"):
+        for fmt in ("qcow2", "raw"):
+            builders.wait_upload(image.format(fmt), fmt)
+    # Passes of each builder that have seen all that.
+    known = {fmt: builders.wait_build(f"sign-{fmt}") for fmt in ("qcow2", "raw")}
+    for fmt in known:
+        builders.zk.submitBuildRequest(f"sign-{fmt}")
+    for fmt, build in known.items():
+        builders.wait_build(f"sign-{fmt}", besides=(build.id,))
+    made = builders.builds("fake-image", None)
+    assert {(build.builder_id, *build.formats) for build in made} == {
+        (builder.state.builder_id, fmt) for builder, fmt in zip(both, ("qcow2", "raw"), strict=True)
+    }
+    assert len(made) == 2
+
+
 @pytest.mark.spec(
     "BLD-16: values are reloaded without restart; a bad file leaves the last good in force"
 )

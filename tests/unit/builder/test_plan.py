@@ -29,8 +29,10 @@ def build(
     age: float = 0,
     state: str = READY,
     formats: tuple[str, ...] = ("raw",),
+    builder: str = "ours",
 ) -> ImageBuild:
     result = ImageBuild(name, build_id)
+    result.builder_id = builder
     result.state = state
     result.state_time = NOW - age
     result.formats = list(formats)
@@ -44,7 +46,9 @@ def decide(
     waits: dict[str, float] | None = None,
 ) -> Plan:
     config = SimpleNamespace(diskimages={i.name: i for i in images})
-    return plan(config, data, busy, lambda name, _subject: (waits or {}).get(name, 0.0), NOW)
+    return plan(
+        config, data, busy, lambda name, _subject: (waits or {}).get(name, 0.0), NOW, "ours"
+    )
 
 
 def built(images: list[DiskImage], data: ImageData, **options: Any) -> str | None:
@@ -73,6 +77,22 @@ def test_image_is_built_for_a_missing_format() -> None:
     data = ImageData(builds=[build("a", "1", formats=("raw", "tar"))])
     assert built([image("a", ("raw",))], data) is None
     assert built([image("a", ("raw", "qcow2"))], data) == "a"
+
+
+@pytest.mark.spec("BLD-6.3: builders that need different formats of an image")
+def test_build_of_another_builder_in_another_format_replaces_none() -> None:
+    one = image("a", ("raw",), rebuild_age=100)
+    other = build("a", "2", 10, formats=("qcow2",), builder="other")
+    both = ImageData(builds=[build("a", "1", 40), other])
+    decision = decide([one], both)
+    assert decision.build is None and decision.wait == pytest.approx(60)
+    old = ImageData(builds=[build("a", "1", 100), other])
+    wanted = decide([one], old).build
+    assert wanted is not None and wanted.newest == "2"
+    assert built([one], ImageData(builds=[other])) == "a"
+    # The only builder has built the newest one without the format: it must build again.
+    ours = build("a", "2", 10, formats=("qcow2",))
+    assert built([one], ImageData(builds=[build("a", "1", 40), ours])) == "a"
 
 
 @pytest.mark.spec("BLD-6: paused images and images without a format are not considered at all")

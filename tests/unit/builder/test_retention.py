@@ -37,8 +37,10 @@ def build(
     state: str = READY,
     formats: tuple[str, ...] = ("qcow2",),
     image: str = IMAGE,
+    builder: str = "ours",
 ) -> ImageBuild:
     record = ImageBuild(image, build_id)
+    record.builder_id = builder
     record.state, record.formats = state, list(formats)
     record.state_time = time
     return record
@@ -85,7 +87,7 @@ def rules(known: dict[str, set[str]], images: set[str] | None = None, **more: An
 
 
 def pairs(*arguments: Any) -> list[tuple[str, str, str | None]]:
-    return [(*c.pair, c.build.id) for c in upload_candidates(*arguments)]
+    return [(*c.pair, c.build.id) for c in upload_candidates(*arguments, "ours")]
 
 
 # -- uploads
@@ -117,6 +119,19 @@ def test_candidates_that_fail_a_condition() -> None:
         (IMAGE, "p", "a2")
     ]
     assert pairs(data(builds, [], upload_locks={(IMAGE, "a2", "p")}), [provider("p")]) == []
+
+
+@pytest.mark.spec("BLD-9.2: builders that need different formats of an image")
+def test_newest_build_in_the_format_of_the_provider_is_a_candidate() -> None:
+    builds = [build("a1", 1), build("a2", 2), build("a3", 3, formats=("raw",), builder="other")]
+    assert pairs(data(builds, []), [provider("p"), provider("q", fmt="raw")]) == [
+        (IMAGE, "p", "a2"),
+        (IMAGE, "q", "a3"),
+    ]
+    assert pairs(data(builds, [upload("a2", "p", 1, 3)]), [provider("p")]) == []
+    # Our own newest build lacks the format: a build with it follows.
+    builds.append(build("a4", 4, formats=("raw",)))
+    assert pairs(data(builds, []), [provider("p")]) == []
 
 
 # -- removal

@@ -62,9 +62,8 @@ def test_next_build_replaces_both_and_the_good_one_stays_for_another_rollback() 
         (IMAGE, "b1", "east", "0000000001"),
         (IMAGE, "b2", "east", "0000000001"),
     }
-    assert [c.build.id for c in upload_candidates(rolled_back(builds=3), [provider("east")])] == [
-        "b3"
-    ]
+    found = upload_candidates(rolled_back(builds=3), [provider("east")], "ours")
+    assert [candidate.build.id for candidate in found] == ["b3"]
 
 
 def test_notes_are_read_as_written() -> None:
