@@ -42,6 +42,7 @@ from nodepool.client import (
     read_secret,
     seconds,
 )
+from nodepool.texts import one_line
 
 #: Seconds between two checks of a lease in use.
 CHECK_EVERY = 15.0
@@ -160,7 +161,7 @@ class Machine:
             wait=None,
             tenant=settings.tenant,
             priority=settings.priority,
-            purpose=purpose[:200],
+            purpose=one_line(purpose, 200),
             notes=notes,
         )
         self._wait(lease, time.monotonic() + seconds(settings.wait), show)

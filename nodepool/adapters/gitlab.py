@@ -16,6 +16,7 @@ import os
 import pathlib
 import shlex
 import signal
+import subprocess
 import sys
 import time
 import urllib.parse
@@ -26,6 +27,7 @@ from importlib import metadata
 from nodepool.client import (
     MOST_INPUT,
     SHOWN,
+    Done,
     Lease,
     NodepoolError,
     NotAllowed,
@@ -33,7 +35,7 @@ from nodepool.client import (
     read_secret,
     seconds,
 )
-from nodepool.texts import escape_unencodable, print_text, printable
+from nodepool.texts import escape_unencodable, one_line, print_text, printable
 
 #: Seconds that a lease lasts longer than its job may, for the stages after the script.
 AFTERWARDS = 900
@@ -175,7 +177,7 @@ def prepare(args: argparse.Namespace) -> None:
         notes={"key": job.key},
         on_change=show_state,
         tenant=None if me["tenant"] else tenant,
-        purpose=f"job {job.id} {job.name} of {job.project}"[:200],
+        purpose=one_line(f"job {job.id} {job.name} of {job.project}", 200),
     )
     folders = [
         shlex.quote(each)
@@ -183,9 +185,7 @@ def prepare(args: argparse.Namespace) -> None:
     ]
     made, usable = " ".join(folders), " && ".join(f"test -w {each}" for each in folders)
     by_root = f'sudo -n mkdir -p {made} && sudo -n chown "$(id -un)" {made}'
-    done = lease.run(
-        f"mkdir -p {made} 2>/dev/null && {usable} || {{ {by_root}; }}", timeout=COMMAND_TIMEOUT
-    )
+    done = _quickly(lease, f"mkdir -p {made} 2>/dev/null && {usable} || {{ {by_root}; }}")
     if done.status:
         lease.give_back()  # the next attempt gets another node
         raise SystemFailure(
@@ -197,6 +197,20 @@ def prepare(args: argparse.Namespace) -> None:
         f"Running on node {node.id} ({label}, {node.provider}), lease {lease.id}, until "
         f"{lease.ends:%H:%M:%S %Z}"
     )
+
+
+def _quickly(lease: Lease, command: str, data: bytes = b"") -> Done:
+    """Run a small command on the node.
+
+    :raises SystemFailure: it has not ended in time.
+    """
+    try:
+        return lease.run(command, input=data, timeout=COMMAND_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        raise SystemFailure(
+            f"node {lease.nodes[0].id} does not answer: a small command there did not end within "
+            f"{COMMAND_TIMEOUT}: {command[:100]}"
+        ) from None
 
 
 def _label(args: argparse.Namespace, job: Job) -> str:
@@ -236,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
     file = shlex.quote(place)
     for start in range(0, max(1, len(text)), MOST_INPUT):
         command = f"umask 077; mkdir -p .nodepool-gitlab && cat >> {file}"
-        done = lease.run(command, input=text[start : start + MOST_INPUT], timeout=COMMAND_TIMEOUT)
+        done = _quickly(lease, command, text[start : start + MOST_INPUT])
         if done.status:
             lease.refresh()
             raise SystemFailure(

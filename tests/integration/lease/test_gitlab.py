@@ -114,6 +114,22 @@ def test_lease_names_the_job_and_counts_for_its_group(start: Start, pool: Pool) 
     thread.join(60)
 
 
+@pytest.mark.spec("GitLab 7: a name that cannot be a purpose fails no job")
+@pytest.mark.parametrize(
+    "name", ["two\nlines", "right-to-left \u200f", "half \ud83d", "\u2028" * 255]
+)
+def test_job_may_have_any_name(start: Start, name: str) -> None:
+    job = response()
+    job["job_info"]["name"] = name
+    result = start().run({"build_script": "echo began"}, job)
+    assert (result.state, "began" in result.log) == ("success", True), result.log
+
+
+def test_script_that_was_killed_is_a_failure_with_the_status_of_shells(start: Start) -> None:
+    result = start().run({"build_script": "kill -KILL $$"})
+    assert (result.state, result.exit_code) == ("failed", 137), result.log
+
+
 @pytest.mark.spec("GitLab 5: the status of a script is never passed through")
 @pytest.mark.parametrize("status", [1, 2, SYSTEM_FAILURE, 255])
 def test_failed_script_is_a_failure_of_the_job(start: Start, status: int) -> None:
