@@ -39,7 +39,8 @@ class PidFile:
 
         Its number may be that of another process by now.
 
-        :raises PidFileError: it is locked for ``timeout`` seconds, or cannot be written.
+        :raises PidFileError: it is locked for ``timeout`` seconds, cannot be written, or is not a
+            pid file.
         """
         deadline = time.monotonic() + self._timeout
         pause = threading.Event()
@@ -60,8 +61,15 @@ class PidFile:
         """Acquire the file, or return the process that holds it."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            content = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
-            pid = int(content) if content.isdecimal() else 0
+            content = "-"
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                # A crash may leave it empty or with zeros.
+                content = os.pread(fd, 64, 0).decode("ascii", "replace").strip(" \n\0") or "0"
+            if not content.isdecimal():
+                raise PidFileError(
+                    f"{self.path} exists and is not a pid file: name another one, or remove it"
+                )
+            pid = int(content)
             try:
                 lock_file(fd)
             except BlockingIOError:

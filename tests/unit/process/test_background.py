@@ -34,12 +34,32 @@ def test_stale_pid_file(tmp_path, longer):
         assert path.read_text() == f"{os.getpid()}\n"
 
 
-@pytest.mark.parametrize("content", ["", "nonsense", "\n"])
-def test_unreadable_pid_file_is_replaced(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "\n", "\0" * 6])
+def test_unfinished_pid_file_is_replaced(tmp_path, content):
     path = tmp_path / "x.pid"
     path.write_text(content)
     with background.PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("content", ["root:x:0:0:root:/root:/bin/bash\n", "nonsense", "7 8\n"])
+def test_file_that_is_no_pid_file_is_neither_changed_nor_deleted(tmp_path, content):
+    path = tmp_path / "passwd"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(background.PidFileError, match=f"{path} exists and is not a pid file"):
+        background.PidFile(str(path), timeout=0).acquire()
+    assert path.read_text() == content
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_device_is_no_pid_file(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path, 0o666)
+    path.chmod(0o666)
+    with pytest.raises(background.PidFileError, match=f"{path} exists and is not a pid file"):
+        background.PidFile(str(path), timeout=0).acquire()
+    assert path.stat().st_mode & 0o777 == 0o666
 
 
 def test_pid_file_with_the_number_of_another_process_is_replaced(tmp_path):
