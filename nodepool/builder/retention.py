@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config, ProviderConfig
@@ -19,6 +21,7 @@ from nodepool.zk.records import (
     ImageUpload,
     newest_first,
 )
+from nodepool.zk.rollback import STEP
 
 #: Number of newest ready builds kept per image, and of newest ready uploads kept per image and
 #: provider.
@@ -68,6 +71,30 @@ def newest_for(
 def image_providers(config: Config) -> list[ProviderConfig]:
     """Return the configurations of providers that manage images, in file order."""
     return [provider for provider in config.providers.values() if provider.manage_images]
+
+
+def make_newest(
+    record: ImageBuild | ImageUpload,
+    newest: ImageBuild | ImageUpload | None,
+    log: logging.Logger | logging.LoggerAdapter[Any],
+) -> None:
+    """Let a finished build or upload count as the newest one, whatever the clocks say.
+
+    One that a builder whose clock was ahead has finished would count as newer until then.
+
+    :param newest: the newest ready one of the others.
+    """
+    ahead = ((newest.state_time or 0) if newest is not None else 0) - (record.state_time or 0)
+    if newest is None or ahead < 0:
+        return
+    log.warning(
+        "Build %s of %s has a time that is %.0f s ahead of the clock of this builder; what has "
+        "finished now counts as newer. Check the clocks of all builders",
+        newest.id if isinstance(newest, ImageBuild) else newest.build_id,
+        newest.image_name,
+        ahead,
+    )
+    record.state_time = (newest.state_time or 0) + STEP
 
 
 # -- uploads

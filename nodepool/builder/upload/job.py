@@ -14,7 +14,7 @@ from nodepool import metrics
 from nodepool.base.problems import log_failure
 from nodepool.builder.building import process
 from nodepool.builder.machine import image_files
-from nodepool.builder.retention import Candidate
+from nodepool.builder.retention import Candidate, make_newest, upload_key
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.worker import Worker
@@ -421,6 +421,11 @@ class UploadJob:
                 except RollbackRefused as error:
                     raise Lost(str(error)) from error
                 return
+            if record.state == READY:
+                newest = zk.getMostRecentImageUpload(self.image, self.provider)
+                key = (self.image, self.build_id, self.provider, self.number)
+                ours = newest is not None and upload_key(newest) == key
+                make_newest(record, None if ours else newest, self.log)
             result = (self.image, self.build_id, self.provider, record, self.number)
             try:
                 zk.storeImageUpload(*result, contender)

@@ -747,6 +747,26 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
     assert {b.builder_id for b in every} == {first.state.builder_id, second.state.builder_id}
 
 
+@pytest.mark.spec("BLD-4.8: state_time decides what is newest")
+def test_new_build_is_used_although_the_clock_of_the_last_builder_was_ahead(
+    builders: BuilderBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    builders.start(builders.config([builders.image()], [builders.provider()]))
+    upload = builders.wait_upload()
+    first = builders.wait_build()
+    first.state_time += 3600
+    builders.zk.storeBuild("fake-image", first, first.id)
+    upload.state_time += 3600
+    builders.zk.storeImageUpload("fake-image", first.id, "fake-provider", upload, upload.id)
+    builders.zk.submitBuildRequest("fake-image")
+    second = builders.wait_build(besides=(first.id,))
+    builders.wait_upload(build=second.id)
+    assert builders.builds()[0].id == second.id
+    newest = builders.zk.getMostRecentImageUpload("fake-image", "fake-provider")
+    assert newest.build_id == second.id
+    assert f"Build {first.id} of fake-image has a time that is 3" in caplog.text
+
+
 @pytest.mark.spec("BLD-6.3, BLD-9.2: builders that need different formats of an image")
 def test_builders_whose_providers_need_different_formats_build_once_each(
     builders: BuilderBench, tmp_path: pathlib.Path
