@@ -6,6 +6,7 @@ import configparser
 import logging.config
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -56,6 +57,16 @@ def test_systemd_units_start_their_daemon(daemon):
     unit.read(ETC / "systemd" / f"{daemon}.service")
     assert unit["Service"]["Type"] == "notify"
     assert daemon in unit["Service"]["ExecStart"]
+
+
+def test_launcher_of_the_unit_can_write_the_usage_log_of_the_manual():
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(ETC / "systemd" / "nodepool-launcher.service")
+    assert unit["Service"]["ProtectSystem"] == "strict"
+    page = (REPOSITORY / "doc" / "operation" / "usage.rst").read_text()
+    found = re.search(r"usage-log: (/\S+)/usage.sqlite", page)
+    assert found is not None and found[1] == f"/var/lib/{unit['Service']['StateDirectory']}"
 
 
 TOOL = pathlib.Path(sys.executable).with_name("disk-image-create")
