@@ -22,7 +22,7 @@ from nodepool.builder.building.process import BuildProcess, ProcessResult
 from nodepool.builder.machine import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.progress.phases import PhaseTracker
-from nodepool.builder.retention import make_newest
+from nodepool.builder.retention import make_newest, ready_builds
 from nodepool.builder.state import BuilderState
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.model import Config
@@ -331,10 +331,9 @@ class BuildRun:
                 )
             record.state = state
             if state == READY:
-                others = self._state.zk.getMostRecentBuilds(2, self.image, READY)
-                make_newest(
-                    record, next((b for b in others if b.id != self.build_id), None), self.log
-                )
+                builds = ready_builds(self._state.zk.readImages()).get(self.image, [])
+                others = (build for build in builds if build.id != self.build_id)
+                make_newest(record, next(others, None), self.log)
             self._state.zk.storeBuild(self.image, record, self.build_id, contender)
 
         try:

@@ -422,7 +422,7 @@ class UploadJob:
                     raise Lost(str(error)) from error
                 return
             if record.state == READY:
-                newest = zk.getMostRecentImageUpload(self.image, self.provider)
+                newest = zk.getMostRecentImageUpload(self.image, self.provider, cached=True)
                 key = (self.image, self.build_id, self.provider, self.number)
                 ours = newest is not None and upload_key(newest) == key
                 make_newest(record, None if ours else newest, self.log)
