@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 import ports
@@ -37,6 +38,8 @@ GO = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
 OLDEST_GO = (1, 21)
 BUILD_TIMEOUT, START_TIMEOUT, STOP_TIMEOUT = 3600.0, 120.0, 15.0
 NODES = 3
+#: The label of the nodes that KWOK plays.
+PLAYED = "test/played=true"
 MACHINE = {
     "cpu": "400",
     "memory": "4000Gi",
@@ -102,7 +105,8 @@ def apt(*names: str) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (
         ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names],
+        ["apt-get", "install", "-o", "DPkg::Lock::Timeout=300", "-y", "-qq"]
+        + ["--no-install-recommends", *names],
     ):
         subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
 
@@ -136,12 +140,13 @@ def install() -> None:
     missing = [name for name, program in PACKAGES.items() if shutil.which(program) is None]
     if missing:
         apt(*missing)
-    _build("servers", ".", MODULES)
+    build("servers", ".", MODULES)
     # It goes with all of them.
-    _build("kwok", "sigs.k8s.io/kwok/cmd/kwok", CURRENT)
+    build("kwok", "sigs.k8s.io/kwok/cmd/kwok", CURRENT)
 
 
-def _build(name: str, package: str, modules: str) -> None:
+def build(name: str, package: str, modules: str) -> None:
+    """Build one program unless it exists. Raises ClusterError."""
     program = binaries(modules) / name
     if program.exists():
         return
@@ -152,7 +157,8 @@ def _build(name: str, package: str, modules: str) -> None:
         f"-s -w -X {stamp}.gitVersion={version(modules)} -X {stamp}.gitMajor={number[0]} -X "
         f"{stamp}.gitMinor={number[1]}"
     )
-    made = program.with_suffix(".new")
+    # Workers of the tests may build concurrently.
+    made = program.with_suffix(f".{os.getpid()}")
     # Concurrently with tests that measure.
     words = [
         "nice",
@@ -310,7 +316,7 @@ class ControlPlane:
         servers, admin = str(binaries() / "servers"), f"--kubeconfig={self.dir}/admin.kubeconfig"
         etcd = f"http://127.0.0.1:{values['etcd']}"
         peer = f"http://127.0.0.1:{values['peer']}"
-        self._spawn(
+        self.spawn(
             "etcd",
             [
                 servers,
@@ -325,8 +331,8 @@ class ControlPlane:
                 "--log-level=warn",
             ],
         )
-        self._wait("etcd", lambda: b"true" in _get(f"{etcd}/health"))
-        self._spawn(
+        self.wait("etcd", lambda: b"true" in _get(f"{etcd}/health"))
+        self.spawn(
             "kube-apiserver",
             [
                 servers,
@@ -351,17 +357,21 @@ class ControlPlane:
                 "--requestheader-extra-headers-prefix=X-Remote-Extra-",
                 f"--proxy-client-cert-file={self.dir}/proxy.crt",
                 f"--proxy-client-key-file={self.dir}/proxy.key",
+                # To the kubelet of a real node, which has the same certificate.
+                f"--kubelet-certificate-authority={self.dir}/ca.crt",
+                f"--kubelet-client-certificate={self.dir}/server.crt",
+                f"--kubelet-client-key={self.dir}/server.key",
                 "--profiling=false",
                 "--allow-privileged=true",
                 "--max-requests-inflight=2000",
                 "--max-mutating-requests-inflight=1000",
             ],
         )
-        self._wait(
+        self.wait(
             "kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None
         )
         rates = ["--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false"]
-        self._spawn(
+        self.spawn(
             "kube-controller-manager",
             [
                 servers,
@@ -374,57 +384,61 @@ class ControlPlane:
                 "--concurrent-namespace-syncs=50",
                 "--concurrent-serviceaccount-token-syncs=20",
                 "--controllers=*,-node-ipam-controller",
+                # KWOK renews its leases every 10 s.
+                "--node-monitor-grace-period=20s",
             ],
         )
-        self._spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
-        self._spawn(
+        self.spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
+        self.spawn(
             "kwok",
             [
                 str(binaries(CURRENT) / "kwok"),
                 admin,
-                "--manage-all-nodes=true",
+                "--manage-all-nodes=false",
+                f"--manage-nodes-with-label-selector={PLAYED}",
                 f"--config={HERE}/stages.yaml",
                 "--node-lease-duration-seconds=40",
                 "--server-address=",
             ],
         )
         for number in range(NODES):
-            self._node(f"node-{number}")
-        self._wait("kwok", self._nodes_are_ready)
-        self._wait(
+            played = dict([PLAYED.split("=")])
+            status = {"capacity": MACHINE, "allocatable": MACHINE}
+            self.add_node(f"node-{number}", status, played)
+        self.wait("kwok", self._nodes_are_ready)
+        self.wait(
             "kube-controller-manager",
             lambda: bool(self.call("GET", "/api/v1/namespaces/default/serviceaccounts/default")),
         )
 
-    def _node(self, name: str) -> None:
-        labels = {
+    def add_node(
+        self,
+        name: str,
+        status: dict[str, Any],
+        labels: dict[str, str] | None = None,
+        taints: Sequence[dict[str, str]] = (),
+    ) -> None:
+        known = {
             "kubernetes.io/hostname": name,
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
         }
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {**known, **(labels or {})}},
+            "spec": {"taints": list(taints)},
+        }
         try:
             self.call("POST", "/api/v1/nodes", node)
         except urllib.error.HTTPError as error:
             if error.code != 409:  # it is there since an earlier start
                 raise
-        self.call(
-            "PATCH",
-            f"/api/v1/nodes/{name}/status",
-            {"status": {"capacity": MACHINE, "allocatable": MACHINE}},
-        )
+        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
 
     def _nodes_are_ready(self) -> bool:
-        found = (self.call("GET", "/api/v1/nodes") or {}).get("items", [])
-        ready = [
-            node
-            for node in found
-            if any(
-                c["type"] == "Ready" and c["status"] == "True"
-                for c in node["status"].get("conditions", [])
-            )
-        ]
-        return len(ready) >= NODES
+        found = (self.call("GET", f"/api/v1/nodes?labelSelector={PLAYED}") or {}).get("items", [])
+        return len([node for node in found if ready(node)]) >= NODES
 
     def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, raw: bool = False
@@ -439,7 +453,7 @@ class ControlPlane:
             text = answer.read()
         return text if raw else json.loads(text)
 
-    def _spawn(self, name: str, words: list[str]) -> None:
+    def spawn(self, name: str, words: list[str]) -> None:
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(
                 words,
@@ -453,7 +467,7 @@ class ControlPlane:
         self.values["pids"][name] = [process.pid, start_time(process.pid)]
         self._save()
 
-    def _wait(self, name: str, answers: Any) -> None:
+    def wait(self, name: str, answers: Any) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
@@ -494,6 +508,12 @@ class ControlPlane:
             self.values["pids"] = {}
             if self.dir.is_dir():
                 self._save()
+
+
+def ready(node: dict[str, Any]) -> bool:
+    """Return whether a node says that it is ready."""
+    conditions = node["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def kubeconfig(

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 
 from tests import REPOSITORY
@@ -29,6 +30,8 @@ PROGRAM = REPOSITORY / "tools" / "kubernetes"
 RIGHTS = REPOSITORY / "doc" / "examples" / "kubernetes-launcher.yaml"
 ACCOUNT, ACCOUNT_NAMESPACE = "nodepool-launcher", "nodepool"
 CONTEXT = "test-context"
+#: The only image of the node that runs containers (tools/kubernetes up --node).
+REAL_IMAGE = "nodepool.test/small:1"
 
 
 class Server:
@@ -183,19 +186,34 @@ def failure(code: int, reason: str, message: str, retry_after: int | None = None
     return act
 
 
+def require_real_node() -> None:
+    """Skip the test if this machine cannot be a node that runs containers."""
+    if os.geteuid() != 0:
+        pytest.skip("only root starts a kubelet and containers")
+    words = [sys.executable, str(PROGRAM), "install", "--node"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no kubelet or no container runtime: {done.stderr[-300:]}")
+
+
 @contextlib.contextmanager
-def running() -> Iterator[tuple[pathlib.Path, str, str]]:
+def running(*options: str) -> Iterator[tuple[pathlib.Path, str, str]]:
     """Folder, address and the administrator's token of the one in the environment, or of a new
     one.
+
+    :param options: of ``tools/kubernetes up``, for one that the environment cannot provide.
     """
     given = os.environ.get("NODEPOOL_KUBERNETES")
-    if given:
+    if given and not options:
         yield _settings(pathlib.Path(given))
         return
     with tempfile.TemporaryDirectory(prefix="nodepool-kubernetes-") as directory:
         words = [sys.executable, str(PROGRAM)]
         subprocess.run(
-            [*words, "up", "--dir", directory], check=True, stdout=subprocess.DEVNULL, timeout=3600
+            [*words, "up", *options, "--dir", directory],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=3600,
         )
         try:
             yield _settings(pathlib.Path(directory))
