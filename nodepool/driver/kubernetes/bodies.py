@@ -8,6 +8,7 @@ from typing import Any
 
 from nodepool.driver.common import dynamic
 from nodepool.driver.kubernetes import names
+from nodepool.driver.kubernetes.api.kinds import POD, Kind
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -19,6 +20,9 @@ PROVIDER_LABEL, NODE_LABEL = "nodepool_provider_name", "nodepool_node_id"
 
 PAUSE = "registry.k8s.io/pause:3.10"
 """Does nothing, in little memory."""
+
+#: Seconds that Kubernetes grants a pod to end if nobody chose a number, and that we grant it.
+_DEFAULT_GRACE, GRACE = 30, 1
 
 #: Endless loops; the pod ends when it is deleted.
 _IDLE = {
@@ -220,6 +224,15 @@ def _resources(label: KubernetesLabel) -> dict[str, Any]:
     if label.gpu_resource and label.gpu:
         requests[label.gpu_resource] = limits[label.gpu_resource] = f"{label.gpu:.2f}"
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def grace(kind: Kind, found: dict[str, Any]) -> int | None:
+    """Return the seconds in which a deleted pod must end; None: as many as it says itself.
+
+    The idle loop ignores SIGTERM, as the first process of a container does without a handler.
+    """
+    chosen = (found.get("spec") or {}).get("terminationGracePeriodSeconds", _DEFAULT_GRACE)
+    return GRACE if kind is POD and chosen == _DEFAULT_GRACE else None
 
 
 def images(label: KubernetesLabel) -> list[str]:

@@ -13,7 +13,13 @@ import yaml
 
 from tests.conftest import wait_for
 from tests.support.fault_proxy import Forward, Reply, Request
-from tests.support.kubernetes.cluster import ACCOUNT, ACCOUNT_NAMESPACE, CONTEXT, Server
+from tests.support.kubernetes.cluster import (
+    ACCOUNT,
+    ACCOUNT_NAMESPACE,
+    CONTEXT,
+    Server,
+    failure,
+)
 from tests.support.kubernetes.scene import Scene
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -534,3 +540,43 @@ def test_unverified_certificates_are_accepted_if_kubeconfig_allows_them(
     (node,) = scene.bench.get("space")
     assert node.connection_port["skiptls"] is True and "ca_crt" not in node.connection_port
     assert sum("are not verified" in record.getMessage() for record in caplog.records) == 1
+
+
+def deletions(scene: Scene) -> list[tuple[str, int | None]]:
+    """The paths of what the launcher has deleted, with the seconds that it granted."""
+    return [
+        (request.path, json.loads(request.body or b"{}").get("gracePeriodSeconds"))
+        for request in scene.cluster.proxy.requests
+        if request.method == "DELETE"
+    ]
+
+
+@pytest.mark.spec("KUB-8: [extra] a pod that chose no grace period is killed after one second")
+@pytest.mark.parametrize("chosen", [None, 5])
+def test_deleted_pod_gets_one_second_or_the_period_of_its_spec(
+    scene: Scene, chosen: int | None
+) -> None:
+    spec: dict[str, Any] = {"containers": [{"name": "main", "image": "an/image"}]}
+    if chosen is not None:
+        spec["terminationGracePeriodSeconds"] = chosen
+    scene.start(scene.label(spec=spec))
+    (node,) = scene.bench.get("pod")
+    scene.bench.give_back(node)
+    scene.bench.wait_gone(node.id)
+    namespace = f"/api/v1/namespaces/{node.external_id}"
+    shortened = [(f"{namespace}/pods/pod", 1)] if chosen is None else []
+    assert deletions(scene) == [*shortened, (namespace, None)]
+
+
+@pytest.mark.spec("KUB-8: [extra] a pod that may not be deleted ends with its namespace")
+def test_node_is_deleted_without_the_right_to_delete_pods(scene: Scene) -> None:
+    refuse = scene.cluster.proxy.fail(
+        lambda each: each.method == "DELETE" and "/pods/" in each.path,
+        failure(403, "Forbidden", "pods is forbidden"),
+        10**6,
+    )
+    scene.start()
+    (node,) = scene.bench.get("pod")
+    scene.bench.give_back(node)
+    scene.bench.wait_gone(node.id)
+    assert refuse.used == 1 and scene.namespaces() == {}

@@ -395,3 +395,13 @@ def test_leaked_pods_are_deleted_after_two_sightings(pods: PodScene) -> None:
         )
     pods.start(pods.label())
     wait_for(lambda: set(pods.pods()) == {"other-0000000998"}, 60, "the leak is gone")
+
+
+@pytest.mark.spec("OSH-7: [extra] a pod that chose no grace period is killed after one second")
+def test_deleted_pod_of_a_shared_project_gets_one_second(pods: PodScene) -> None:
+    pods.start()
+    (node,) = pods.bench.get("pod")
+    pods.bench.give_back(node)
+    pods.bench.wait_gone(node.id)
+    (request,) = [each for each in pods.cluster.proxy.requests if each.method == "DELETE"]
+    assert json.loads(request.body)["gracePeriodSeconds"] == 1

@@ -107,8 +107,17 @@ class ClusterClient:
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         return self._call("GET", kind, f"get {kind.name} {name}", kind.path(namespace, name))
 
-    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+    def delete(
+        self, kind: Kind, name: str, namespace: str | None = None, grace: int | None = None
+    ) -> None:
+        """Delete an object in the background.
+
+        :param grace: seconds until the processes of a pod are killed; None: what the pod says.
+        """
+        body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        body["propagationPolicy"] = "Background"
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
         self._call("DELETE", kind, f"delete {kind.name} {name}", kind.path(namespace, name), body)
 
     def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects:
