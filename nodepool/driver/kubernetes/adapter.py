@@ -18,6 +18,7 @@ from nodepool.driver.kubernetes.api.client import ClusterClient, Object
 from nodepool.driver.kubernetes.api.errors import ApiError, classify
 from nodepool.driver.kubernetes.api.kinds import (
     DAEMON_SET,
+    EVENT,
     LIMIT_RANGE,
     NAMESPACE,
     NETWORK_POLICY,
@@ -425,6 +426,18 @@ class KubernetesAdapter(Adapter):
             if error.status == 404:
                 return None
             raise
+
+    def warning(self, kind: Kind, name: str, namespace: str | None) -> str | None:
+        """Return the latest warning about an object; None: none is known, or none may be read."""
+        selector = f"involvedObject.kind={kind.name.capitalize()},involvedObject.name={name}"
+        try:
+            found = self.calls.call(
+                "list_events", self.cluster.list, EVENT, "", namespace, selector, deadline=DEADLINE
+            )
+        except (ApiError, NoAnswer, CallTimeout) as error:
+            self.log.debug("Reading the events of %s %s failed: %s", kind.name, name, error)
+            return None
+        return trouble.warning(found)
 
     def wait_for(
         self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]

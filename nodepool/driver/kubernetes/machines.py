@@ -32,6 +32,8 @@ from nodepool.logconfig import Log
 
 #: Seconds for the cluster to create a token, and for a pod to run.
 TOKEN_TIMEOUT, POD_TIMEOUT = 30.0, 300.0
+#: Seconds after which the events of a pod are read if the pod gives no reason why it does not run.
+SILENCE = 30.0
 #: Seconds in which a new object may not be visible yet.
 SETTLING = 10.0
 #: Seconds after which a namespace that still exists is reported.
@@ -80,6 +82,9 @@ class Maker(Protocol):
 
     def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
         """Return the object; None: it does not exist."""
+
+    def warning(self, kind: Kind, name: str, namespace: str | None) -> str | None:
+        """Return the latest warning about an object; None: none is known."""
 
     def target(self, external_id: str) -> Target: ...
 
@@ -201,19 +206,40 @@ class CreateMachine(_Machine):
         )
 
     def _running(self, news: News) -> Steps[Object]:
-        since, pod = time.monotonic(), f"pod {self.job.pod} of namespace {self.job.namespace}"
-        while (seen := (yield from news.next(since + POD_TIMEOUT))) is not None:
-            if seen.found is not None:
-                reason = trouble.failed(seen.found)
+        job, since, warning, last = self.job, time.monotonic(), None, Seen(None)
+        pod, silent_until = f"pod {job.pod} of namespace {job.namespace}", since + SILENCE
+        while True:
+            seen = yield from news.next(min(since + POD_TIMEOUT, silent_until))
+            if seen is None:
+                if silent_until > since + POD_TIMEOUT:
+                    break
+                silent_until = math.inf
+                if self.trouble is None:
+                    warning = yield from self._warning()
+                    self.trouble = warning = warning or trouble.unnoticed(last.found or {})
+            elif seen.found is not None:
+                last, reason = seen, trouble.failed(seen.found)
                 if reason is not None:
                     raise exceptions.LaunchStatusException(f"{pod}: {reason}")
                 if trouble.is_running(seen.found):
                     return seen.found
-                self.trouble = trouble.waits(seen.found)
+                self.trouble = trouble.waits(seen.found) or warning
             elif time.monotonic() - since > SETTLING:
                 raise exceptions.LaunchStatusException(f"{pod} has vanished")
-        text = f"{pod} does not run: {self.trouble}" if self.trouble else f"{pod} does not run"
-        raise exceptions.LaunchNodepoolException(f"{text} after {POD_TIMEOUT:.0f} s")
+        text = f"{pod} does not run after {POD_TIMEOUT:.0f} s"
+        raise exceptions.LaunchNodepoolException(
+            f"{text}: {self.trouble}" if self.trouble else text
+        )
+
+    def _warning(self) -> Steps[str | None]:
+        job = self.job
+        return (
+            yield from self.call(
+                self._maker.calls.run(
+                    lambda: self._maker.warning(POD, str(job.pod), job.namespace), lane="read"
+                )
+            )
+        )
 
     def abandon(self) -> None:
         self.job.given_up.set()

@@ -24,15 +24,49 @@ def waits(pod: dict[str, Any]) -> str | None:
     for condition in _list(pod, "status", "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return _joined(condition.get("reason"), condition.get("message"))
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for status in _list(pod, "status", kind):
-            state = status.get("state")
-            waiting = state.get("waiting") if isinstance(state, dict) else None
-            if isinstance(waiting, dict) and waiting.get("reason", "") not in _NORMAL:
-                return _joined(
-                    f"container {status.get('name')}", waiting.get("reason"), waiting.get("message")
-                )
+    pending = (pod.get("status") or {}).get("phase") == "Pending"
+    policy = (pod.get("spec") or {}).get("restartPolicy", "Always")
+    for status in _list(pod, "status", "initContainerStatuses"):
+        reason = _waiting(status) or _failure(status, "state")
+        if not reason and pending and not _state(status, "state", "terminated"):
+            # It is repeated; what made the last attempt fail is still the reason.
+            reason = _failure(status, "lastState")
+        if reason:
+            return _joined(f"container {status.get('name')}", reason)
+    for status in _list(pod, "status", "containerStatuses"):
+        ended = _state(status, "state", "terminated")
+        restarts = policy == "Always" or (policy == "OnFailure" and ended.get("exitCode"))
+        reason = _waiting(status) or (_ended(ended) if ended and restarts else None)
+        if reason:
+            return _joined(f"container {status.get('name')}", reason)
     return None
+
+
+def _state(status: dict[str, Any], when: str, name: str) -> dict[str, Any]:
+    """Return the state ``name`` of a container now or before its restart; empty: another one."""
+    state = status.get(when)
+    found = state.get(name) if isinstance(state, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _waiting(status: dict[str, Any]) -> str | None:
+    """Return why a container does not start, with how it ended before; None: it does."""
+    waiting = _state(status, "state", "waiting")
+    if waiting.get("reason", "") in _NORMAL:
+        return None
+    message, before = str(waiting.get("message") or ""), _failure(status, "lastState") or ""
+    return _joined(
+        waiting.get("reason"), message, before if not message or message not in before else None
+    )
+
+
+def _failure(status: dict[str, Any], when: str) -> str | None:
+    ended = _state(status, when, "terminated")
+    return _ended(ended) if ended.get("exitCode") else None
+
+
+def _ended(ended: dict[str, Any]) -> str:
+    return _joined(ended.get("reason"), f"exit code {ended.get('exitCode')}", ended.get("message"))
 
 
 def failed(pod: dict[str, Any]) -> str | None:
@@ -40,19 +74,13 @@ def failed(pod: dict[str, Any]) -> str | None:
     status = pod.get("status") or {}
     phase = status.get("phase")
     if phase in ("Failed", "Succeeded"):
-        ended = []
-        for each in _list(pod, "status", "containerStatuses"):
-            state = (each.get("state") or {}).get("terminated") or {}
-            if state:
-                exit_code = f"exit code {state.get('exitCode')}"
-                ended.append(
-                    _joined(
-                        f"container {each.get('name')}",
-                        state.get("reason"),
-                        exit_code,
-                        state.get("message"),
-                    )
-                )
+        ended = [
+            _joined(f"container {each.get('name')}", _ended(state))
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for each in _list(pod, "status", kind)
+            if (state := _state(each, "state", "terminated"))
+            and (state.get("exitCode") or kind == "containerStatuses")
+        ]
         return _joined(
             f"the pod has ended ({phase})",
             status.get("reason"),
@@ -62,6 +90,21 @@ def failed(pod: dict[str, Any]) -> str | None:
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
         return "others delete the pod"
     return None
+
+
+def warning(events: list[dict[str, Any]]) -> str | None:
+    """Return the latest warning about an object; None: there is none."""
+    found = [each for each in events if each.get("type") == "Warning"]
+    last = max(found, key=lambda each: str(each.get("lastTimestamp") or ""), default={})
+    return _joined(last.get("reason"), last.get("message")) or None
+
+
+def unnoticed(pod: dict[str, Any]) -> str | None:
+    """Return which machine has not noticed its pod; None: it has, or none was chosen."""
+    machine = (pod.get("spec") or {}).get("nodeName")
+    if not machine or (pod.get("status") or {}).get("startTime"):
+        return None
+    return f"the kubelet of machine {machine} does not react"
 
 
 def is_running(pod: dict[str, Any]) -> bool:

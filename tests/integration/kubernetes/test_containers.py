@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from kubernetes.stream import stream
 
 from tests.conftest import wait_for
+from tests.integration.kubernetes.test_faults import problems
 from tests.support.kubernetes.cluster import REAL_IMAGE as IMAGE
 from tests.support.kubernetes.cluster import require_real_node, running
 from tests.support.kubernetes.scene import Scene
@@ -93,4 +98,93 @@ def test_zuul_runs_commands_in_a_ready_node_until_it_is_deleted(scene: Scene) ->
     scene.bench.give_back(node)
     wait_for(lambda: scene.bench.zk.getCachedNode(node.id) is None, 100, "deletion of the node")
     assert not processes(scene, uid)
+    assert not scene.namespaces()
+
+
+def first(command: str, **container: Any) -> dict[str, Any]:
+    """Options of a label with an init container."""
+    words = {"name": "first", "image": IMAGE, "command": ["/bin/sh", "-c", command]}
+    return {"init-containers": [{**words, **container}]}
+
+
+BROKEN = {
+    "absent": ({"image": "nodepool.test/none:1", "image-pull": "Never"}, "ErrImageNeverPull"),
+    "unknown": ({"image": "nodepool.invalid/none:1"}, "nodepool.invalid/none:1"),
+    "ends": (first("exit 4"), "container first: .*Error: exit code 4"),
+    "hungry": (
+        first(EATS, resources={"limits": {"memory": "16Mi"}}),
+        # The container may end before containerd (1.6) has noticed why.
+        "container first: .*(OOMKilled|Error): exit code 137",
+    ),
+    "folder": (first("exit 0", workingDir="/bin/sh"), "container first: .*RunContainerError"),
+    "volume": (
+        {
+            "volumes": [{"name": "v", "configMap": {"name": "no-such"}}],
+            "volume-mounts": [{"name": "v", "mountPath": "/v"}],
+        },
+        'FailedMount: .*configmap "no-such" not found',
+    ),
+    "huge": ({"cpu": 1000}, "Unschedulable: .*Insufficient cpu"),
+    "intolerant": ({"tolerations": []}, "Unschedulable: .*untolerated taint"),
+}
+
+
+@pytest.mark.spec("KUB-7: why a pod does not run is in the list of problems and the final error")
+def test_failed_launch_names_what_keeps_its_container_from_running(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.SILENCE", 5.0)
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.POD_TIMEOUT", 20.0)
+    labels = [real(scene, name, **options) for name, (options, _) in BROKEN.items()]
+    pool = scene.start(*labels, **{"launch-retries": 1})
+    requests = {name: scene.bench.submit(name) for name in BROKEN}
+    for name, request in requests.items():
+        scene.bench.wait_state(request, "failed", timeout=60)
+        told = problems(pool, name)
+        assert "does not run after 20 s" in told
+        assert re.search(BROKEN[name][1], told), told
+    wait_for(lambda: not scene.namespaces(), 60, "no namespace")
+
+
+def kubelet(scene: Scene) -> int:
+    """Return the process id of the kubelet."""
+    option = f"--kubeconfig={scene.cluster.dir}/admin.kubeconfig"
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text().split("\0")
+        except OSError:
+            continue
+        if words[0].endswith("/kubelet") and option in words:
+            return int(path.parent.name)
+    raise AssertionError("no kubelet runs")
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.spec("KUB-7, KUB-8: a machine that does not react is named; then all continues")
+def test_stopped_kubelet_is_named_by_the_launch_and_the_deletion_it_delays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.SILENCE", 2.0)
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.STUCK", 3.0)
+    monkeypatch.setattr("nodepool.driver.kubernetes.api.watches.QUIET", 0.5)
+    pool = scene.start(real(scene))
+    pid = kubelet(scene)
+    with stopped(pid):
+        request = scene.bench.submit("pod")
+        text = "the kubelet of machine real-0 does not react"
+        wait_for(lambda: text in problems(pool), 30, "a message about the launch")
+    (node,) = scene.bench.accept(request)
+    with stopped(pid):
+        scene.bench.give_back(node)
+        text = f"Namespace {node.external_id} is still being deleted: .*pods"
+        wait_for(lambda: re.search(text, caplog.text), 60, "a message about the deletion")
+    wait_for(lambda: scene.bench.zk.getCachedNode(node.id) is None, 100, "deletion of the node")
     assert not scene.namespaces()

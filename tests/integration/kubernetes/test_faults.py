@@ -5,6 +5,7 @@ message.
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 from typing import Any
 
@@ -95,6 +96,22 @@ def test_a_pod_that_does_not_start(scene: Scene, options: dict[str, Any], told: 
         scene.bench.zk.deleteNodeRequest(scene.bench.zk.getNodeRequest(request.id))
     # What others do not get does not harm this one.
     assert problems(pool, "other") == ""
+
+
+@pytest.mark.spec("KUB-7: [extra] events that may not be read change nothing")
+def test_launch_without_the_right_to_read_events_names_the_silent_machine(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.SILENCE", 0.5)
+    monkeypatch.setattr("nodepool.driver.kubernetes.machines.POD_TIMEOUT", 2.0)
+    refuse = scene.cluster.proxy.fail(
+        lambda each: "/events?" in each.path, failure(403, "Forbidden", "no events"), 10**6
+    )
+    label = scene.label(annotations={"test/runs-after": "1h"})
+    pool = scene.start(label, **{"launch-retries": 1})
+    scene.bench.wait_state(scene.bench.submit("pod"), "failed")
+    assert refuse.used == 1
+    assert re.search("after 2 s: the kubelet of machine node-. does not react", problems(pool))
 
 
 @pytest.mark.spec("KUB-7: a body that the server refuses: its message, with the label")

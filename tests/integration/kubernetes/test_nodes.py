@@ -13,13 +13,7 @@ import yaml
 
 from tests.conftest import wait_for
 from tests.support.fault_proxy import Forward, Reply, Request
-from tests.support.kubernetes.cluster import (
-    ACCOUNT,
-    ACCOUNT_NAMESPACE,
-    CONTEXT,
-    Server,
-    failure,
-)
+from tests.support.kubernetes.cluster import ACCOUNT, ACCOUNT_NAMESPACE, CONTEXT, Server, failure
 from tests.support.kubernetes.scene import Scene
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]

@@ -160,6 +160,64 @@ def test_kinds_of_errors(error: Exception, kind: str) -> None:
     assert classify(error).value == kind
 
 
+def _pod(phase: str, policy: str = "Always", **statuses: dict[str, Any]) -> dict[str, Any]:
+    """A pod with at most one container of each type; the keywords are the status of each."""
+    found = {f"{kind}Statuses": [{"name": "c", **status}] for kind, status in statuses.items()}
+    return {"spec": {"restartPolicy": policy}, "status": {"phase": phase, **found}}
+
+
+KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+DONE = {"terminated": {"reason": "Completed", "exitCode": 0}}
+BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+RUNS: dict[str, Any] = {"running": {}}
+
+
+@pytest.mark.spec("KUB-7: the reason of a waiting pod includes how its container ended")
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        (
+            _pod("Running", container={"state": BACK_OFF, "lastState": KILLED}),
+            "container c: CrashLoopBackOff: back-off 10s: OOMKilled: exit code 137",
+        ),
+        (_pod("Running", container={"state": KILLED}), "container c: OOMKilled: exit code 137"),
+        (_pod("Running", container={"state": DONE}), "container c: Completed: exit code 0"),
+        (_pod("Running", "OnFailure", container={"state": KILLED}), "c: OOMKilled: exit code 137"),
+        (_pod("Running", "OnFailure", container={"state": DONE}), None),
+        (_pod("Running", "Never", container={"state": KILLED}), None),
+        (_pod("Running", container={"state": RUNS, "lastState": KILLED}), None),
+        (_pod("Pending", initContainer={"state": KILLED}), "c: OOMKilled: exit code 137"),
+        (
+            _pod("Pending", initContainer={"state": RUNS, "lastState": KILLED}),
+            "container c: OOMKilled: exit code 137",
+        ),
+        (_pod("Pending", initContainer={"state": DONE, "lastState": KILLED}), None),
+        # A sidecar among the init containers that has been restarted.
+        (_pod("Running", initContainer={"state": RUNS, "lastState": KILLED}), None),
+    ],
+)
+def test_waiting_pod_names_how_its_container_ended(pod: dict[str, Any], reason: str | None) -> None:
+    told = trouble.waits(pod)
+    assert told is None if reason is None else told is not None and told.endswith(reason)
+
+
+@pytest.mark.spec("KUB-7: a failed pod names the init container that failed")
+def test_failed_pod_names_its_failed_init_container() -> None:
+    pod = _pod("Failed", "Never", initContainer={"state": KILLED})
+    assert "container c: OOMKilled: exit code 137" in str(trouble.failed(pod))
+
+
+@pytest.mark.spec("KUB-7: [extra] the latest warning about a pod")
+def test_latest_warning_among_events_is_returned() -> None:
+    events = [
+        {"type": "Normal", "reason": "Scheduled", "lastTimestamp": "2026-01-01T00:00:09Z"},
+        {"type": "Warning", "reason": "FailedMount", "message": "no v", "lastTimestamp": "2026-01"},
+        {"type": "Warning", "reason": "Old", "lastTimestamp": None},
+    ]
+    assert trouble.warning(events) == "FailedMount: no v"
+    assert trouble.warning([]) is None
+
+
 @pytest.mark.spec("KUB-7")
 def test_why_a_pod_waits() -> None:
     waiting = {
@@ -181,6 +239,7 @@ def test_why_a_pod_waits() -> None:
     for odd in (
         {},
         {"status": None},
+        {"status": {"phase": "Pending", "initContainerStatuses": [{"lastState": 3}]}},
         {"status": {"conditions": "x", "containerStatuses": [None, {"state": 3}]}},
     ):
         assert trouble.waits(odd) is None and trouble.failed(odd) is None

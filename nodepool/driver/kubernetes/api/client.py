@@ -120,17 +120,18 @@ class ClusterClient:
             body["gracePeriodSeconds"] = grace
         self._call("DELETE", kind, f"delete {kind.name} {name}", kind.path(namespace, name), body)
 
-    def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects:
-        return self.list_versioned(kind, selector, namespace)[0]
+    def list(
+        self, kind: Kind, selector: str = "", namespace: str | None = None, fields: str = ""
+    ) -> Objects:
+        return self.list_versioned(kind, selector, namespace, fields)[0]
 
     def list_versioned(
-        self, kind: Kind, selector: str = "", namespace: str | None = None
+        self, kind: Kind, selector: str = "", namespace: str | None = None, fields: str = ""
     ) -> tuple[Objects, str]:
         """Return all objects, and the version after which changes can be watched."""
         found: Objects = []
-        query = (
-            {"labelSelector": selector, "limit": str(PAGE)} if selector else {"limit": str(PAGE)}
-        )
+        query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE)}
+        query = {name: value for name, value in query.items() if value}
         while True:
             answer = self._call(
                 "GET", kind, f"list {kind.plural}", kind.path(namespace), query=query

@@ -31,6 +31,7 @@ class Kind:
 
 NAMESPACE = Kind("namespace", "v1", "namespaces", namespaced=False)
 POD = Kind("pod", "v1", "pods")
+EVENT = Kind("event", "v1", "events")
 SECRET = Kind("secret", "v1", "secrets")
 SERVICE_ACCOUNT = Kind("service account", "v1", "serviceaccounts")
 LIMIT_RANGE = Kind("limit range", "v1", "limitranges")
