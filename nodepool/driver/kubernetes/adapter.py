@@ -537,9 +537,7 @@ class KubernetesAdapter(Adapter):
         if with_pod & set(external_ids):
             pods = {(pod.get("metadata") or {}).get("namespace"): pod for pod in self._list(POD)}
             stopped = {
-                name
-                for name in with_pod
-                if name not in pods or trouble.failed(pods[name]) is not None
+                name for name in with_pod if name not in pods or not trouble.is_running(pods[name])
             }
         return [each for each in external_ids if each not in there or each in stopped]
 

@@ -108,7 +108,9 @@ def unnoticed(pod: dict[str, Any]) -> str | None:
 
 
 def is_running(pod: dict[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") == "Running" and waits(pod) is None
+    """Return whether all containers run that should, and nobody is deleting the pod."""
+    phase = (pod.get("status") or {}).get("phase")
+    return phase == "Running" and waits(pod) is None and failed(pod) is None
 
 
 def stuck(namespace: dict[str, Any]) -> str:

@@ -173,6 +173,6 @@ class OpenshiftAdapter(KubernetesAdapter):
         for name in set(external_ids) - set(missing):
             if self._mark(name, projects[name]).get("nodepool_node_label") in with_pod:
                 pods = self._list(POD, name)
-                if not pods or trouble.failed(pods[0]) is not None:
+                if not pods or not trouble.is_running(pods[0]):
                     missing.append(name)
         return missing

@@ -114,7 +114,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
             (pool, (pod.get("metadata") or {}).get("name"))
             for pool in {target.namespace for target in targets.values()}
             for pod in self._list(POD, pool)
-            if trouble.failed(pod) is None
+            if trouble.is_running(pod)
         }
         return [
             each for each, target in targets.items() if (target.namespace, target.name) not in there

@@ -188,3 +188,53 @@ def test_stopped_kubelet_is_named_by_the_launch_and_the_deletion_it_delays(
         wait_for(lambda: re.search(text, caplog.text), 60, "a message about the deletion")
     wait_for(lambda: scene.bench.zk.getCachedNode(node.id) is None, 100, "deletion of the node")
     assert not scene.namespaces()
+
+
+def replaced(scene: Scene, node: Any) -> Any:
+    """Wait until the launcher has replaced a ready node, and return the new one."""
+    wait_for(lambda: scene.bench.zk.getCachedNode(node.id) is None, 100, "deletion of the node")
+    (new,) = scene.bench.wait_nodes("pod", 1, timeout=60)
+    return new
+
+
+@pytest.mark.spec("KUB-10: [extra] a ready node whose container is restarted again and again")
+def test_ready_node_whose_container_keeps_running_out_of_memory_is_replaced(scene: Scene) -> None:
+    volume = {"name": "kept", "emptyDir": {}}
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/bin/sh", "-c", f"until [ -e /kept/eat ]; do sleep 0.1; done; {EATS}"],
+        "resources": {"limits": {"memory": "16Mi"}},
+        "volumeMounts": [{"name": "kept", "mountPath": "/kept"}],
+    }
+    there = real(scene)
+    spec = {
+        "containers": [container],
+        "volumes": [volume],
+        "nodeSelector": there["node-selector"],
+        "tolerations": there["tolerations"],
+    }
+    scene.start(scene.label(spec=spec), min_ready=1)
+    (node,) = scene.bench.wait_nodes("pod", 1)
+    run_as_zuul(scene, node, "touch /kept/eat")
+    assert replaced(scene, node).id != node.id
+
+
+@pytest.mark.spec("KUB-10: a ready node whose pod the machine evicts")
+def test_evicted_ready_node_is_replaced(scene: Scene) -> None:
+    scene.start(real(scene, **{"storage": 5, "storage-limit": 5}), min_ready=1)
+    (node,) = scene.bench.wait_nodes("pod", 1)
+    run_as_zuul(scene, node, "head -c 50M /dev/zero > /tmp/big")
+    assert replaced(scene, node).id != node.id
+
+
+@pytest.mark.spec("KUB-10: a ready node in which a process was killed for its memory")
+def test_ready_node_survives_a_process_that_is_killed_for_its_memory(scene: Scene) -> None:
+    scene.start(real(scene, memory=32), min_ready=1)
+    (node,) = scene.bench.wait_nodes("pod", 1)
+    killed = run_as_zuul(scene, node, f"touch /tmp/kept; {EATS} >/dev/null; echo $?")
+    assert killed.split()[-1] == "137"
+    assert run_as_zuul(scene, node, "ls /tmp").split() == ["kept"]
+    (same,) = scene.bench.wait_nodes("pod", 1)
+    assert same.id == node.id

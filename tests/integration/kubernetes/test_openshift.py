@@ -405,3 +405,27 @@ def test_deleted_pod_of_a_shared_project_gets_one_second(pods: PodScene) -> None
     pods.bench.wait_gone(node.id)
     (request,) = [each for each in pods.cluster.proxy.requests if each.method == "DELETE"]
     assert json.loads(request.body)["gracePeriodSeconds"] == 1
+
+
+@pytest.mark.spec("KUB-10: [extra] a ready node whose container waits for its restart")
+@pytest.mark.parametrize("kind", ["shift", "pods"])
+def test_ready_pod_that_crashes_again_and_again_is_replaced(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    scene: ProjectScene = request.getfixturevalue(kind)
+    scene.start(min_ready=1)
+    (node,) = scene.bench.wait_nodes("pod", 1)
+    port = node.connection_port
+    waiting = {
+        "name": "pod",
+        "image": "an/image",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    }
+    path = f"/api/v1/namespaces/{port['namespace']}/pods/{port['pod']}/status"
+    scene.cluster.admin.call("PATCH", path, {"status": {"containerStatuses": [waiting]}})
+    scene.bench.wait_gone(node.id)
+    (new,) = scene.bench.wait_nodes("pod", 1)
+    assert new.id != node.id

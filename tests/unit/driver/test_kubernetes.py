@@ -199,6 +199,7 @@ RUNS: dict[str, Any] = {"running": {}}
 def test_waiting_pod_names_how_its_container_ended(pod: dict[str, Any], reason: str | None) -> None:
     told = trouble.waits(pod)
     assert told is None if reason is None else told is not None and told.endswith(reason)
+    assert reason is None or not trouble.is_running(pod)
 
 
 @pytest.mark.spec("KUB-7: a failed pod names the init container that failed")
@@ -235,6 +236,8 @@ def test_why_a_pod_waits() -> None:
     }
     assert trouble.waits(creating) is None and not trouble.is_running(creating)
     assert trouble.is_running({"status": {"phase": "Running"}})
+    deleted = {"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running"}}
+    assert not trouble.is_running(deleted)
     # Whatever a server says, it is not an error of ours.
     for odd in (
         {},
