@@ -16,6 +16,7 @@ from kubernetes.stream import stream
 
 from tests.conftest import wait_for
 from tests.integration.kubernetes.test_faults import problems
+from tests.integration.kubernetes.test_openshift import PodScene
 from tests.support.kubernetes.cluster import REAL_IMAGE as IMAGE
 from tests.support.kubernetes.cluster import require_real_node, running
 from tests.support.kubernetes.scene import Scene
@@ -238,3 +239,19 @@ def test_ready_node_survives_a_process_that_is_killed_for_its_memory(scene: Scen
     assert run_as_zuul(scene, node, "ls /tmp").split() == ["kept"]
     (same,) = scene.bench.wait_nodes("pod", 1)
     assert same.id == node.id
+
+
+@pytest.mark.spec("OSH-6, OSH-7: the container of a shared project runs, and ends with the node")
+def test_zuul_runs_commands_in_a_pod_of_a_shared_project(scene: Scene) -> None:
+    project = PodScene(scene)
+    label = real(scene)
+    del label["type"]
+    project.start(label)
+    (node,) = scene.bench.get("pod")
+    port = node.connection_port
+    uid = scene.cluster.pod(port["namespace"], port["pod"])["metadata"]["uid"]
+    assert run_as_zuul(scene, node, "cat /proc/1/cmdline").startswith("/bin/sh")
+    assert processes(scene, uid)
+    scene.bench.give_back(node)
+    scene.bench.wait_gone(node.id)
+    wait_for(lambda: not processes(scene, uid), 20, "the end of its processes")
