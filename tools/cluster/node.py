@@ -1,7 +1,8 @@
 """A machine for tools/kubernetes that really runs containers: a kubelet and containerd.
 
 Both run in their own mount and PID namespace, which ends with its first process. The cgroups and
-the network bridge outlive that namespace, and are removed by their name.
+the network bridge outlive that namespace, and are removed by their name. Kubelets before 1.38
+accept Debian's containerd 1.6; later ones need its RuntimeConfig, and may not start on cgroup v1.
 """
 
 from __future__ import annotations
