@@ -10,31 +10,30 @@ import tempfile
 
 from cluster import control_plane
 
-#: The newest of the line that most installations have.
-VERSION = "v3.22.0"
-MODULE = "helm.sh/helm/v3"
+#: The newest of each line; most installations have the first.
+VERSIONS = {"3": "v3.22.0", "4": "v4.3.2"}
 
 
-def path() -> pathlib.Path:
+def path(line: str = "3") -> pathlib.Path:
     """Return where Helm is kept."""
-    return control_plane.CACHE / f"helm-{VERSION}" / "helm"
+    return control_plane.CACHE / f"helm-{VERSIONS[line]}" / "helm"
 
 
-def install() -> pathlib.Path:
+def install(line: str = "3") -> pathlib.Path:
     """Build Helm unless it exists, and return its path. Raises ClusterError."""
-    program = path()
+    program, module = path(line), f"helm.sh/helm/v{line}"
     if program.exists():
         return program
-    # Helm takes Kubernetes for 1.20 otherwise, wherever it does not ask a server.
+    # Helm 3 takes Kubernetes for 1.20 otherwise, wherever it does not ask a server.
     match = re.match(r"v(\d+)\.(\d+)", control_plane.version(control_plane.CURRENT))
     assert match is not None
     flags = ["-s -w"] + [
-        f"-X {MODULE}/pkg/{package}.k8sVersion{name}={number}"
+        f"-X {module}/pkg/{package}.k8sVersion{name}={number}"
         for package in ("chartutil", "lint/rules")
         for name, number in (("Major", match[1]), ("Minor", match[2]))
     ]
     words = ["nice", "-n", "19", control_plane.go(), "install", "-trimpath"]
-    words += ["-ldflags", " ".join(flags), f"{MODULE}/cmd/helm@{VERSION}"]
+    words += ["-ldflags", " ".join(flags), f"{module}/cmd/helm@{VERSIONS[line]}"]
     program.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
         done = subprocess.run(
