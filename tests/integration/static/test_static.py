@@ -189,18 +189,19 @@ def _wait_places(bench: DriverBench, *places: tuple[str, int]) -> None:
 
 
 def test_surplus_slot_in_use_is_left_to_run_out(bench: DriverBench) -> None:
-    bench.start(config(host(**{"max-parallel-jobs": 2})))
+    pool = bench.start(config(host(**{"max-parallel-jobs": 2})))
     bench.wait_nodes("a", 2)
     one, two = bench.get("a", "a")
     last = one if one.slot == 1 else two
     other = two if last is one else one
+    before = pool.state.config
     bench.reconfigure(config(host()))
+    wait_for(lambda: pool.state.config is not before, what="the new configuration")
     bench.give_back(other)
     bench.wait_nodes("a", 1)
     bench.give_back(last)
     bench.wait_gone(last.id)
-    time.sleep(0.3)
-    assert [node.slot for node in bench.nodes("a")] == [0]
+    _wait_places(bench, ("fake-host-1", 0))
 
 
 @pytest.mark.spec("LAU-21.169: labels, user, port, type changed in config arrive in the node")

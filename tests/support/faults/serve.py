@@ -46,10 +46,22 @@ class Unforeseen(BaseException):
 
 
 def end_thread(thread: threading.Thread) -> None:
-    """Raised as soon as the thread runs Python code."""
+    """Raised as soon as the thread runs Python code.
+
+    Not while it starts another one: until that runs, Python may take the new thread for it.
+    """
+    while _starts_thread(thread):
+        time.sleep(0.01)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Unforeseen)
     )
+
+
+def _starts_thread(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not threading.Thread.start.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def end_threads() -> None:
