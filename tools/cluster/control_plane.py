@@ -384,8 +384,6 @@ class ControlPlane:
                 "--concurrent-namespace-syncs=50",
                 "--concurrent-serviceaccount-token-syncs=20",
                 "--controllers=*,-node-ipam-controller",
-                # KWOK renews its leases every 10 s.
-                "--node-monitor-grace-period=20s",
             ],
         )
         self.spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
