@@ -316,6 +316,8 @@ class ZooKeeperClient:
             self._closing = True
             client.stop()
             client.close()
+            # An attempt to connect that could not be interrupted ends later.
+            client.remove_listener(self._state_changed)
             self._closing = False
             if self.session_file is not None:
                 self.session_file.release()

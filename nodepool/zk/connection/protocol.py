@@ -7,10 +7,12 @@ contract test tests/integration/zk/test_protocol.py checks whether a new kazoo s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import select
+import socket
 import ssl
 import struct
 import threading
@@ -51,6 +53,8 @@ _SEND_SIZE = 256 * 1024
 
 #: Least seconds for an attempt to connect to one server.
 SHORTEST_ATTEMPT = 1.0
+#: Seconds to wait for the end of an attempt that is interrupted.
+INTERRUPTED_WITHIN = 1.0
 
 #: The connection broke: the result is unknown.
 BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
@@ -172,6 +176,7 @@ class SessionConnection(kazoo_connection.ConnectionHandler):
         self._silent_since = 0.0
         #: Since when servers refuse our session; None while one accepts it.
         self._refused_since: float | None = None
+        self._closed = False
 
     def _connect_loop(self, retry: object) -> Any:
         """Reconnect with the same session after any error; kazoo would end forever."""
@@ -192,8 +197,28 @@ class SessionConnection(kazoo_connection.ConnectionHandler):
         except BaseException as problem:
             log.exception("The thread of the connection to ZooKeeper has ended:")
             error = problem
+        if self._closed:
+            super().close()
         if not self.client._stopped.is_set():
             self.client._on_loop_end(error)
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """End the connection; interrupt an attempt to establish one.
+
+        kazoo would wait for it: for a silent server or a resolver that does not answer.
+        """
+        if self.client._state not in (KeeperState.CONNECTED, KeeperState.CONNECTED_RO):
+            with contextlib.suppress(AttributeError, OSError):  # none, or closed by its thread
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if not self.connection_stopped.wait(INTERRUPTED_WITHIN):
+                return True
+        return bool(super().stop(timeout))
+
+    def close(self) -> None:
+        """Release the sockets; the thread does so at its end if it still uses them."""
+        self._closed = True
+        if self.connection_stopped.is_set():
+            super().close()
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
