@@ -13,6 +13,7 @@ import sys
 import xmlrpc.client
 
 from nodepool.nodemanager.records.rspec import check_name
+from nodepool.process.program import run_console
 
 MAX_REQUEST = 1 << 20
 #: Maximum bytes for any sender.
@@ -34,11 +35,7 @@ class _Failed(Exception):
 
 def _fault(text: str) -> int:
     body = xmlrpc.client.dumps(xmlrpc.client.Fault(1, text), methodresponse=True)
-    try:
-        sys.stdout.buffer.write(body.encode("utf-8", "replace"))
-        sys.stdout.buffer.flush()
-    except OSError:
-        pass  # it is not read
+    sys.stdout.buffer.write(body.encode("utf-8", "replace"))
     return 1
 
 
@@ -125,6 +122,10 @@ def _options(arguments: list[str]) -> tuple[str | None, str]:
 
 def main() -> int:
     """Return exit status 0 when an answer arrived, whatever its content."""
+    return run_console("nodepool-nm-forward", _forward, debug=False)
+
+
+def _forward() -> int:
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.alarm(TIME_LIMIT)
     try:
