@@ -143,7 +143,12 @@ class FileLoggingConfig(LoggingConfig):
         self._path = path
 
     def apply(self) -> None:
-        logging.config.fileConfig(self._path)
+        try:
+            logging.config.fileConfig(self._path)
+        except KeyError as error:
+            raise ValueError(
+                f"Logging config file {self._path}: missing section or option {error}"
+            ) from error
 
 
 def log_file(server: str) -> str:
@@ -159,6 +164,8 @@ def load_config(path: str) -> LoggingConfig:
     path = os.path.expanduser(path)
     if not os.path.exists(path):
         raise ValueError(f"Unable to read logging config file at {path}")
+    if os.path.isdir(path):
+        raise ValueError(f"Logging config file {path} is a directory")
     if os.path.splitext(path)[1] in (".yml", ".yaml", ".json"):
         import yaml
 

@@ -78,6 +78,15 @@ def test_missing_logging_file_is_an_error(tmp_path):
         logconfig.load_config(str(tmp_path / "no"))
 
 
+def test_logging_file_is_named_when_it_cannot_be_used(tmp_path):
+    with pytest.raises(ValueError, match=f"Logging config file {tmp_path} is a directory"):
+        logconfig.load_config(str(tmp_path))
+    path = tmp_path / "a.conf"
+    path.write_text("[loggers]\nkeys=root\n")
+    with pytest.raises(ValueError, match=f"{path}: missing section or option 'formatters'"):
+        logconfig.load_config(str(path)).apply()
+
+
 def test_formats_by_suffix(tmp_path):
     (tmp_path / "a.yaml").write_text("version: 1\n")
     (tmp_path / "a.json").write_text('{"version": 1}')
