@@ -21,9 +21,12 @@ def _joined(*words: object) -> str:
 
 def waits(pod: dict[str, Any]) -> str | None:
     """Return the cluster's reason why the pod makes no progress; None: it does."""
-    for condition in _list(pod, "status", "conditions"):
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _joined(condition.get("reason"), condition.get("message"))
+    conditions = {each.get("type"): each for each in _list(pod, "status", "conditions")}
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return _joined(scheduled.get("reason"), scheduled.get("message"))
+    if _is_cut_off(conditions):
+        return f"machine {(pod.get('spec') or {}).get('nodeName')} has stopped reporting"
     pending = (pod.get("status") or {}).get("phase") == "Pending"
     policy = (pod.get("spec") or {}).get("restartPolicy", "Always")
     for status in _list(pod, "status", "initContainerStatuses"):
@@ -40,6 +43,20 @@ def waits(pod: dict[str, Any]) -> str | None:
         if reason:
             return _joined(f"container {status.get('name')}", reason)
     return None
+
+
+def _is_cut_off(conditions: dict[Any, dict[str, Any]]) -> bool:
+    """Return whether the cluster misses the machine of a pod.
+
+    It only withdraws the readiness then, without a reason, 40 to 50 s after the last report; the
+    pod is evicted five minutes later. A kubelet that withdraws it gives a reason (Kubernetes 1.37).
+    """
+    ready, containers = (conditions.get(name, {}) for name in ("Ready", "ContainersReady"))
+    return (
+        ready.get("status") == "False"
+        and not ready.get("reason")
+        and containers.get("status") == "True"
+    )
 
 
 def _state(status: dict[str, Any], when: str, name: str) -> dict[str, Any]:

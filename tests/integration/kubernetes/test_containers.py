@@ -14,6 +14,7 @@ import kubernetes
 import pytest
 from kubernetes.stream import stream
 
+from nodepool.zk.records import DELETING
 from tests.conftest import wait_for
 from tests.integration.kubernetes.test_faults import problems
 from tests.integration.kubernetes.test_openshift import PodScene
@@ -227,6 +228,16 @@ def test_evicted_ready_node_is_replaced(scene: Scene) -> None:
     scene.start(real(scene, **{"storage": 5, "storage-limit": 5}), min_ready=1)
     (node,) = scene.bench.wait_nodes("pod", 1)
     run_as_zuul(scene, node, "head -c 50M /dev/zero > /tmp/big")
+    assert replaced(scene, node).id != node.id
+
+
+@pytest.mark.spec("KUB-10: [extra] a ready node whose machine the cluster misses")
+def test_ready_node_of_a_stopped_machine_is_replaced(scene: Scene) -> None:
+    scene.start(real(scene), min_ready=1)
+    (node,) = scene.bench.wait_nodes("pod", 1)
+    with stopped(kubelet(scene)):
+        known = scene.bench.zk.getCachedNode
+        wait_for(lambda: known(node.id).state == DELETING, 120, "deletion of the node")
     assert replaced(scene, node).id != node.id
 
 

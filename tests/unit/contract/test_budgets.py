@@ -18,7 +18,7 @@ BUDGETS = {
     "core": 20_006,
     "driver openstack": 1_628,
     "driver aws": 1_448,
-    "driver kubernetes": 1_304,
+    "driver kubernetes": 1_310,
     "driver nodemanager": 1_928,
     "node manager": 11_076,
     "pages": 3_590,
@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_294,
     "tools": 3_019,
     "recovery": 344,
-    "package": 57_856,
+    "package": 57_862,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

@@ -202,6 +202,29 @@ def test_waiting_pod_names_how_its_container_ended(pod: dict[str, Any], reason: 
     assert reason is None or not trouble.is_running(pod)
 
 
+def _conditions(*ready: tuple[str, str | None], containers: str = "True") -> dict[str, Any]:
+    found = [{"type": "ContainersReady", "status": containers}]
+    found += [{"type": "Ready", "status": status, "reason": reason} for status, reason in ready]
+    return {"spec": {"nodeName": "m"}, "status": {"phase": "Running", "conditions": found}}
+
+
+@pytest.mark.spec("KUB-10: [extra] a ready node whose machine the cluster misses")
+@pytest.mark.parametrize(
+    ("pod", "running"),
+    [
+        (_conditions(), True),
+        (_conditions(("True", None)), True),
+        (_conditions(("False", None)), False),
+        (_conditions(("False", "ReadinessGatesNotReady")), True),
+        (_conditions(("False", None), containers="False"), True),
+        (_conditions(("False", "ContainersNotReady"), containers="False"), True),
+    ],
+)
+def test_pod_of_a_stopped_machine_does_not_run(pod: dict[str, Any], running: bool) -> None:
+    assert trouble.is_running(pod) == running
+    assert trouble.waits(pod) == (None if running else "machine m has stopped reporting")
+
+
 @pytest.mark.spec("KUB-7: a failed pod names the init container that failed")
 def test_failed_pod_names_its_failed_init_container() -> None:
     pod = _pod("Failed", "Never", initContainer={"state": KILLED})
