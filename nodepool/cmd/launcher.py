@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,8 @@ class LauncherService:
         from nodepool.launcher import NodePool
 
         self._args = args
-        self._pool = NodePool(args.secure, args.config)
+        # Records live long and contain no cycles: no garbage collection has to go through them.
+        self._pool = NodePool(args.secure, args.config, all_read=gc.freeze)
         self._pool.session_file = session_file(PROG, args)
         self.watchdog = self._pool.watchdog
         self._parts = Group(STOP_LIMIT)

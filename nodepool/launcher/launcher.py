@@ -112,7 +112,14 @@ class NodePool(threading.Thread):
     cleanup_interval: float = 60
     delete_interval: float = 5
 
-    def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
+    def __init__(
+        self,
+        securefile: str | None,
+        configfile: str,
+        watermark_sleep: float = 1,
+        *,
+        all_read: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(name="NodePool", daemon=True)
         self.securefile = securefile
         self.configfile = configfile
@@ -124,6 +131,8 @@ class NodePool(threading.Thread):
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
+        #: Called at the start when all records have been read.
+        self._all_read = all_read
         #: File that stores the ZooKeeper session, so that the next process can end it if we are
         #: killed.
         self.session_file: str | None = None
@@ -439,10 +448,10 @@ class NodePool(threading.Thread):
         self.min_ready.wake()
         self.cleanup.wake()
         self.verification.wake()
-        if self.zk.synced:
+        self.rotation.check_all()
+        if self.ready and self.zk.synced:  # at a start, all nodes are checked by _start_workers
             self.node_reconciler.check_all()
             self.probes.check_all()
-            self.rotation.check_all()
 
     def _provider_started(self) -> None:
         """Apply the configuration again, because a provider has started or failed to start.
@@ -564,6 +573,7 @@ class NodePool(threading.Thread):
             self._wake.clear()
 
     def _start_workers(self) -> None:
+        self._all_read()
         self._parts.start()
         if self._component is not None:
             self._component.state = LauncherComponent.RUNNING

@@ -1,6 +1,7 @@
 """Runs a launcher of either release for the benchmark: the same object, started the same way."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -26,10 +27,11 @@ def main() -> None:
     Drivers.load = staticmethod(lambda paths=None: None)
     from nodepool import launcher
 
-    pool = launcher.NodePool(None, sys.argv[1])
-    pool.session_file = (
-        sys.argv[1] + ".session"
-    )  # what our nodepool-launcher does; without meaning for others
+    try:  # what our nodepool-launcher does
+        pool = launcher.NodePool(None, sys.argv[1], all_read=gc.freeze)
+    except TypeError:  # 11.0.0
+        pool = launcher.NodePool(None, sys.argv[1])
+    pool.session_file = sys.argv[1] + ".session"  # the same; without meaning for others
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pool.start()

@@ -255,13 +255,14 @@ class LauncherBench:
         name: str = "nodepool.yaml",
         cleanup_interval: float | None = 1,
         delete_interval: float | None = 0.2,
+        **options: Any,
     ) -> Any:
         """Return a launcher that has not started; intervals that are None are those of the
         product.
         """
         from nodepool.launcher import NodePool
 
-        pool = NodePool(secure, self.config(config, name))
+        pool = NodePool(secure, self.config(config, name), **options)
         if cleanup_interval is not None:
             pool.cleanup_interval = cleanup_interval
         if delete_interval is not None:

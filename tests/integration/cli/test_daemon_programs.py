@@ -21,7 +21,7 @@ import concurrent.futures, os, sys, threading, types
 from nodepool.exceptions import ConfigurationError
 
 class NodePool:
-    def __init__(self, securefile, configfile, watermark_sleep=1):
+    def __init__(self, securefile, configfile, watermark_sleep=1, *, all_read=None):
         self.args = (securefile, configfile)
         self.ready = False
         self.config = self.feed = self.watchdog = None

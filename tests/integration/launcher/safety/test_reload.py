@@ -14,6 +14,8 @@ import yaml
 from nodepool.driver import lifecycle
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.provider import StateMachineProvider
+from nodepool.launcher.nodes.probes import NodeProbes
+from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import Code
 from tests.conftest import wait_for
@@ -375,6 +377,23 @@ def test_everything_is_looked_at_when_a_configuration_comes_into_force(
         "NodeProbes.check_all",
         "NodeReconciler.check_all",
     ]
+
+
+@pytest.mark.spec("LAU-15: [extra] a start checks all nodes once")
+def test_start_checks_all_nodes_once(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+
+    def count(part: Any) -> None:
+        if part.state.config is not None:  # none is checked without
+            checks.append(type(part).__name__)
+
+    monkeypatch.setattr(NodeReconciler, "check_all", count)
+    monkeypatch.setattr(NodeProbes, "check_all", count)
+    pool = bench.start(
+        config(provider()), cleanup_interval=None, all_read=lambda: checks.append("all read")
+    )
+    wait_for(lambda: pool.ready)
+    assert checks == ["all read", "NodeReconciler", "NodeProbes"]
 
 
 class SlowStart:
