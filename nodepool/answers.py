@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email.utils
 import io
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -53,6 +54,17 @@ class DirectSession(requests.Session):
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         return None
+
+
+class TrustingAdapter(requests.adapters.HTTPAdapter):
+    """Connections to servers whose authority the configuration names.
+
+    The library's own context is too strict for some, see :func:`nodepool.base.tls.trusting`.
+    """
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the session adds the authority
+        super().init_poolmanager(*args, ssl_context=context, **options)
 
 
 class _Body(io.BytesIO):

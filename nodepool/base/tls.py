@@ -12,6 +12,20 @@ from nodepool.base.files import file_identity
 log = logging.getLogger("nodepool.tls")
 
 
+def trusting(authority: str | None) -> ssl.SSLContext:
+    """Return a client's context for servers whose authority the configuration names.
+
+    Since Python 3.13, the default refuses certificates without extensions that other programs do
+    not need: ``openssl req -x509`` and clusters create such ones.
+
+    :param authority: path of its certificate; None: those of the system.
+    :raises OSError: it cannot be used.
+    """
+    context = ssl.create_default_context(cafile=authority)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 class TlsContext:
     """A context that is loaded again when its files have changed. Thread-safe.
 

@@ -7,10 +7,13 @@ import subprocess
 
 
 class Authority:
-    """A private certificate authority; everything made by openssl."""
+    """A private certificate authority; everything made by openssl.
 
-    def __init__(self, folder: pathlib.Path, name: str = "ca") -> None:
-        self.folder = folder
+    :param plain: without the optional extensions of certificates, as by ``openssl req -x509``.
+    """
+
+    def __init__(self, folder: pathlib.Path, name: str = "ca", plain: bool = False) -> None:
+        self.folder, self._plain = folder, plain
         self.cert, self.key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
         self._openssl(
             "req",
@@ -28,8 +31,7 @@ class Authority:
             f"/CN={name}",
             "-days",
             "2",
-            "-addext",
-            "keyUsage=critical,keyCertSign,cRLSign",
+            *([] if plain else ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]),
         )
 
     @staticmethod
@@ -40,8 +42,10 @@ class Authority:
         """Certificate and key of a subject."""
         cert, key, request = (str(self.folder / f"{name}.{end}") for end in ("pem", "key", "csr"))
         extensions = self.folder / f"{name}.ext"
+        keys = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
         extensions.write_text(
-            "basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+            "basicConstraints=CA:FALSE\n"
+            + ("" if self._plain else keys)
             + (f"subjectAltName={alternatives}\n" if alternatives else "")
         )
         self._openssl(

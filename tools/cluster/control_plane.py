@@ -281,13 +281,17 @@ class ControlPlane:
             *key,
             "-subj",
             "/CN=nodepool-test-ca",
+            # Python 3.13 needs these extensions.
+            "-addext",
+            "keyUsage=critical,keyCertSign,cRLSign",
             "-keyout",
             "ca.key",
             "-out",
             "ca.crt",
         )
         for name, subject in (("server", "/CN=kube-apiserver"), ("proxy", "/CN=front-proxy")):
-            self._write(f"{name}.ext", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+            names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+            self._write(f"{name}.ext", f"{names}\nauthorityKeyIdentifier=keyid\n")
             self._openssl(
                 "req", *key, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr"
             )

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import requests
 
 from nodepool.adapters.runners.forge import LONGEST_REST, REST, ForgeError
-from nodepool.answers import UNCOMPRESSED, DirectSession, content_of, reason_of, requested_pause
+from nodepool.answers import (
+    UNCOMPRESSED,
+    DirectSession,
+    TrustingAdapter,
+    content_of,
+    reason_of,
+    requested_pause,
+)
 
 #: Seconds to connect, and between two parts of an answer.
 TIMEOUT = (10.0, 30.0)
@@ -63,6 +70,8 @@ class ForgeConnection:
         self._rest = 0.0, ""
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = ca_file or True
+        if ca_file:
+            self._session.mount("https://", TrustingAdapter())
         needed = (
             "read:admin,write:admin"
             if not scope

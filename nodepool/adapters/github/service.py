@@ -24,6 +24,7 @@ from nodepool.adapters.runners.program import ConfigError
 from nodepool.answers import (
     UNCOMPRESSED,
     DirectSession,
+    TrustingAdapter,
     content_of,
     is_untrusted,
     reason_of,
@@ -148,7 +149,8 @@ class Service:
         # Not of the session: REQUESTS_CA_BUNDLE of the environment would replace it.
         self._verify: str | bool = certificates or True
         self._http.trust_env = not place.rest.startswith("http://")
-        adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=64)
+        kind = TrustingAdapter if certificates else requests.adapters.HTTPAdapter
+        adapter = kind(pool_connections=8, pool_maxsize=64)
         for scheme in ("https://", "http://"):
             self._http.mount(scheme, adapter)
         #: Why the last call is being repeated; empty: the last call was answered.

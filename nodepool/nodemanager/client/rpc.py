@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
-from nodepool.base.tls import TlsContext
+from nodepool.base.tls import TlsContext, trusting
 from nodepool.exceptions import RemoteException
 from nodepool.nodemanager.client import frames, xml_rpc
 from nodepool.nodemanager.client.texts import clean
@@ -53,7 +53,7 @@ class Tls:
     key: str
 
     def context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca)
+        context = trusting(self.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self.cert, self.key)
         return context

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPMessage
 from typing import IO, Any
 
-from nodepool.base.tls import TlsContext
+from nodepool.base.tls import TlsContext, trusting
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.records.database import Database
@@ -138,7 +138,7 @@ class SlicesXmlSource:
             ca, cert, key = (options.get(name) for name in ("ca", "cert", "key"))
 
             def load() -> ssl.SSLContext:
-                context = ssl.create_default_context(cafile=ca)
+                context = trusting(ca)
                 if cert:
                     context.load_cert_chain(cert, key)
                 return context

@@ -18,15 +18,15 @@ BUDGETS = {
     "core": 20_009,
     "driver openstack": 1_628,
     "driver aws": 1_448,
-    "driver kubernetes": 1_310,
+    "driver kubernetes": 1_311,
     "driver nodemanager": 1_928,
     "node manager": 11_076,
     "pages": 3_590,
     "leases": 3_099,
-    "adapters": 2_294,
+    "adapters": 2_297,
     "tools": 3_019,
     "recovery": 344,
-    "package": 57_865,
+    "package": 57_878,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

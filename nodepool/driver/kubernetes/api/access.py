@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from nodepool.base import optional
+from nodepool.base.tls import trusting
 from nodepool.cloud.http import NoAccess
 
 #: Seconds for which a token is used before the library is asked again: while a token has less than
@@ -154,7 +155,7 @@ class KubeconfigAccess:
         configuration = self._configuration
         options: dict[str, Any] = {
             "cert_reqs": "CERT_REQUIRED" if self.verify_ssl else "CERT_NONE",
-            "ca_certs": configuration.ssl_ca_cert,
+            "ssl_context": trusting(configuration.ssl_ca_cert) if self.verify_ssl else None,
             "cert_file": configuration.cert_file,
             "key_file": configuration.key_file,
         }
