@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api.methods import NodeError
@@ -66,6 +66,8 @@ class Host:
         self._accounts: Accounting | None = None
         #: Sliver -> rates that apply now instead of its configured ones.
         self._cut: dict[str, dict[str, int]] = {}
+        #: resolv.conf of slivers, when it was last compared.
+        self._names = self._name_servers()
 
     def prepare(self) -> None:
         if self._services.cgroups is not None:
@@ -99,6 +101,16 @@ class Host:
         for service in (self._services.disks, self._services.net):
             if service is not None:
                 service.tidy()
+
+    def follow_names(self, check: Callable[[], None]) -> None:
+        """Check the slivers if they need other name servers than at the last call."""
+        before, self._names = self._names, self._name_servers()
+        if self._names not in (None, before):
+            check()
+
+    def _name_servers(self) -> bytes | None:
+        net = self._services.net
+        return None if net is None else net.resolv_conf("nat")
 
     def problems(self) -> list[Problem]:
         """Return what this machine lacks for limits, disks and networks."""

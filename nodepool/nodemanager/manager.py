@@ -160,6 +160,7 @@ class NodeManager:
                     lambda: set(backend.found()) | slivers.names()
                 ),
                 "removal of leftovers": host.tidy,
+                "name servers of slivers": lambda: host.follow_names(slivers.check_all),
                 "removal of unused sockets": servers.tidy,
                 "accounting of bandwidth": lambda: host.account(slivers.effective()),
                 "measuring of disks": lambda: events.measure(backend.found()),

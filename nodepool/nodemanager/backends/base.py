@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # of the services, a backend without root uses the helper onl
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth
-(dict: veth, address, gateway), address, template, host_key, privileges. Without pid it is stopped.
+(dict: veth, address, gateway), address, template, host_key, privileges, resolv_conf. Without pid it
+is stopped.
 """
 
 DEFAULT_ID_BASE = 2_000_000
@@ -126,6 +127,10 @@ class Backend(ABC):
     @abstractmethod
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
         """Apply changed keys, init script or limits immediately, without a restart."""
+
+    def refresh(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """Apply what has changed on the host since the sliver was started; nothing else."""
+        return handle
 
     @abstractmethod
     def stop(self, spec: SliverSpec, handle: Handle) -> Handle:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
-from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, own_files
+from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, own_files, resolv_conf
 from nodepool.nodemanager.backends.processes import ContainerProcesses
 from nodepool.nodemanager.kernel import syscalls
 
@@ -51,7 +51,8 @@ class MountedTreeBackend(NativeBackend):
         try:
             self._confine(spec, handle)
             request = self._furnishing(spec)
-            request["files"] += own_files(private, public, spec, self.services)
+            names = resolv_conf(spec, self.services)
+            request["files"] += own_files(private, public, names)
             self.services.zygote.call(
                 "furnish",
                 {
@@ -64,6 +65,7 @@ class MountedTreeBackend(NativeBackend):
                 },
                 timeout=MAKE_TIMEOUT,
             )
+            handle = {**handle, "resolv_conf": names}
             self._begin_work(spec, handle)
         except BaseException:
             self.processes.kill(spec.name, spec.index, handle)

@@ -29,6 +29,7 @@ from nodepool.nodemanager.rootfs import ssh_files as sshfiles
 from nodepool.nodemanager.rootfs.templates import RootStore, RootTree
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
+RESOLV_CONF = "/etc/resolv.conf"
 CONSOLE_LIMIT = 64 * 1024
 MAKE_TIMEOUT = 30.0
 KERNEL = (5, 19)
@@ -157,6 +158,7 @@ class NativeBackend(Backend):
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         private, public = self.folders.host_key(spec.name)
+        names = resolv_conf(spec, self.services)
         request = {
             "base": self.base(spec.index),
             "count": self.ids,
@@ -171,7 +173,7 @@ class NativeBackend(Backend):
             **self._furnishing(spec),
         }
         request["files"] += [
-            *own_files(private, public, spec, self.services),
+            *own_files(private, public, names),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
         # The namespaces are created while the disk is prepared, then the tree while the cgroups are
@@ -203,6 +205,7 @@ class NativeBackend(Backend):
             "start_time": answer["start_time"],
             "boot_id": boot_id(),
             "host_key": public,
+            "resolv_conf": names,
         }
         try:
             self._begin_work(spec, handle)
@@ -233,7 +236,7 @@ class NativeBackend(Backend):
             argv = [] if spec.initscript.startswith(b"#!") else ["/bin/sh"]
             run_initscript(
                 self.services.zygote,
-                self._program(handle, [*argv, INITSCRIPT_PATH]),
+                program(self._identity(handle), handle, [*argv, INITSCRIPT_PATH]),
                 disk / "console",
             )
         if self.services.disks is not None:
@@ -270,6 +273,19 @@ class NativeBackend(Backend):
                 timeout=MAKE_TIMEOUT,
             )
         return handle
+
+    def refresh(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """Write the host's new name servers, unless the sliver has changed its own file."""
+        names = resolv_conf(spec, self.services)
+        # Without the key, a previous version has started it: what it wrote is not known.
+        if names is None or handle.get("resolv_conf", names) == names or not alive(handle):
+            return handle
+        file = file_entry(RESOLV_CONF, names.encode(), 0o644)
+        file["instead_of"] = handle["resolv_conf"]
+        self.services.zygote.call(
+            "furnish", {**self._identity(handle), "files": [file]}, timeout=MAKE_TIMEOUT
+        )
+        return {**handle, "resolv_conf": names}
 
     def _identity(self, handle: Handle) -> dict[str, Any]:
         if not handle.get("pid"):
@@ -340,26 +356,15 @@ class NativeBackend(Backend):
             None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)
         ]
         return self.services.zygote.begin(
-            "spawn", self._program(handle, argv, env, user) | {"streams": streams}, pipes
+            "spawn",
+            program(self._identity(handle), handle, argv, env, user) | {"streams": streams},
+            pipes,
         )
 
     def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Pending:
-        return self.services.zygote.begin("serve", self._program(handle, argv), [connection])
-
-    def _program(
-        self,
-        handle: Handle,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        user: str = "root",
-    ) -> dict[str, Any]:
-        return {
-            **self._identity(handle),
-            "argv": list(argv),
-            "env": dict(env or {}),
-            "user": user,
-            "privileges": handle.get("privileges", []),
-        }
+        return self.services.zygote.begin(
+            "serve", program(self._identity(handle), handle, argv), [connection]
+        )
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
         """Return a listening socket in the sliver's network namespace. Raises BackendError."""
@@ -405,9 +410,26 @@ class NativeBackend(Backend):
         return sorted(names)
 
 
-def run_initscript(zygote: Zygote, program: Mapping[str, Any], path: Path) -> None:
+def program(
+    identity: Mapping[str, Any],
+    handle: Handle,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    user: str = "root",
+) -> dict[str, Any]:
+    """Return the request for a program in the sliver with that identity."""
+    return {
+        **identity,
+        "argv": list(argv),
+        "env": dict(env or {}),
+        "user": user,
+        "privileges": handle.get("privileges", []),
+    }
+
+
+def run_initscript(zygote: Zygote, script: Mapping[str, Any], path: Path) -> None:
     try:
-        zygote.begin("spawn", {**program, "console": str(path)}).process().close()
+        zygote.begin("spawn", {**script, "console": str(path)}).process().close()
     except BackendError as error:
         # Errors of the owner's script are left to the owner; the sliver runs without it.
         with contextlib.suppress(OSError):  # its disk may be full
@@ -423,14 +445,17 @@ def file_entry(path: str, content: bytes, mode: int) -> dict[str, Any]:
     return {"path": path, "content": base64.b64encode(content).decode(), "mode": mode}
 
 
-def own_files(
-    private: bytes, public: str, spec: SliverSpec, services: Services
-) -> list[dict[str, Any]]:
-    """Return host key and configuration of the SSH server inside, and its name servers."""
-    names = None if services.net is None else services.net.resolv_conf(spec.network)
+def resolv_conf(spec: SliverSpec, services: Services) -> str | None:
+    """Return resolv.conf of a sliver; None: its own."""
+    content = None if services.net is None else services.net.resolv_conf(spec.network)
+    return None if content is None else content.decode(errors="replace")
+
+
+def own_files(private: bytes, public: str, names: str | None) -> list[dict[str, Any]]:
+    """Return host key and configuration of the SSH server inside, and resolv.conf."""
     return [
         file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
         file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
         file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
-        *([] if names is None else [file_entry("/etc/resolv.conf", names, 0o644)]),
+        *([] if names is None else [file_entry(RESOLV_CONF, names.encode(), 0o644)]),
     ]

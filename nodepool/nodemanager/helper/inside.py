@@ -248,6 +248,8 @@ def furnish(request: Mapping[str, Any]) -> None:
         ):
             os.unlink(posixpath.basename(path), dir_fd=directory)
     for entry in request.get("files", []):
+        if entry.get("instead_of") not in (None, read_file(entry["path"])):
+            continue  # the sliver has changed it
         write_file(entry["path"], base64.b64decode(entry["content"]), entry["mode"], owner, owner)
     for path in request.get("directories", []):
         os.close(open_directory(path, owner, owner))

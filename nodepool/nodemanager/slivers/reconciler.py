@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nodepool.base.workqueue import Reconciler
@@ -265,15 +265,18 @@ class SliverReconciler:
         if local.get("frozen"):
             self._backend.freeze(spec, handle, False)
             self._database.update_local(key, frozen=False)
-        problem = ""
+        problem = outdated = ""
         if local.get("halted") or not self._backend.adopt(spec, handle):
             self._database.update_local(key, restarted=True)
             handle, problem = self._start(spec, handle)
-        elif local.get("applied") != self._fingerprint(spec):
-            handle, problem = self._configure(spec, handle)
+        else:
+            if local.get("applied") != self._fingerprint(spec):
+                handle, problem = self._change(self._backend.configure, spec, handle)
+            handle, outdated = self._change(self._backend.refresh, spec, handle)
         self._database.update_local(
             key, handle=handle, halted=False, applied=None if problem else self._fingerprint(spec)
         )
+        problem = problem or outdated
         self._copies.keep(self._database.get(key), self._database.local(key))
         again = self._host.attach(name, handle)
         self._set(name, READY, problem)
@@ -297,10 +300,12 @@ class SliverReconciler:
             except BackendError:
                 raise error from None
 
-    def _configure(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
-        """Apply a changed record; return an error text instead of ending jobs or the sliver."""
+    def _change(
+        self, change: Callable[[SliverSpec, Handle], Handle], spec: SliverSpec, handle: Handle
+    ) -> tuple[Handle, str]:
+        """Change a running sliver; return an error text instead of ending jobs or the sliver."""
         try:
-            return self._backend.configure(spec, handle), ""
+            return change(spec, handle), ""
         except BackendError as error:
             return handle, str(error)
         except Exception as error:
