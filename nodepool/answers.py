@@ -47,10 +47,15 @@ def requested_pause(headers: Mapping[str, str], most: float = LONGEST_ASKED) -> 
 
 
 class DirectSession(requests.Session):
-    """A session that follows no redirects.
+    """A session that follows no redirects, and sends only credentials of ours.
 
     The library reads the body of a redirect without a limit, even to ignore it.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Without this, a .netrc of the user would replace the header Authorization.
+        self.auth = lambda request: request
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         return None

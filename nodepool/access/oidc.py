@@ -96,7 +96,7 @@ def _json(url: str) -> Any:
     if not protected(url):
         raise ValueError(f"{url!r} is not an https URL")
     trusted = ssl.get_default_verify_paths()  # of the system, as those of other programs
-    # The empty `auth` ignores a .netrc. Redirects might lead to an unprotected connection.
+    # Redirects might lead to an unprotected connection.
     with (
         DirectSession() as session,
         session.get(
@@ -104,7 +104,6 @@ def _json(url: str) -> Any:
             timeout=TIMEOUT,
             stream=True,
             headers=UNCOMPRESSED,
-            auth=lambda request: request,
             verify=trusted.cafile or trusted.capath or True,
         ) as answer,
     ):

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import requests
-
 from nodepool.adapters.runners.forge import LONGEST_REST, REST, ForgeError
 from nodepool.answers import (
     UNCOMPRESSED,
@@ -92,23 +90,19 @@ class ForgeConnection:
 
         :raises NotFound, ForgeError: it fails.
         """
-        return self._call(method, self._base + path, self._authorize, body, query)
+        headers = {"Authorization": f"token {self._token}"}
+        return self._call(method, self._base + path, headers, body, query)
 
     def register(self, body: object) -> object:
         """Return the answer of the service for runners, whose body has the right to register."""
         path = "/api/actions/runner.v1.RunnerService/Register"
-        return self._call("POST", path, lambda request: request, body, {})
-
-    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # Not as a header of the session: a .netrc of this user would replace it.
-        request.headers["Authorization"] = f"token {self._token}"
-        return request
+        return self._call("POST", path, {}, body, {})
 
     def _call(
         self,
         method: str,
         path: str,
-        authorize: Callable[[requests.PreparedRequest], requests.PreparedRequest],
+        headers: Mapping[str, str],
         body: object,
         query: Mapping[str, str | int | Sequence[str]],
     ) -> object:
@@ -121,7 +115,6 @@ class ForgeConnection:
                 self.url + path,
                 params=dict(query),
                 json=body,
-                auth=authorize,
                 timeout=TIMEOUT,
                 stream=True,
                 verify=self._verify,
@@ -129,6 +122,7 @@ class ForgeConnection:
                     "Accept": "application/json",
                     "Connect-Protocol-Version": "1",
                     **UNCOMPRESSED,
+                    **headers,
                 },
             )
             with answer:

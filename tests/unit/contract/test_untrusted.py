@@ -21,7 +21,6 @@ from tests import REPOSITORY
 #: answer.
 READERS = {
     "requests": {
-        "adapters/gitea/api.py",
         "adapters/github/service.py",
         "answers.py",
         "cloud/http.py",
