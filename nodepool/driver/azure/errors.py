@@ -7,10 +7,7 @@ from nodepool.cloud.http import classified
 
 #: Error code -> kind.
 KINDS = {
-    **dict.fromkeys(
-        ("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded", "SubnetIsFull"),
-        ErrorKind.QUOTA,
-    ),
+    **dict.fromkeys(("QuotaExceeded", "ResourceQuotaExceeded", "SubnetIsFull"), ErrorKind.QUOTA),
     **dict.fromkeys(
         (
             "SkuNotAvailable",
@@ -46,6 +43,9 @@ KINDS = {
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
     # The same code means an exhausted quota, or an operation not allowed in the resource's state.
     if code == "OperationNotAllowed" and "quota" in message.lower():
+        return ErrorKind.QUOTA
+    # Of public addresses, static ones, network interfaces and others.
+    if code.endswith("CountLimitReached"):
         return ErrorKind.QUOTA
     return KINDS.get(code)
 

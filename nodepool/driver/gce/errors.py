@@ -35,9 +35,13 @@ KINDS = {
 }
 #: Prefixes of codes for an exhausted zone, with or without details.
 EXHAUSTED = ("ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED")
+#: The same for a subnetwork, whose addresses our own machines have.
+NO_ADDRESSES = "IP_SPACE_EXHAUSTED"
 
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
+    if code.startswith(NO_ADDRESSES):
+        return ErrorKind.QUOTA
     kind = ErrorKind.CAPACITY if code.startswith(EXHAUSTED) else KINDS.get(code)
     # Google uses the same code for requests per minute.
     if kind is ErrorKind.QUOTA and "per minute" in message.lower():
