@@ -55,6 +55,7 @@ from nodepool.client.calls import (
     NoCapacity,
     NodepoolError,
     NotAllowed,
+    SecretFile,
     content_of,
     is_protected,
     read_secret,
@@ -75,6 +76,7 @@ __all__ = [
     "NodepoolError",
     "NotAllowed",
     "Pool",
+    "SecretFile",
     "is_protected",
     "read_secret",
     "seconds",
@@ -100,7 +102,8 @@ class Pool(Calls):
 
     :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``;
         default: ``NODEPOOL_URL``, or the socket of this machine.
-    :param token: default: ``NODEPOOL_TOKEN``. The socket needs none.
+    :param token: default: ``NODEPOOL_TOKEN``. The socket needs none. A function, such as a
+        :class:`SecretFile`, returns it for each call.
     :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
     :param ssh_directory: of the files of one lease, which several programs share until it is
         returned.
@@ -111,7 +114,7 @@ class Pool(Calls):
     def __init__(
         self,
         url: str | None = None,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         key_file: str | None = None,
         ssh_directory: str | None = None,
         most_output: int = MOST_OUTPUT,

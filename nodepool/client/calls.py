@@ -6,6 +6,7 @@ import contextlib
 import email.message
 import http.client
 import json
+import logging
 import os
 import pathlib
 import re
@@ -16,11 +17,13 @@ import struct
 import sys
 import time
 import urllib.parse
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nodepool import ssh
+
+log = logging.getLogger("nodepool.client")
 
 SOCKET = "unix:///run/nodepool/api.sock"
 #: Machines to which tokens are also sent without encryption: this one.
@@ -107,6 +110,28 @@ def read_secret(path: str) -> str:
     return text
 
 
+class SecretFile:
+    """A secret in a file that not everybody may read; each call returns the current one.
+
+    While the file cannot be read, as during its replacement, the last secret is returned.
+
+    :raises OSError, ValueError: as :func:`read_secret`, at the beginning only.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._secret = path, read_secret(path)
+        self._readable = True
+
+    def __call__(self) -> str:
+        try:
+            self._secret, self._readable = read_secret(self._path), True
+        except (OSError, ValueError) as error:
+            if self._readable:
+                log.warning("The former secret is used: %s", error)
+            self._readable = False
+        return self._secret
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -121,9 +146,11 @@ class _UnixConnection(http.client.HTTPConnection):
 class Calls:
     """The API of a launcher; see :class:`nodepool.client.Pool`."""
 
-    def __init__(self, url: str | None, token: str | None, most_output: int) -> None:
+    def __init__(
+        self, url: str | None, token: str | Callable[[], str] | None, most_output: int
+    ) -> None:
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
-        self.token = token or os.environ.get("NODEPOOL_TOKEN")
+        self._token = token or os.environ.get("NODEPOOL_TOKEN")
         self.most_output = most_output
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("unix", "http", "https") or not (
@@ -134,6 +161,10 @@ class Calls:
                 "unix:///run/nodepool/api.sock"
             )
         self._parts = parts
+
+    @property
+    def token(self) -> str | None:
+        return self._token() if callable(self._token) else self._token
 
     def call(
         self,

@@ -55,12 +55,15 @@ class Registration:
 class ForgeConnection:
     """Calls of one forge.
 
+    :param token: returns the current one.
     :param scope: empty (all of it), ``user``, ``orgs/NAME`` or ``repos/OWNER/NAME``.
     :param ca_file: of the authority that signed the forge's certificate, unless the system knows
         it.
     """
 
-    def __init__(self, url: str, token: str, scope: str = "", ca_file: str | None = None) -> None:
+    def __init__(
+        self, url: str, token: Callable[[], str], scope: str = "", ca_file: str | None = None
+    ) -> None:
         self.url, self._token = url.rstrip("/"), token
         self._base = f"/api/v1/{scope or 'admin'}/actions"
         self._session = DirectSession()
@@ -90,7 +93,7 @@ class ForgeConnection:
 
         :raises NotFound, ForgeError: it fails.
         """
-        headers = {"Authorization": f"token {self._token}"}
+        headers = {"Authorization": f"token {self._token()}"}
         return self._call(method, self._base + path, headers, body, query)
 
     def register(self, body: object) -> object:

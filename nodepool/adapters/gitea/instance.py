@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nodepool.adapters.gitea.api import Api, Job
 from nodepool.adapters.runners.fleet import Fleet
@@ -145,7 +145,7 @@ class Instance:
 
     :param runners: each with different labels.
     :param interval: seconds between two polls.
-    :param secret: of the webhook; None: it is refused.
+    :param secret: returns that of the webhook; None: it is refused.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Instance:
         runners: Sequence[Runners],
         interval: float,
         stopping: threading.Event,
-        secret: str | None = None,
+        secret: Callable[[], str] | None = None,
     ) -> None:
         self.name, self.runners = name, runners
         self._api, self._interval, self._stopping, self._secret = api, interval, stopping, secret
@@ -263,7 +263,7 @@ class Instance:
         given = {name.lower(): value for name, value in headers.items()}
         if self._secret is None:
             return 403
-        expected = hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
+        expected = hmac.new(self._secret().encode(), body, hashlib.sha256).hexdigest()
         if not hmac.compare_digest(expected.encode(), given.get("x-gitea-signature", "").encode()):
             log.warning("%s: a message of the webhook without the right signature", self.name)
             return 403

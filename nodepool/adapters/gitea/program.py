@@ -137,7 +137,7 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
     :raises ConfigError: a file cannot be read, or options contradict each other.
     """
     name, kind = entry["name"], entry["type"]
-    token = program.read_secret(entry["token-file"])
+    token = program.secret_file(entry["token-file"])
     api = DIALECTS[kind](ForgeConnection(entry["url"], token, entry["scope"], entry.get("ca-file")))
     secret = None
     if path := entry.get("webhook-secret-file"):
@@ -145,7 +145,7 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
             raise ConfigError(
                 f"{name}: webhook-secret-file: {kind} sends no messages about jobs; remove it"
             )
-        secret = program.read_secret(path)
+        secret = program.secret_file(path)
     found: dict[frozenset[str], Runners] = {}
     for one in entry["runners"]:
         labels = [one["runs-on"]] if isinstance(one["runs-on"], str) else one["runs-on"]

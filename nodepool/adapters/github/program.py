@@ -120,16 +120,12 @@ def service_of(section: Mapping[str, Any], stopping: threading.Event) -> Service
         raise ConfigError("github: give either token-file or app")
     certificates = section.get("ca-file", "")
     if app is None:
-        program.read_secret(path)
-        # Read again each time: a token that was replaced counts without a restart.
-        return Service(
-            place, lambda: program.read_secret(path), stopping, certificates=certificates
-        )
-    key = app["key-file"]
-    app_token(app["client-id"], program.read_secret(key))
+        return Service(place, program.secret_file(path), stopping, certificates=certificates)
+    key = program.secret_file(app["key-file"])
+    app_token(app["client-id"], key())
     return Service(
         place,
-        lambda: app_token(app["client-id"], program.read_secret(key)),
+        lambda: app_token(app["client-id"], key()),
         stopping,
         app["installation"],
         certificates,

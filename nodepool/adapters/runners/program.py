@@ -108,13 +108,13 @@ def read_config(path: str, schema: v.Schema) -> dict[str, Any]:
         raise ConfigError("\n".join(f"{path}: {each}" for each in error.errors)) from error
 
 
-def read_secret(path: str) -> str:
-    """Return the text of a file that nobody else may read.
+def secret_file(path: str) -> client.SecretFile:
+    """Return the secret in a file that nobody else may read, and that may be replaced.
 
     :raises ConfigError: it cannot be read, is empty, or others may read it.
     """
     try:
-        return client.read_secret(path)
+        return client.SecretFile(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             str(error) if str(error).startswith(path) else f"{path}: {error}"
@@ -160,7 +160,7 @@ class Pools:
         self._url, self._key = (
             str(section[name]) if name in section else None for name in ("url", "ssh-key")
         )
-        self._token = read_secret(str(section["token-file"])) if "token-file" in section else None
+        self._token = secret_file(str(section["token-file"])) if "token-file" in section else None
         base = os.environ.get("RUNTIME_DIRECTORY") or os.path.join(
             tempfile.gettempdir(), f"{program}-{os.getuid()}"
         )

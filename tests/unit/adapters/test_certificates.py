@@ -50,7 +50,7 @@ def _github(url: str, ca_file: str) -> None:
 
 
 def _gitea(url: str, ca_file: str) -> None:
-    ForgeConnection(url.removesuffix("/acme"), "secret", ca_file=ca_file or None).call(
+    ForgeConnection(url.removesuffix("/acme"), lambda: "secret", ca_file=ca_file or None).call(
         "GET", "/jobs"
     )
 

@@ -192,7 +192,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def instance_of(api: Api, runners: Runners, secret: str | None = None) -> Instance:
-    return Instance("main", api, [runners], 5.0, threading.Event(), secret)
+    current = None if secret is None else lambda: secret
+    return Instance("main", api, [runners], 5.0, threading.Event(), current)
 
 
 @pytest.mark.spec(

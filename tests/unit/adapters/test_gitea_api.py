@@ -44,7 +44,7 @@ class Served:
         )
 
     def connection(self, scope: str = "") -> ForgeConnection:
-        return ForgeConnection(self.url, TOKEN, scope)
+        return ForgeConnection(self.url, lambda: TOKEN, scope)
 
     def asked(self) -> list[str]:
         return [request.operation for request in self.proxy.requests]
@@ -367,7 +367,7 @@ def test_forgejo_program_gets_its_token_by_a_file(
     show.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > words\n')
     show.chmod(0o755)
     (tmp_path / "secret").write_text(f"t-t\nu-u\n{handle}\n")
-    script = Forgejo(ForgeConnection("https://forge.example.com", TOKEN)).script(
+    script = Forgejo(ForgeConnection("https://forge.example.com", lambda: TOKEN)).script(
         f"{show} one-job", ["noble:host", "a b:host"]
     )
     subprocess.run(["sh", "-c", f"umask 077; {script}"], cwd=tmp_path, check=True, timeout=10)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+import threading
+from collections.abc import Iterator
 
 import pytest
 import voluptuous as v
 
 from nodepool.adapters import gitlab
-from nodepool.adapters.gitea.program import INSTANCE
+from nodepool.adapters.gitea.program import INSTANCE, instance_of
+from nodepool.adapters.runners.program import Pools, secret_file
 from nodepool.client import Lease, NodepoolError, Pool, read_secret
+from tests.support.fault_proxy import FaultProxy, Reply
 
 OTHER = "http://pool.example.org:8005"
 
@@ -61,3 +65,63 @@ def test_file_with_a_token_that_everybody_may_read_is_refused(
     assert f"chmod o= {path}" in capsys.readouterr().out
     path.chmod(0o640)
     assert read_secret(str(path)) == "np_secret"
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    """A server that answers every call with empty lists."""
+    empty = b'{"jobs": [], "runners": [], "total_count": 0, "leases": []}'
+    with FaultProxy(
+        ("127.0.0.1", 9),
+        look_alike=lambda _request, _forward: Reply(
+            200, empty, [("Content-Type", "application/json")]
+        ),
+    ) as found:
+        yield found
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "token"
+    path.write_text("first")
+    path.chmod(0o600)
+    return path
+
+
+def test_replaced_token_of_the_pool_is_used_without_a_restart(
+    proxy: FaultProxy, file: pathlib.Path
+) -> None:
+    """Kubernetes replaces the tokens of service accounts each hour."""
+    url = f"http://127.0.0.1:{proxy.port}"
+    pool = Pools({"url": url, "token-file": str(file)}, "nodepool-test")("")
+    pool.call("GET", "/leases")
+    file.write_text("second")
+    pool.call("GET", "/leases")
+    sent = [request.headers["authorization"] for request in proxy.requests]
+    assert sent == ["Bearer first", "Bearer second"]
+
+
+def test_replaced_token_of_gitea_is_used_without_a_restart(
+    proxy: FaultProxy, file: pathlib.Path
+) -> None:
+    url = f"http://127.0.0.1:{proxy.port}"
+    entry = {"name": "main", "url": url, "token-file": str(file), "runners": [{"runs-on": "noble"}]}
+    gitea = instance_of(INSTANCE(entry), Pools({}, "nodepool-test"), threading.Event())
+    gitea._api.queue()
+    file.write_text("second")
+    gitea._api.queue()
+    sent = [request.headers["authorization"] for request in proxy.requests]
+    assert sent == ["token first", "token second"]
+
+
+def test_former_secret_is_used_while_its_file_cannot_be_read(
+    file: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = secret_file(str(file))
+    file.unlink()
+    assert [secret(), secret()] == ["first", "first"]
+    assert len(caplog.records) == 1
+    assert str(file) in caplog.text
+    file.write_text("second")
+    file.chmod(0o600)
+    assert secret() == "second"

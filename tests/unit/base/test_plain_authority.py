@@ -88,7 +88,7 @@ def github(scene: Scene) -> None:
 
 
 def gitea(scene: Scene) -> None:
-    ForgeConnection(scene.url, "secret", ca_file=scene.authority.cert).call("GET", "/jobs")
+    ForgeConnection(scene.url, lambda: "secret", ca_file=scene.authority.cert).call("GET", "/jobs")
 
 
 def kubernetes(scene: Scene) -> None:
