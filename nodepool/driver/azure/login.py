@@ -38,7 +38,6 @@ class Login:
         self._lock = threading.Lock()
         self._token: str | None = None
         self._until = 0.0
-        self._library: Any = None
         self.problem: str | None = None
         self._place: tuple[str, str] | None = None
 
@@ -151,9 +150,10 @@ class Login:
                 f"{optional.missing(['azure.core', 'azure.identity'])}"
             ) from None
         try:
-            if self._library is None:
-                self._library = self._credential(auth, login)
-            found = self._library.get_token(f"{management}.default")
+            # A new one each time: it would keep its token, even if Azure refuses that, and the
+            # certificate that it was created with.
+            with CloudSession() as session, self._credential(auth, login, session) as credential:
+                found = credential.get_token(f"{management}.default")
         except (azure.core.exceptions.ClientAuthenticationError, OSError, ValueError) as error:
             raise NoAccess(
                 f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}"
@@ -163,11 +163,11 @@ class Login:
         return str(found.token), float(found.expires_on) - time.time()
 
     @staticmethod
-    def _credential(auth: dict[str, Any], login: str) -> Any:
+    def _credential(auth: dict[str, Any], login: str, session: requests.Session) -> Any:
         import azure.identity as identity
         from azure.core.pipeline.transport import RequestsTransport
 
-        bounded = RequestsTransport(session=CloudSession(), session_owner=False)
+        bounded = RequestsTransport(session=session, session_owner=False)
         kind, tenant, client = auth["type"], auth.get("tenant-id"), auth.get("client-id")
         if kind == "certificate":
             return identity.CertificateCredential(
