@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 from nodepool.answers import UNCOMPRESSED, body_of
 from nodepool.cloud.http import NoAccess, NoAnswer
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
-from nodepool.driver.kubernetes.api.errors import from_answer
+from nodepool.driver.kubernetes.api.errors import ApiError, from_answer
 from nodepool.driver.kubernetes.api.kinds import Kind
 from nodepool.version import get_version_string
 
@@ -26,6 +26,9 @@ TIMEOUT, CONNECT_TIMEOUT = 60.0, 10.0
 CONNECTIONS = 32
 #: Maximum objects in one answer to a list.
 PAGE = 2000
+
+#: How often a list is begun, if it expires before all of its pages are read.
+LISTINGS = 3
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -132,10 +135,18 @@ class ClusterClient:
         found: Objects = []
         query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE)}
         query = {name: value for name, value in query.items() if value}
+        left = LISTINGS
         while True:
-            answer = self._call(
-                "GET", kind, f"list {kind.plural}", kind.path(namespace), query=query
-            )
+            try:
+                answer = self._call(
+                    "GET", kind, f"list {kind.plural}", kind.path(namespace), query=query
+                )
+            except ApiError as error:
+                left -= 1
+                if error.status != 410 or not left or query.pop("continue", None) is None:
+                    raise
+                found = []  # it has expired: begin with the first page
+                continue
             items = answer.get("items")
             found += (
                 [item for item in items if isinstance(item, dict)]

@@ -43,6 +43,9 @@ IDENTITY = "identity"
 NEVER = -1.0
 """Age in seconds up to which a login is used for later callers."""
 
+LISTINGS = 3
+"""How often a listing is begun, if a page after the first one is refused."""
+
 T = TypeVar("T")
 
 
@@ -244,10 +247,20 @@ class Transport:
         params: dict[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Return all objects; the next page is linked in JSON or header."""
+        first, left = params or {}, LISTINGS
         found: list[dict[str, Any]] = []
         markers: set[str] = set()
+        params = first
         while True:
-            data = self.request(operation, service, "GET", path, wanted=key, params=params or {})
+            try:
+                data = self.request(operation, service, "GET", path, wanted=key, params=params)
+            except Exception as error:
+                left -= 1
+                if not (markers and left and status_of(error) in (400, 404)):
+                    raise
+                # The object that ended a page was deleted before the next page was read.
+                found, markers, params = [], set(), first
+                continue
             found += data[key]
             links = data.get(f"{key}_links") or ()
             following = next(

@@ -298,6 +298,47 @@ def test_repeated_page_of_a_listing_is_an_error() -> None:
         Pages({None: ({"error": "html"}, None)}).list()
 
 
+class DeletedMarker(Pages):
+    """A service whose last entry of the first page is deleted before the second is read."""
+
+    def __init__(self, status: int, times: int) -> None:
+        first = {"servers": [{"id": "a"}, {"id": "b"}]}
+        second = {"servers": [{"id": "c"}]}
+        link = "http://x/servers/detail?marker=b"
+        super().__init__({None: (first, link), "b": (second, None)})
+        self.status, self.times = status, times
+
+    def request(
+        self, path: str, method: str, params: dict[str, str], **kw: Any
+    ) -> requests.Response:
+        if "marker" in params and self.times:
+            self.times -= 1
+            self.pages[None] = ({"servers": [{"id": "a"}, {"id": "c"}]}, None)
+            message = b'{"badRequest": {"code": 400, "message": "marker [b] not found"}}'
+            return response(self.status, message, **{"Content-Type": "application/json"})
+        return super().request(path, method, params, **kw)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+@pytest.mark.usefixtures("no_retries")
+def test_listing_starts_again_if_the_entry_that_ends_a_page_is_deleted(status: int) -> None:
+    assert DeletedMarker(status, 1).list() == ["a", "c"]
+
+
+@pytest.mark.usefixtures("no_retries")
+def test_listing_whose_next_page_is_always_refused_is_an_error() -> None:
+    class Refused(DeletedMarker):
+        def request(self, *args: Any, **kw: Any) -> requests.Response:
+            answer = super().request(*args, **kw)
+            self.pages[None] = ({"servers": [{"id": "a"}]}, "http://x/servers/detail?marker=b")
+            return answer
+
+    refused = Refused(400, 100)
+    with pytest.raises(Exception, match="BadRequest"):
+        refused.list()
+    assert refused.times == 100 - 3
+
+
 NOT_FOUND = b'{"itemNotFound": {"code": 404, "message": "Instance s could not be found."}}'
 
 
