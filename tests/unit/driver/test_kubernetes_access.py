@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import pathlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 from nodepool.cloud.http import NoAccess
+from nodepool.driver.kubernetes.api import access as access_of_clusters
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
+from nodepool.driver.kubernetes.api.client import ClusterClient
+from nodepool.driver.kubernetes.api.kinds import POD
+from tests.support.fault_proxy import FaultProxy, Reply, Request
 
 
 class Cluster:
@@ -112,3 +119,64 @@ def test_context_of_the_first_of_several_files_counts(
     monkeypatch.setenv("KUBECONFIG", f"{cluster.file}:{other.file}")
     assert KubeconfigAccess(None).host == "https://one.example.org"
     assert KubeconfigAccess("two").host == "https://two.example.org"
+
+
+@pytest.mark.parametrize(
+    ("excluded", "proxy"),
+    [
+        ("", "http://proxy.example.org:3128"),
+        ("other.example.org", "http://proxy.example.org:3128"),
+        ("one.example.org", None),
+        (".example.org", None),
+        ("localhost,one.example.org:443", None),
+    ],
+)
+def test_proxy_of_the_environment_is_not_used_for_hosts_that_no_proxy_names(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, excluded: str, proxy: str | None
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
+    monkeypatch.setenv("NO_PROXY", excluded)
+    assert KubeconfigAccess(None).proxy == proxy
+
+
+@pytest.mark.parametrize(
+    ("url", "excluded", "result"),
+    [
+        ("https://10.96.0.1", "localhost,10.96.0.0/12", True),
+        ("https://10.96.0.1:443", "10.96.0.1", True),
+        ("https://10.96.0.1", "192.168.0.0/16, .svc", False),
+        ("https://[fd00::1]:6443", "fd00::/8", True),
+        ("https://kubernetes.default.svc", ".svc", True),
+        ("https://kubernetes.default.svc", "*", True),
+        ("https://kubernetes.default.svc:6443", "default.svc:443", False),
+        ("https://example.org", "", False),
+    ],
+)
+def test_no_proxy_names_hosts_domains_and_networks(url: str, excluded: str, result: bool) -> None:
+    assert access_of_clusters._is_excluded(url, excluded) is result
+
+
+def client_with(proxy: str) -> ClusterClient:
+    access: Any = SimpleNamespace(
+        host="http://one.example.org", verify_ssl=True, proxy=proxy, authorization=lambda: None
+    )
+    return ClusterClient(access, logging.getLogger("test"))
+
+
+def test_proxy_gets_the_password_in_its_address() -> None:
+    def answer(_request: Request, _forward: object) -> Reply:
+        return Reply(200, b'{"items": []}')
+
+    with FaultProxy(("127.0.0.1", 9), look_alike=answer) as proxy:
+        client = client_with(f"http://user:pass%3Aword@127.0.0.1:{proxy.port}")
+        assert client.list(POD) == []
+        client.close()
+        [request] = proxy.requests
+    assert request.headers["proxy-authorization"] == requests.auth._basic_auth_str(
+        "user", "pass:word"
+    )
+
+
+def test_proxy_of_an_unsupported_type_is_reported() -> None:
+    with pytest.raises(NoAccess, match=r"proxy socks5://proxy\.example\.org: use an http"):
+        client_with("socks5://user:secret@proxy.example.org")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ipaddress
 import logging
 import logging.handlers
 import os
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +59,20 @@ def _root_errors() -> Iterator[list[logging.LogRecord]]:
         logging.getLogger().removeHandler(handler)
 
 
+def _is_excluded(url: str, excluded: str) -> bool:
+    """Return whether NO_PROXY names the host: its name, domain, address or network."""
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    if urllib.request.proxy_bypass(f"{parts.hostname}:{port}", {"no": excluded}):
+        return True
+    for text in excluded.split(","):
+        with contextlib.suppress(ValueError):  # one of them is a name
+            network = ipaddress.ip_network(text.strip(), strict=False)
+            if ipaddress.ip_address(parts.hostname or "") in network:
+                return True
+    return False
+
+
 def _place(context: str | None) -> str:
     """Return the paths of the files, for messages."""
     return f"context {context} of {_files()}" if context else f"the current context of {_files()}"
@@ -78,7 +95,12 @@ class KubeconfigAccess:
         self._configuration = self._read()
         self.host: str = str(self._configuration.host).rstrip("/")
         self.verify_ssl = bool(self._configuration.verify_ssl)
-        self.proxy: str | None = self._configuration.proxy
+        self.proxy = self._proxy()
+
+    def _proxy(self) -> str | None:
+        """Return the proxy of the kubeconfig or the environment, unless NO_PROXY names the host."""
+        found: str | None = self._configuration.proxy
+        return None if _is_excluded(self.host, self._configuration.no_proxy or "") else found
 
     def _read(self) -> Any:
         try:

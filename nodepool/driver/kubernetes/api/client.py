@@ -68,6 +68,21 @@ class Stream:
             self._response.shutdown()
 
 
+def _proxy(address: str, options: dict[str, Any]) -> urllib3.ProxyManager:
+    """Return a pool of connections through a proxy. Raises NoAccess."""
+    user, _, place = address.rpartition("@")
+    login = urllib.parse.unquote(user.partition("://")[2]) or None
+    headers = urllib3.make_headers(proxy_basic_auth=login)
+    try:
+        return urllib3.ProxyManager(address, proxy_headers=headers, **options)
+    except (HTTPError, ValueError):
+        scheme = f"{user.partition('://')[0]}://" if user else ""
+        raise NoAccess(
+            f"proxy {scheme}{place}: use an http or https proxy in proxy-url of the kubeconfig, or "
+            "in the environment"
+        ) from None
+
+
 class ClusterClient:
     """An API server. Thread-safe; calls raise ApiError, NoAnswer and NoAccess."""
 
@@ -98,7 +113,7 @@ class ClusterClient:
         if self.host.startswith("https:"):
             options |= self.access.tls()
         if self.access.proxy:
-            return urllib3.ProxyManager(self.access.proxy, **options)
+            return _proxy(self.access.proxy, options)
         return urllib3.PoolManager(**options)
 
     # -- calls
