@@ -183,6 +183,15 @@ class Network:
                         f"load the kernel modules {modules} ({said}); only network none works then",
                     )
                 )
+        if self.resolv_conf("nat") is None:
+            found.append(
+                Problem(
+                    "network nat",
+                    False,
+                    "slivers resolve no names: this host has no name server with an IPv4 address "
+                    "other than its loopback; set network.dns",
+                )
+            )
         with contextlib.suppress(NetworkError):
             if (dropping := self._others.find()) is not None:
                 found.append(Problem("network nat", False, dropping))

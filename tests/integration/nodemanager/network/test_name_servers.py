@@ -99,3 +99,15 @@ def test_new_name_servers_change_nothing_that_a_job_has_changed(
     assert "# of the job" in daemon.ssh("beta", "cat /root/.ssh/authorized_keys")
     wait_for(lambda: "192.0.2.2" in stored(daemon, "alpha"), 20, "alpha to be checked")
     assert names(daemon, "alpha") == "nameserver 127.0.0.1\n"
+
+
+@pytest.mark.parametrize("given", ["nameserver 127.0.0.1\nnameserver fd00::53\n", ""])
+def test_host_without_a_name_server_for_slivers_is_reported_with_the_remedy(
+    daemon: NmDaemon, resolvers: pathlib.Path, given: str
+) -> None:
+    assert "name server" not in daemon.log
+    daemon.stop()
+    resolvers.write_text(given)
+    daemon.start()
+    assert "network nat: slivers resolve no names: this host has no name server" in daemon.log
+    assert "network.dns" in daemon.log
