@@ -557,6 +557,10 @@ def of_min_ready(zk: Facade, label: str, wanted: int, clock: Clock = time.time) 
     )
 
 
+def _drained(drain: Drain) -> Cause:
+    return Cause(shown(drain), drains.remedy(drain), Code.DRAINED.word)
+
+
 def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """Return what prevents nodes of a label, apart from requests; None: nothing known."""
     pools = zk.getRegisteredPools()
@@ -566,7 +570,7 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
     if missing is not None:
         return _not_offered(zk, [label], missing)
     if (drain := drains.of_label(zk, label)) is not None:
-        return Cause(shown(drain), f"`nodepool undrain {drain.name}` ends it", Code.DRAINED.word)
+        return _drained(drain)
     offering = {str(pool.provider_name) for pool in pools if label in pool.labels}
     if (lack := _of_parts(zk, label, clock, depth)) is not None:
         return lack
@@ -628,10 +632,16 @@ def _switched_off(zk: Facade, label: str, pools: Iterable[RegisteredPool]) -> Ca
 
 
 def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None:
-    """Return the first known problem of a provider, with the number of others."""
+    """Return the first known problem of a provider, with the number of others.
+
+    Without any, return a drain if no pool of the provider gives out nodes.
+    """
     rows = [row for row in published_problems(zk) if row["provider"] == name]
     if not rows:
-        return None
+        pools = [pool for pool in zk.getRegisteredPools() if pool.provider_name == name]
+        found = [drains.of_pool(zk, pool) for pool in pools]
+        drain = next(filter(None, found), None) if all(found) else None
+        return None if drain is None else _drained(drain)
     cause = (
         of_label(zk, str(rows[0]["label"]), clock) if rows[0]["label"] else None
     ) or cause_of_row(rows[0])
@@ -671,11 +681,7 @@ def derived_problems(zk: Facade, clock: Clock = time.time) -> list[Problem]:
         text = f"no launcher is running; {count_of(waiting, 'request')} waiting"
         return [Problem(text, help="start nodepool-launcher")] if waiting else []
     found = [
-        Problem(
-            one_line(shown(drain)),
-            help=f"`nodepool undrain {drain.name}` ends it",
-            since=drain.since,
-        )
+        Problem(one_line(shown(drain)), help=drains.remedy(drain), since=drain.since)
         for drain in zk.readNotes(Drain)
     ]
     for name, entry in sorted(configured_images(zk).items()):

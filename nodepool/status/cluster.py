@@ -13,9 +13,10 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.reasons import Code
-from nodepool.status import causes, known
+from nodepool.status import causes, drains, known
 from nodepool.status.once import Facade, Once
 from nodepool.status.results import Results, format_duration
+from nodepool.zk.drains import shown
 from nodepool.zk.records import LARGEST, PENDING, READY, REQUESTED, Node, NodeRequest
 
 DAEMON_COLUMNS = {
@@ -192,7 +193,7 @@ def calls_of(calls: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def pools(zk: Facade) -> Results:
-    """Return registered pools; ``full`` names the limit that pauses a pool, if it is known."""
+    """Return registered pools; ``full`` names the limit or drain that pauses a pool, if known."""
     counts = zk.countNodes().pools
     full = {
         (report["name"], one["pool"]): one["headline"] or one["text"]
@@ -214,6 +215,7 @@ def pools(zk: Facade) -> Results:
             "launcher": known.place_of(zk, str(pool.id)).rpartition(" on ")[2],
             "labels": sorted(pool.labels),
             "paused": pool.paused,
+            "full": shown(drains.of_pool(zk, pool)),
             "nodes": counts[pool.provider_name, pool.name],
             "max_servers": limits.get((str(pool.provider_name), str(pool.name))),
             "priority": pool.priority,
@@ -222,7 +224,7 @@ def pools(zk: Facade) -> Results:
     ]
     for row in rows:
         pool_name = f"{row['provider']}-{row['pool']}"
-        row["full"] = (
+        row["full"] = row["full"] or (
             full.get((row["launcher"], pool_name), "waiting for capacity")
             if row["paused"]
             else None

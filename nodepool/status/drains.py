@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from nodepool.status.known import backing_of, images_of
 from nodepool.status.once import Facade
@@ -41,6 +42,10 @@ def drain_list(zk: Facade) -> Results:
     return Results(rows, COLUMNS)
 
 
+def remedy(drain: Drain) -> str:
+    return f"`nodepool undrain {drain.name}` ends it"
+
+
 def remaining(zk: Facade, drain: Drain) -> list[Node]:
     """Return the nodes that the drain applies to and that have not ended yet.
 
@@ -73,13 +78,26 @@ def of_label(zk: Facade, label: str, depth: int = 1) -> Drain | None:
     """
     drains = zk.readNotes(Drain)
     pools = [pool for pool in zk.getRegisteredPools() if label in pool.labels] if drains else []
-    found = [_of_pool(zk, drains, pool, label) for pool in pools]
+    found = [_of_offer(zk, drains, pool, label) for pool in pools]
     backing = backing_of(zk, label) if depth and pools else ()
     found = found if all(found) else [of_label(zk, each, depth - 1) for each in backing]
     return next(filter(None, found), None)
 
 
-def _of_pool(zk: Facade, drains: list[Drain], pool: RegisteredPool, label: str) -> Drain | None:
+def of_pool(zk: Facade, pool: RegisteredPool, labels: Collection[str] = ()) -> Drain | None:
+    """Return a drain if the pool gives out no nodes of these labels.
+
+    :param labels: empty: all that the pool offers.
+    """
+    drains, found = zk.readNotes(Drain), None
+    for label in sorted(labels or pool.labels) if drains else ():
+        found = _of_offer(zk, drains, pool, label)
+        if found is None:
+            break
+    return found
+
+
+def _of_offer(zk: Facade, drains: list[Drain], pool: RegisteredPool, label: str) -> Drain | None:
     """Return why a pool gives out no nodes of a label: also if all its hosts are drained."""
     provider, launcher = str(pool.provider_name), pool.content.get("hostname")
     names = {f"launcher {launcher}", f"provider {provider}", f"pool {provider}-{pool.name}"}

@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.offered_labels import joined, why_not_offered
 from nodepool.base.problems import image_problems
 from nodepool.reasons import Code
-from nodepool.status import causes, cluster, fleets, known
+from nodepool.status import causes, cluster, drains, fleets, known
 from nodepool.status import nodes as node_facts
 from nodepool.status.causes import FLOWING, groups_of
 from nodepool.status.image_details import facts_of as image_facts
@@ -25,6 +25,7 @@ from nodepool.status.rotations import rotation_of
 from nodepool.status.timeline import steps_of
 from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
+from nodepool.zk.drains import shown
 from nodepool.zk.history import HistoryReader, unique
 from nodepool.zk.mirror.feed import KILLED, USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
@@ -525,11 +526,13 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
     return found
 
 
-def _pools(zk: Facade, pools: list[RegisteredPool], does: str) -> Iterator[Candidate]:
+def _pools(
+    zk: Facade, pools: list[RegisteredPool], does: str, labels: Collection[str] = ()
+) -> Iterator[Candidate]:
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
+        verdict = "full" if pool.paused else f"{does}, priority {pool.priority:g}"
         yield Candidate(
-            known.place_of(zk, pool.id),
-            "full" if pool.paused else f"{does}, priority {pool.priority:g}",
+            known.place_of(zk, pool.id), shown(drains.of_pool(zk, pool, labels)) or verdict
         )
 
 
@@ -563,7 +566,7 @@ def _label(zk: Facade, name: str, clock: Clock) -> Explanation:
             if key in lately
         )
         found.facts.append((f"launcher {report['name']}", times or "not launched recently"))
-    found.candidates += _pools(zk, offering, "offers it")
+    found.candidates += _pools(zk, offering, "offers it", [name])
     found.problems = _problems(
         zk, lambda label, provider: label == name or (not label and provider in providers)
     )

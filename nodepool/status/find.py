@@ -6,10 +6,11 @@ import re
 
 from nodepool.base.names import did_you_mean
 from nodepool.base.problems import one_line
-from nodepool.status import cluster, fleets, known
+from nodepool.status import cluster, drains, fleets, known
 from nodepool.status.explain import KINDS, Explanation, Unknown, explain
 from nodepool.status.once import Facade
 from nodepool.status.results import format_use
+from nodepool.zk.drains import Drain, covering, host_names
 from nodepool.zk.history import HistoryReader
 
 NUMBERED = re.compile(r"(\d+-)?\d{10}")
@@ -102,5 +103,12 @@ def explain_any(zk: Facade, kind: str, name: str, history: HistoryReader) -> Exp
     found.answer = (
         f"{'usable' if usable else 'not usable'}{f': {found.cause}' if found.cause else ''}"
     )
-    found.suggestion = "" if usable else "repair the host, or remove it from the configuration"
+    if usable:
+        return found
+    drain = covering(zk.readNotes(Drain), host_names(name))
+    found.suggestion = (
+        drains.remedy(drain)
+        if drain is not None
+        else "repair the host, or remove it from the configuration"
+    )
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base import hostnames
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import drain
 from nodepool.cmd.commands.context import CommandError
@@ -61,6 +62,27 @@ def test_drain_waits_for_the_last_node(shell: Shell, bench: LauncherBench) -> No
     assert "is used again" in shell("undrain", *POOL)
     bench.wait_request(request, "fulfilled")
     assert "pool fake-provider-main is drained" not in shell("problem-list")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [("provider", "fake-provider"), POOL, ("label", "fake-label"), ("launcher", hostnames.short())],
+)
+def test_drained_pool_names_the_drain_instead_of_a_limit(
+    shell: Shell, what: tuple[str, str]
+) -> None:
+    shell("drain", *what, "--reason", "new disks")
+    shown = f"{' '.join(what)} is drained: new disks"
+    answer, suggestion, *others = shell("explain", "provider", "fake-provider").splitlines()
+    assert answer == f"provider fake-provider: runs: {shown}"
+    assert suggestion == f"  suggestion: `nodepool undrain {' '.join(what)}` ends it"
+    (pool,) = [line for line in others if line.startswith("  fake-provider-main on ")]
+    assert pool.endswith(f": {shown}")
+    assert f": {shown}\n" in shell("explain", "label", "fake-label").partition("  nodes: ")[2]
+    (row,) = shell.json("pools", "--format", "json")
+    assert row["full"] == shown
+    shell("undrain", *what)
+    assert shown not in shell("explain", "provider", "fake-provider")
 
 
 def test_second_drain_names_the_first_operator(shell: Shell, bench: LauncherBench) -> None:

@@ -11,6 +11,7 @@ import pytest
 from nodepool.lease import Terms
 from nodepool.status import find
 from nodepool.status.explain import Unknown
+from nodepool.zk.drains import Drain
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.records import Node, NodeRequest
@@ -25,6 +26,7 @@ class _Cluster:
             {"name": "h0", "usable": True, "limits": {"cores": 4}, "used": {"cores": 1}},
             {"name": "h1", "usable": False, "problem": "refused\nthe connection"},
         ]
+        self.drains: list[Drain] = []
         self.report = report(
             labels={"debian": {}},
             not_running={"broken": "no credentials"},
@@ -45,6 +47,9 @@ class _Cluster:
     def readReports(self) -> Any:
         self.reads["reports"] += 1
         return [self.report]
+
+    def readNotes(self, _kind: type[Drain]) -> list[Drain]:
+        return self.drains
 
     def readRequests(self) -> Any:
         return [self.request]
@@ -123,6 +128,24 @@ def test_host_is_explained_with_limits_nodes_and_cause() -> None:
         "  used of limits, provider metal on nl01: none reported",
         "  nodes: none",
     ]
+
+
+@pytest.mark.parametrize("name", ["h1", "zuul@h1 port 22"])
+def test_drained_host_is_not_to_be_repaired(name: str) -> None:
+    zk = Cluster()
+    zk.report = report(
+        providers={
+            "metal": {
+                "hosts": [
+                    {"name": name, "usable": False, "problem": "host h1 is drained: new disks"}
+                ]
+            }
+        }
+    )
+    zk.drains = [Drain("host", "h1", since=0.0, reason="new disks")]
+    text = find.explain_any(zk, "host", name, HistoryReader()).text()
+    assert "  suggestion: `nodepool undrain host h1` ends it\n" in text
+    assert "repair" not in text
 
 
 def test_tenant_is_explained_with_its_limits() -> None:
