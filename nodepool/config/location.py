@@ -17,10 +17,11 @@ def _child(node: yaml.Node, item: object) -> tuple[yaml.Node, int] | None:
         return None
     if not isinstance(node, yaml.MappingNode):
         return None
-    merged: list[yaml.Node] = []
-    for key, value in node.value:
+    for key, value in reversed(node.value):  # of a repeated key, the last one counts
         if isinstance(key, yaml.ScalarNode) and key.value == str(item):
             return value, key.start_mark.line + 1
+    merged: list[yaml.Node] = []
+    for key, value in node.value:
         if key.tag == "tag:yaml.org,2002:merge":
             merged.extend(value.value if isinstance(value, yaml.SequenceNode) else [value])
     for other in merged:

@@ -47,7 +47,8 @@ def changed(text: str, path: Sequence[str | int], value: int, env: Mapping[str, 
 def _child(node: Any, item: str | int) -> Any:
     """Return the node under a key or at a position; None if it is not in this place itself."""
     if isinstance(node, yaml.MappingNode):
-        return next((value for key, value in node.value if key.value == item), None)
+        # Of a repeated key, the last one counts.
+        return next((value for key, value in reversed(node.value) if key.value == item), None)
     return node.value[item] if isinstance(item, int) and node is not None else None
 
 

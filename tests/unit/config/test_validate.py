@@ -254,6 +254,12 @@ def test_warning_leaves_the_file_valid(validate, text, words):
     assert status == 0
 
 
+def test_error_below_a_repeated_key_has_the_line_that_counts(validate):
+    text = "labels: [{name: a}]\nlabels:\n  - name: a\n  - name: b\n    min-ready: many\n"
+    _, messages = validate(text)
+    assert has(messages, ":5:", "labels[b].min-ready"), messages
+
+
 def test_secrets_stay_out(validate):
     _, messages = validate("diskimages: [{name: a, env-vars: {TOKEN: [hunter2]}}]")
     assert messages

@@ -87,3 +87,7 @@ def test_patch_applies_the_difference_and_the_result_is_a_configuration(
         "bare": 3,
     }
     assert [each["name"] for each in yaml.safe_load(after)["labels"]] == ["small", "large", "bare"]
+
+
+def test_value_below_a_repeated_key_changes_where_it_counts() -> None:
+    assert at("labels: []\n" + TEXT, 0) == "labels: []\n" + TEXT.replace(": 2 #", ": 5 #")
