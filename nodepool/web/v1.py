@@ -215,11 +215,12 @@ class Api:
             )
         return _json(reader())
 
-    @staticmethod
-    def _about() -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
+        names = sorted({*TABLES, *self._readers_of_paths, "usage", "events"} - {""})
         return {
             "version": get_version_string(),
             "tables": sorted(TABLES),
+            "paths": [f"{API}{name}" for name in (*names, "explain/KIND/NAME", "openapi.json")],
             "event_types": TYPES,
             "explain": list(KINDS),
         }

@@ -236,10 +236,13 @@ class OperatorCalls:
     def _known(self, call: Call, kinds: Collection[str]) -> tuple[str, str]:
         """Return the kind and the name in the path.
 
-        :raises Refused: no running launcher has it (404).
+        :raises Refused: the kind is not one of these, or no running launcher has it (404).
         """
         kind, name = call.names["kind"], call.names["name"]
-        if kind not in kinds or name not in known_names(self._zk(), kind):
+        if kind not in kinds:
+            text = f"{kind} must be one of {', '.join(kinds)}"
+            raise Refused(http.HTTPStatus.NOT_FOUND, "not-found", text)
+        if name not in known_names(self._zk(), kind):
             raise Refused(
                 http.HTTPStatus.NOT_FOUND, "not-found", f"No running launcher has {kind} {name}"
             )

@@ -879,7 +879,9 @@ def test_operators_rotate_labels_and_end_that(api: Api) -> None:
     assert api.call("PUT", path, body, api.token()).status == 403
     assert api.call("PUT", "/rotations/label/nothing", body, operator).status == 404
     # A launcher can be drained, but not rotated.
-    assert api.call("PUT", "/rotations/launcher/vm", body, operator).status == 404
+    refused = api.call("PUT", "/rotations/launcher/vm", body, operator)
+    assert refused.status == 404
+    assert refused.content["detail"] == "launcher must be one of label, image, provider"
     answer = api.call("PUT", path, body, operator)
     assert (answer.status, answer.content["by"]) == (200, "carol")
     assert answer.content["nodes"] == 1 and answer.content["reason"] == "new flavor"
