@@ -111,6 +111,11 @@ def test_what_is_cited_exists() -> None:
     )
 
 
+def test_number_of_a_rule_is_used_once() -> None:
+    numbers = [match.group() for prefix in PAGES for match in HEADING.finditer(page(prefix))]
+    assert sorted({number for number in numbers if numbers.count(number) > 1}) == []
+
+
 def test_nothing_is_cited_that_is_not_here() -> None:
     assert [
         str(path) for path, text in texts("nodepool", "tests", "tools") if OLD.search(text)
