@@ -557,7 +557,7 @@ def of_min_ready(zk: Facade, label: str, wanted: int, clock: Clock = time.time) 
     )
 
 
-def _drained(drain: Drain) -> Cause:
+def of_drain(drain: Drain) -> Cause:
     return Cause(shown(drain), drains.remedy(drain), Code.DRAINED.word)
 
 
@@ -570,7 +570,7 @@ def of_label(zk: Facade, label: str, clock: Clock = time.time, depth: int = 1) -
     if missing is not None:
         return _not_offered(zk, [label], missing)
     if (drain := drains.of_label(zk, label)) is not None:
-        return _drained(drain)
+        return of_drain(drain)
     offering = {str(pool.provider_name) for pool in pools if label in pool.labels}
     if (lack := _of_parts(zk, label, clock, depth)) is not None:
         return lack
@@ -641,7 +641,7 @@ def of_provider(zk: Facade, name: str, clock: Clock = time.time) -> Cause | None
         pools = [pool for pool in zk.getRegisteredPools() if pool.provider_name == name]
         found = [drains.of_pool(zk, pool) for pool in pools]
         drain = next(filter(None, found), None) if all(found) else None
-        return None if drain is None else _drained(drain)
+        return None if drain is None else of_drain(drain)
     cause = (
         of_label(zk, str(rows[0]["label"]), clock) if rows[0]["label"] else None
     ) or cause_of_row(rows[0])

@@ -9,7 +9,7 @@ from nodepool.status.known import backing_of, images_of
 from nodepool.status.once import Facade
 from nodepool.status.results import Results
 from nodepool.zk.components import RegisteredPool
-from nodepool.zk.drains import Drain, covering, host_names, moment, names_of
+from nodepool.zk.drains import Drain, covering, host_names, moment, names_of, of_node
 from nodepool.zk.records import BUILDING, INIT, READY, Node
 
 COLUMNS = {
@@ -82,6 +82,12 @@ def of_label(zk: Facade, label: str, depth: int = 1) -> Drain | None:
     backing = backing_of(zk, label) if depth and pools else ()
     found = found if all(found) else [of_label(zk, each, depth - 1) for each in backing]
     return next(filter(None, found), None)
+
+
+def of_free_node(zk: Facade, node: Node) -> Drain | None:
+    """Return the drain because of which no request gets a node."""
+    found = zk.readNotes(Drain) if node.allocated_to is None else []
+    return of_node(found, node, lambda name: zk.getNode(name, cached=True)) if found else None
 
 
 def of_pool(zk: Facade, pool: RegisteredPool, labels: Collection[str] = ()) -> Drain | None:

@@ -36,6 +36,7 @@ from nodepool.zk.records import (
     FULFILLED,
     INIT,
     PENDING,
+    READY,
     REQUESTED,
     NodeRequest,
     RecordError,
@@ -516,7 +517,9 @@ def _node(zk: Facade, name: str, clock: Clock) -> Explanation:
         _set(found, stuck)
     elif (stranded := known.of_stranded(zk, node)) is not None:
         _set(found, stranded, found.answer)
-    elif node.state == "ready" and (rotation := rotation_of(zk, node)) is not None:
+    elif node.state == READY and (drain := drains.of_free_node(zk, node)) is not None:
+        _set(found, causes.of_drain(drain), found.answer)
+    elif node.state == READY and (rotation := rotation_of(zk, node)) is not None:
         when = "" if node.allocated_to is None else " if it becomes free again"
         found.answer += f"; it is replaced{when}: {rotation.why}"
     if node.provider not in known.served_providers(zk):

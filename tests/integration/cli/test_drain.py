@@ -85,6 +85,20 @@ def test_drained_pool_names_the_drain_instead_of_a_limit(
     assert shown not in shell("explain", "provider", "fake-provider")
 
 
+def test_idle_node_that_is_kept_is_explained_by_the_drain(
+    shell: Shell, bench: LauncherBench
+) -> None:
+    request, (node,) = bench.fulfilled("fake-label")
+    shell("drain", *POOL, "--keep-idle", "--reason", "new disks")
+    shown = "pool fake-provider-main is drained: new disks"
+    assert shown not in shell("explain", "node", node.id)
+    bench.zuul.cancel(request)
+    wait_for(lambda: bench.node(node.id).allocated_to is None)
+    answer, suggestion = shell("explain", "node", node.id).splitlines()[:2]
+    assert answer == f"node {node.id}: free: {shown}"
+    assert suggestion == "  suggestion: `nodepool undrain pool fake-provider-main` ends it"
+
+
 def test_second_drain_names_the_first_operator(shell: Shell, bench: LauncherBench) -> None:
     shell("drain", *POOL, "--reason", "disks")
     (first,) = bench.zk.readNotes(Drain)
