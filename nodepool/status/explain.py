@@ -25,7 +25,7 @@ from nodepool.status.rotations import rotation_of
 from nodepool.status.timeline import steps_of
 from nodepool.texts import counted, printable
 from nodepool.zk.components import RegisteredPool
-from nodepool.zk.drains import shown
+from nodepool.zk.drains import Drain, covering, shown
 from nodepool.zk.history import HistoryReader, unique
 from nodepool.zk.mirror.feed import KILLED, USER, Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
@@ -633,6 +633,8 @@ def _image(zk: Facade, name: str, clock: Clock) -> Explanation:
     _set(found, known.of_image(zk, name, configured, clock))
     if "nodepool explain image" in found.suggestion:  # this is its answer
         found.suggestion = "repair what the end of its log says; the build is retried"
+    if not found.cause and (drain := covering(zk.readNotes(Drain), [f"image {name}"])) is not None:
+        _set(found, causes.of_drain(drain), found.answer)
     if ready and name in data.paused:
         found.answer = f"paused; {found.answer}; `nodepool image-unpause {name}` resumes its builds"
     elif ready and running:

@@ -14,6 +14,7 @@ from nodepool.cmd.commands import drain
 from nodepool.cmd.commands.context import CommandError
 from nodepool.zk.drains import Drain
 from nodepool.zk.history import HistoryReader
+from nodepool.zk.mirror import notes
 from tests.conftest import wait_for
 from tests.integration.cli.test_observe import Shell
 from tests.support.deadline import limit
@@ -97,6 +98,15 @@ def test_idle_node_that_is_kept_is_explained_by_the_drain(
     answer, suggestion = shell("explain", "node", node.id).splitlines()[:2]
     assert answer == f"node {node.id}: free: {shown}"
     assert suggestion == "  suggestion: `nodepool undrain pool fake-provider-main` ends it"
+
+
+def test_drained_image_is_explained_by_the_drain(shell: Shell, bench: LauncherBench) -> None:
+    bench.store_image("some-image", "fake-provider")
+    notes.write(bench.zk.kazoo_client, Drain("image", "some-image", 0.0, "no network"))
+    answer, suggestion = shell("explain", "image", "some-image").splitlines()[:2]
+    shown = "image some-image is drained: no network"
+    assert answer == f"image some-image: 1 upload can be used: {shown}"
+    assert suggestion == "  suggestion: `nodepool undrain image some-image` ends it"
 
 
 def test_second_drain_names_the_first_operator(shell: Shell, bench: LauncherBench) -> None:
