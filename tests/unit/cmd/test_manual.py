@@ -1,5 +1,7 @@
-"""The manual has all commands, options of daemons, extras, events, errors and records, and its
-examples of providers are valid.
+"""The manual is complete and correct.
+
+Its commands and examples of providers are valid, and it has all commands, options of daemons,
+extras, events, errors and records.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import ast
 import configparser
 import pathlib
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
-from nodepool.cmd import builder, launcher, nodepoolcmd
+from nodepool.cmd import builder, launcher, nm, nodepoolcmd
 from nodepool.cmd.config_validator import ConfigValidator
 from nodepool.lease import Reason
 from nodepool.zk.mirror.feed import TYPES
@@ -39,6 +42,27 @@ def test_table_of_commands_has_each_command_once() -> None:
     rows = re.findall(r"^   \* - (``.*``)$", manual.page("index"), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"``([\w-]+)``", row)]
     assert sorted(named) == sorted(commands)
+
+
+def test_commands_are_accepted() -> None:
+    parsers = {
+        "nodepool": nodepoolcmd.create_parser(),
+        "np": nodepoolcmd.create_parser(),
+        "nodepool-nm": nm.create_parser(),
+    }
+    accepted = 0
+    for path in [
+        *(REPOSITORY / "doc").glob("*.rst"),
+        *(REPOSITORY / "doc/operation").glob("*.rst"),
+    ]:
+        text = path.read_text().replace("\\\n", "")
+        for line in re.findall(r"^ +\$ ((?:np|nodepool|nodepool-nm) .*)$", text, re.MULTILINE):
+            if "$(" not in line:
+                program, *words = shlex.split(line, comments=True)
+                ends = [number for number, word in enumerate(words) if word in (">", "|", "&&")]
+                parsers[program].parse_args(words[: ends[0]] if ends else words)
+                accepted += 1
+    assert accepted > 60
 
 
 @pytest.mark.parametrize("daemon", [launcher, builder])
