@@ -10,7 +10,7 @@ from nodepool.status import cluster, drains, fleets, known
 from nodepool.status.explain import KINDS, Explanation, Unknown, explain
 from nodepool.status.once import Facade
 from nodepool.status.results import format_use
-from nodepool.zk.drains import Drain, covering, host_names
+from nodepool.zk.drains import Drain, covering, host_names, shown
 from nodepool.zk.history import HistoryReader
 
 NUMBERED = re.compile(r"(\d+-)?\d{10}")
@@ -100,15 +100,11 @@ def explain_any(zk: Facade, kind: str, name: str, history: HistoryReader) -> Exp
     )
     found.cause = next((one_line(str(row["problem"])) for row in rows if row["problem"]), "")
     usable = any(row["state"] == "usable" for row in rows)
+    found.suggestion = "" if usable else "repair the host, or remove it from the configuration"
+    # The launchers may not have reported it yet.
+    if (drain := covering(zk.readNotes(Drain), host_names(name))) is not None:
+        usable, found.cause, found.suggestion = False, shown(drain), drains.remedy(drain)
     found.answer = (
         f"{'usable' if usable else 'not usable'}{f': {found.cause}' if found.cause else ''}"
-    )
-    if usable:
-        return found
-    drain = covering(zk.readNotes(Drain), host_names(name))
-    found.suggestion = (
-        drains.remedy(drain)
-        if drain is not None
-        else "repair the host, or remove it from the configuration"
     )
     return found
