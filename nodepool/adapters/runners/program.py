@@ -442,6 +442,7 @@ def parser(
         "--version", action="version", version=f"Nodepool version: {metadata.version('nodepool')}"
     )
     made.add_argument(
+        "-c",
         "--config",
         metavar="FILE",
         default=f"/etc/nodepool/{program.removeprefix('nodepool-')}.yaml",

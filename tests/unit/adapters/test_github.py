@@ -716,7 +716,7 @@ def test_wrong_configuration_is_refused_with_the_place(
         main(words)
     assert re.search(text, str(found.value.code))
     path.write_text(yaml.safe_dump(base))
-    assert main(["--config", str(path), "check"]) == 0
+    assert main(["-c", str(path), "check"]) == 0
     assert capsys.readouterr().out == f"{path}: correct\n"
 
 
