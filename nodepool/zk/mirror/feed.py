@@ -337,14 +337,22 @@ def _mib(value: object) -> str:
 
 
 def _usage(event: Event) -> str:
-    """Return what a node has used until its end; unknown values are ``?``."""
+    """Return what a node has used until its end; unknown values are ``?``.
+
+    A node without a network has no values for it.
+    """
     cpu, kills = event.get("cpu_usec"), event.get("oom_kills")
     seconds = f"{cpu / 1e6:.1f}" if isinstance(cpu, (int, float)) else "?"
     return (
         f"used {seconds} s of CPU in {event.get('seconds', '?')} s, at most "
         f"{_mib(event.get('memory_peak'))} of {_mib(event.get('memory_limit'))} MiB memory and "
-        f"{_mib(event.get('disk_peak'))} MiB disk, sent {_mib(event.get('net_tx_bytes'))} and "
-        f"received {_mib(event.get('net_rx_bytes'))} MiB"
+        f"{_mib(event.get('disk_peak'))} MiB disk"
+        + (
+            f", sent {_mib(event.get('net_tx_bytes'))} and "
+            f"received {_mib(event.get('net_rx_bytes'))} MiB"
+            if "net_tx_bytes" in event
+            else ""
+        )
         + (f"; kills for memory: {kills}" if kills else "")
         + ("" if event.get("complete") else " (incomplete)")
     )

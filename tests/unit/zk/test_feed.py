@@ -396,10 +396,10 @@ def test_limit_of_a_kill_has_a_unit(limit: int | None, text: str) -> None:
 
 def test_usage_in_words() -> None:
     usage = {"type": "node-usage", "node": "7", "cpu_usec": 1_500_000, "seconds": 10.5}
-    assert describe(usage | {"time": 1.0}) == (
-        "node 7: used 1.5 s of CPU in 10.5 s, at most ? of ? MiB memory and ? MiB disk, sent ? and "
-        "received ? MiB (incomplete)"
-    )
+    text = "node 7: used 1.5 s of CPU in 10.5 s, at most ? of ? MiB memory and ? MiB disk"
+    assert describe(usage | {"time": 1.0}) == f"{text} (incomplete)"
+    networked = usage | {"time": 1.0, "net_tx_bytes": 5 << 20, "net_rx_bytes": 7 << 20}
+    assert describe(networked) == f"{text}, sent 5 and received 7 MiB (incomplete)"
 
 
 def test_what_was_written_is_not_written_again(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
