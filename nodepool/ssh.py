@@ -43,6 +43,8 @@ _TOO_MANY = re.compile(
     "kex_exchange_identification|Connection (?:closed|reset) by|Exceeded MaxStartups|Not allowed "
     "at this time"
 )
+#: What scp reports, with status 1, if ssh has ended before scp sends anything (OpenSSH 9.2).
+_LOST_BY_SCP = b"lost connection"
 #: What may stand in files of ssh without quotes: addresses and names of users come from clouds and
 #: records.
 PLAIN = re.compile(r"[A-Za-z0-9_.:%@\-]+\Z")
@@ -406,7 +408,10 @@ def run(
                         timeout=END,
                     )
             raise
-        if any(stream.numbers[1:] for stream in streams) or (not framed and status != LOST):
+        lost = status == LOST or (
+            argv[0] == "scp" and streams[1].last.rstrip().endswith(_LOST_BY_SCP)
+        )
+        if any(stream.numbers[1:] for stream in streams) or (not framed and not lost):
             return status
         if streams[1].numbers and argv[0] == "ssh":
             raise Interrupted(

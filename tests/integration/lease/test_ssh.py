@@ -347,6 +347,24 @@ def test_files_with_blanks_colons_and_percent_signs_are_copied(
     assert len(list(tmp_path.glob("put*"))) == 20
 
 
+def test_copy_is_repeated_if_scp_is_ended_by_the_refusal_of_its_login(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with OpenSSH 9.2 and 20 logins at a time: scp got SIGPIPE, and ended with status 1."""
+    scp = tmp_path / "scp"
+    scp.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/refused ] && exit 0\ntouch {tmp_path}/refused\n"
+        "echo 'kex_exchange_identification: Connection closed by remote host' >&2\n"
+        "echo 'lost connection' >&2\nexit 1\n"
+    )
+    scp.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(ssh, "PAUSES", (0.0, 0.0))
+    outputs = [ssh.Kept(1000), ssh.Kept(1000)]
+    assert ssh.run(["scp", "a", "b"], None, outputs, None, None, set()) == 0
+    assert (tmp_path / "refused").exists()
+
+
 def test_end_of_the_lease_ends_its_commands_and_removes_its_files(
     pool: Pool, tmp_path: pathlib.Path
 ) -> None:
