@@ -197,12 +197,16 @@ class NmDaemon:
             return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
-            for sliver in self.client.call("ListSlivers"):
+            names = {sliver["name"] for sliver in self.client.call("ListSlivers")}
+            # Their deletion, which others have requested, must not end in the middle.
+            for folder in {each.name for each in self.tmp.glob("state/slivers/*/")} - names:
+                self.wait(folder, "gone")
+            for name in names:
                 try:
-                    self.client.call("DeleteSliver", sliver["name"])
+                    self.client.call("DeleteSliver", name)
                 except RpcFault:  # kept by a source that the test ends with the daemon
                     continue
-                self.wait(sliver["name"], "gone")
+                self.wait(name, "gone")
             self.stop()
 
     # -- what it leaves
