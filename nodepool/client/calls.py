@@ -144,13 +144,31 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Calls:
-    """The API of a launcher; see :class:`nodepool.client.Pool`."""
+    """The API of a launcher.
+
+    :param url: ``unix:///path``, ``http://127.0.0.1:8005`` or ``https://pool.example.org``;
+        default: ``NODEPOOL_URL``, or the socket of this machine.
+    :param token: default: ``NODEPOOL_TOKEN``. The socket needs none. A function, such as a
+        :class:`SecretFile`, returns it for each call.
+    :param key_file: private key for SSH; default: ``NODEPOOL_SSH_KEY``, or what ``ssh`` finds.
+    :param ssh_directory: of the files of one lease, which several programs share until it is
+        returned.
+    :param most_output: bytes that are kept of each stream of a program: the first and the last
+        ones.
+    """
 
     def __init__(
-        self, url: str | None, token: str | Callable[[], str] | None, most_output: int
+        self,
+        url: str | None = None,
+        token: str | Callable[[], str] | None = None,
+        key_file: str | None = None,
+        ssh_directory: str | None = None,
+        most_output: int = MOST_OUTPUT,
     ) -> None:
         self.url = (url or os.environ.get("NODEPOOL_URL") or SOCKET).rstrip("/")
         self._token = token or os.environ.get("NODEPOOL_TOKEN")
+        self.key_file = key_file or os.environ.get("NODEPOOL_SSH_KEY")
+        self.ssh_directory = ssh_directory
         self.most_output = most_output
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("unix", "http", "https") or not (
@@ -352,3 +370,7 @@ def _error(status: int, headers: email.message.Message, data: bytes) -> Nodepool
     if code in ("failed", "try-again"):
         return NoCapacity(code, text, pause)
     return kinds.get(status, NodepoolError)(code, text, pause)
+
+
+def path_of(lease_id: str) -> str:
+    return f"/leases/{urllib.parse.quote(lease_id, safe='')}"

@@ -203,7 +203,7 @@ def test_certificate_opens_the_nodes_of_its_lease_and_no_other(
 def test_certificate_is_signed_again_before_it_ends(
     pool_with_ca: Pool, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodepool.client.SOON", 1e9)
+    monkeypatch.setattr("nodepool.client.lease.SOON", 1e9)
     calls: list[str] = []
     call = Pool.call
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from nodepool import client
 from nodepool.client import Lease, LeaseEnded, NoCapacity, NodepoolError, NotAllowed, Pool
+from nodepool.client import lease as lease_module
 from nodepool.zk.records import HOLD
 from tests import REPOSITORY
 from tests.conftest import wait_for
@@ -50,7 +50,7 @@ def test_lease_is_returned_after_an_error_in_the_block(pool: Pool) -> None:
 def test_attached_lease_is_renewed_while_the_program_lives(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "RENEW_EVERY", 0.1)
+    monkeypatch.setattr(lease_module, "RENEW_EVERY", 0.1)
     lease = api.pool().lease("fake-label")
     wait_for(lambda: lease.refresh().renewed >= 3, what="three renewals")
     lease.give_back()
@@ -117,7 +117,7 @@ def test_lease_that_is_returned_while_it_waits_is_not_requested_again(api: Api) 
 
 
 def test_deleted_node_ends_an_attached_lease(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RENEW_EVERY", 0.2)
+    monkeypatch.setattr(lease_module, "RENEW_EVERY", 0.2)
     lease = api.pool().lease("fake-label")
     [node] = api.bench.nodes(state=HOLD)
     api.bench.zuul.write_node(node.id, state="deleting")
@@ -236,6 +236,8 @@ def test_client_needs_nothing_but_the_standard_library() -> None:
     for name, own in (
         ("client/__init__", {"nodepool"}),
         ("client/calls", {"nodepool"}),
+        ("client/lease", {"nodepool"}),
+        ("client/pool", {"nodepool"}),
         ("ssh", set()),
     ):
         tree = ast.parse((REPOSITORY / "nodepool" / f"{name}.py").read_text())
@@ -258,6 +260,8 @@ def test_client_needs_nothing_but_the_standard_library() -> None:
         "nodepool",
         "nodepool.client",
         "nodepool.client.calls",
+        "nodepool.client.lease",
+        "nodepool.client.pool",
         "nodepool.ssh",
         "nodepool.texts",
     }

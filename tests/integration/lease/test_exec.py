@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from nodepool.client import LONGEST_WORD, MOST_INPUT, Done, Lease, Node, NodepoolError
+from nodepool.client import MOST_INPUT, Done, Lease, Node, NodepoolError
+from nodepool.client.lease import LONGEST_WORD
 from nodepool.exceptions import RemoteException
 from nodepool.nodemanager.config import Ssh
 from nodepool.web.actions import execution

@@ -266,8 +266,9 @@ def test_holder_of_an_attached_lease_is_warned_before_its_end(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("nodepool.client.RENEW_EVERY", 0.1)
-    monkeypatch.setattr("nodepool.client.ATTACHED", 60)
+    monkeypatch.setattr("nodepool.client.lease.RENEW_EVERY", 0.1)
+    for module in ("lease", "pool"):
+        monkeypatch.setattr(f"nodepool.client.{module}.ATTACHED", 60)
     made = Api(bench, bench.start(config(provider(), **{"max-hold-age": 62})), tmp_path)
     try:
         with made.pool().lease("fake-label") as lease:

@@ -43,7 +43,7 @@ PROGRAMS = {
     "builder/building/process.py",
     "driver/nodemanager/pushed/ssh_link.py",
     "ssh.py",  # in pieces
-    "client/__init__.py",
+    "client/lease.py",
     "cmd/commands/simulate.py",
     "lease/certificates.py",
     "nodemanager/api/delegates.py",

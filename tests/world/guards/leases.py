@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.world.mutation import Mutation
 
 #: Modules.
-_IN_CLIENT = "nodepool.client"
+_IN_CLIENT = "nodepool.client.lease"
 _IN_CERTIFICATES = "nodepool.lease.certificates"
 _IN_LEASES = "nodepool.lease.leases"
 _IN_ACTIONS = "nodepool.web.actions.actions"
