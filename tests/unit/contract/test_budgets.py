@@ -26,7 +26,7 @@ BUDGETS = {
     "adapters": 2_297,
     "tools": 3_019,
     "recovery": 344,
-    "package": 58_010,
+    "package": 58_012,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03
