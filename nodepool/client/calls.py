@@ -28,6 +28,8 @@ log = logging.getLogger("nodepool.client")
 SOCKET = "unix:///run/nodepool/api.sock"
 #: Machines to which tokens are also sent without encryption: this one.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+#: What is wrong with other texts than tokens.
+_NO_TOKEN = "must be one line of printable ASCII characters"
 #: Seconds of one long poll, and beyond it until the server counts as gone.
 POLL, TIMEOUT = 30.0, 30.0
 #: Seconds between two attempts to reach the server.
@@ -97,17 +99,26 @@ def is_protected(url: str) -> bool:
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
 
-def read_secret(path: str) -> str:
+def read_secret(path: str, any_text: bool = False) -> str:
     """Return the text of a file that not everybody may read.
 
-    :raises OSError: it cannot be read. :raises ValueError: everybody may read it, or it is empty.
+    :param any_text: also accept what is not a token, such as a private key.
+    :raises OSError: it cannot be read. :raises ValueError: everybody may read it, it is empty, or
+        it is not a token.
     """
     if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
         raise ValueError(f"{path} can be read by everyone: chmod o= {path}")
     text = pathlib.Path(path).read_text().strip()
     if not text:
         raise ValueError(f"{path} is empty")
+    if not any_text and not _is_token(text):
+        raise ValueError(f"{path} {_NO_TOKEN}")
     return text
+
+
+def _is_token(text: str) -> bool:
+    """Return whether HTTP can carry it; libraries repeat in their error what they cannot send."""
+    return text.isascii() and text.isprintable()
 
 
 class SecretFile:
@@ -118,13 +129,13 @@ class SecretFile:
     :raises OSError, ValueError: as :func:`read_secret`, at the beginning only.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path, self._secret = path, read_secret(path)
-        self._readable = True
+    def __init__(self, path: str, any_text: bool = False) -> None:
+        self._path, self._any_text = path, any_text
+        self._secret, self._readable = read_secret(path, any_text), True
 
     def __call__(self) -> str:
         try:
-            self._secret, self._readable = read_secret(self._path), True
+            self._secret, self._readable = read_secret(self._path, self._any_text), True
         except (OSError, ValueError) as error:
             if self._readable:
                 log.warning("The former secret is used: %s", error)
@@ -305,6 +316,8 @@ class Calls:
                 f"{self.url}: a token is sent by https only, or to {', '.join(LOOPBACK)}; use "
                 "https",
             )
+        if token and not _is_token(token):
+            raise NodepoolError("token", f"The token {_NO_TOKEN}")
         found = {"Authorization": f"Bearer {token}"} if token else {}
         return {**found, "Content-Type": "application/json"} if body else found
 

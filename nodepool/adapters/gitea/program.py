@@ -145,7 +145,7 @@ def instance_of(entry: Mapping[str, Any], pools: Pools, stopping: threading.Even
             raise ConfigError(
                 f"{name}: webhook-secret-file: {kind} sends no messages about jobs; remove it"
             )
-        secret = program.secret_file(path)
+        secret = program.secret_file(path, any_text=True)
     found: dict[frozenset[str], Runners] = {}
     for one in entry["runners"]:
         labels = [one["runs-on"]] if isinstance(one["runs-on"], str) else one["runs-on"]

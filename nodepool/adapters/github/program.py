@@ -121,7 +121,7 @@ def service_of(section: Mapping[str, Any], stopping: threading.Event) -> Service
     certificates = section.get("ca-file", "")
     if app is None:
         return Service(place, program.secret_file(path), stopping, certificates=certificates)
-    key = program.secret_file(app["key-file"])
+    key = program.secret_file(app["key-file"], any_text=True)
     app_token(app["client-id"], key())
     return Service(
         place,

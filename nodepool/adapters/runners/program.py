@@ -108,13 +108,14 @@ def read_config(path: str, schema: v.Schema) -> dict[str, Any]:
         raise ConfigError("\n".join(f"{path}: {each}" for each in error.errors)) from error
 
 
-def secret_file(path: str) -> client.SecretFile:
+def secret_file(path: str, any_text: bool = False) -> client.SecretFile:
     """Return the secret in a file that nobody else may read, and that may be replaced.
 
-    :raises ConfigError: it cannot be read, is empty, or others may read it.
+    :param any_text: as :func:`nodepool.client.read_secret`.
+    :raises ConfigError: it cannot be read, is empty or not a token, or others may read it.
     """
     try:
-        return client.SecretFile(path)
+        return client.SecretFile(path, any_text)
     except (OSError, ValueError) as error:
         raise ConfigError(
             str(error) if str(error).startswith(path) else f"{path}: {error}"

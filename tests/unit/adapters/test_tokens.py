@@ -11,7 +11,7 @@ import voluptuous as v
 
 from nodepool.adapters import gitlab
 from nodepool.adapters.gitea.program import INSTANCE, instance_of
-from nodepool.adapters.runners.program import Pools, secret_file
+from nodepool.adapters.runners.program import ConfigError, Pools, secret_file
 from nodepool.client import Lease, NodepoolError, Pool, read_secret
 from tests.support.fault_proxy import FaultProxy, Reply
 
@@ -125,3 +125,22 @@ def test_former_secret_is_used_while_its_file_cannot_be_read(
     file.write_text("second")
     file.chmod(0o600)
     assert secret() == "second"
+
+
+@pytest.mark.parametrize("text", ["# of CI\nnp_hidden", "\ufeffnp_hidden", "np_hidden\u20ac"])
+def test_text_that_is_not_a_token_is_refused_without_repeating_it(
+    file: pathlib.Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    secret = secret_file(str(file))
+    file.write_text(text)
+    assert secret() == "first"
+    with pytest.raises(ConfigError, match=f"{file} must be one line") as refused:
+        secret_file(str(file))
+    with pytest.raises(NodepoolError, match="The token must be one line") as unsent:
+        Pool("http://127.0.0.1:9", text).call("GET", "/leases")
+    assert "hidden" not in f"{refused.value} {unsent.value} {caplog.text}"
+
+
+def test_private_keys_have_several_lines(file: pathlib.Path) -> None:
+    file.write_text("-----BEGIN\nKEY-----\n")
+    assert secret_file(str(file), any_text=True)() == "-----BEGIN\nKEY-----"
