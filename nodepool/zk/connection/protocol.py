@@ -208,8 +208,10 @@ class SessionConnection(kazoo_connection.ConnectionHandler):
         kazoo would wait for it: for a silent server or a resolver that does not answer.
         """
         if self.client._state not in (KeeperState.CONNECTED, KeeperState.CONNECTED_RO):
-            with contextlib.suppress(AttributeError, OSError):  # none, or closed by its thread
-                self._socket.shutdown(socket.SHUT_RDWR)
+            if (attempt := self._socket) is not None:
+                with contextlib.suppress(OSError):  # closed by its thread
+                    # Not that of a TLS socket: its thread would continue without encryption.
+                    socket.socket.shutdown(attempt, socket.SHUT_RDWR)
             if not self.connection_stopped.wait(INTERRUPTED_WITHIN):
                 return True
         return bool(super().stop(timeout))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from kazoo.protocol import connection as kazoo_connection
 
 from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.connection.protocol import SessionClient
 from tests.support.deadline import limit
 
 #: Far longer than a test may take.
@@ -44,3 +46,17 @@ def test_resolver_without_an_answer_delays_no_refusal(monkeypatch: pytest.Monkey
         assert asked.is_set()
     finally:
         answer.set()
+
+
+def test_interrupted_attempt_sends_nothing_without_encryption() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        wrapped = ssl.create_default_context().wrap_socket(
+            one, server_hostname="zookeeper.example.org", do_handshake_on_connect=False
+        )
+        with wrapped:
+            connection = SessionClient()._connection
+            connection._socket = wrapped
+            connection.stop()
+            assert other.recv(1) == b"", "it is interrupted"
+            assert wrapped._sslobj is not None, "its thread may be about to send"
