@@ -320,7 +320,7 @@ class ZooKeeperClient:
             client.remove_listener(self._state_changed)
             self._closing = False
             if self.session_file is not None:
-                self.session_file.release()
+                self.session_file.release(client.session_closed)
 
     def resetHosts(self, hosts: str) -> None:
         """Use other servers from the next connection on; ignored if the chroot differs."""

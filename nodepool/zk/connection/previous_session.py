@@ -87,9 +87,13 @@ class SessionFile:
             ).encode()
         )
 
-    def release(self) -> None:
-        """Record that the session was ended in order."""
-        self._write(b"")
+    def release(self, ended: bool) -> None:
+        """Let the next process become the owner.
+
+        :param ended: the session was; otherwise the next process ends it.
+        """
+        if ended:
+            self._write(b"")
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -289,6 +289,7 @@ class SessionConnection(kazoo_connection.ConnectionHandler):
             self._message = data[start:offset]
             result = super()._read_socket(read_timeout)
             if result is kazoo_connection.CLOSE_RESPONSE:
+                self.client.session_closed = True
                 break
         if size:
             self._silent_since = time.monotonic()
@@ -397,6 +398,8 @@ class SessionClient(KazooClient):
         kwargs.setdefault("handler", Handler())
         self._on_loop_end = on_loop_end
         self.wake_sent = False
+        #: Whether the server has confirmed the end of the session.
+        self.session_closed = False
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)

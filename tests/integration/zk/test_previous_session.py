@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import signal
@@ -17,6 +18,7 @@ from nodepool.zk import ZooKeeperClient
 from nodepool.zk.connection.previous_session import SessionFile
 from tests.conftest import Chroot, wait_for
 from tests.support.deadline import limit
+from tests.support.faults.launcher import Proxy
 
 HOLDER = """
 import sys, time
@@ -88,6 +90,32 @@ def test_the_session_of_a_killed_process_is_ended(
     assert os.stat(path).st_mode & 0o077 == 0
     client.disconnect()
     assert path.read_bytes() == b""
+
+
+def test_session_that_could_not_be_closed_is_ended_by_the_next_process(
+    zk_chroot: Chroot, tmp_path: pathlib.Path
+) -> None:
+    """A launcher is stopped while ZooKeeper cannot be reached, and started afterwards."""
+    path = tmp_path / "session"
+    proxy = Proxy(int(zk_chroot.hosts.rpartition(":")[2]))
+    chroot = dataclasses.replace(zk_chroot, hosts=proxy.host)
+    try:
+        client = connect(chroot, path)
+        assert client.client is not None
+        client.client.create("/mark", ephemeral=True)
+        proxy.set("close")
+        wait_for(lambda: client.suspended)
+        client.disconnect()
+        proxy.set("open")
+        stopped = ZooKeeperClient("127.0.0.1:9", timeout=60, insecure=True)
+        stopped.session_file = SessionFile(str(path))
+        with pytest.raises(TimeoutError):  # a start while it still cannot be reached
+            stopped.connect(timeout=0)
+        following = connect(chroot, path)
+        assert following.client is not None
+        assert following.client.exists("/mark") is None
+    finally:
+        proxy.stop()
 
 
 def test_a_living_process_keeps_its_session(zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
