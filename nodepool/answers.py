@@ -68,8 +68,12 @@ class TrustingAdapter(requests.adapters.HTTPAdapter):
     """
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the session adds the authority
-        super().init_poolmanager(*args, ssl_context=context, **options)
+        # The session adds the authority.
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        super().init_poolmanager(*args, ssl_context=self._context, **options)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        return super().proxy_manager_for(proxy, ssl_context=self._context, **options)
 
 
 class _Body(io.BytesIO):

@@ -9,6 +9,8 @@ import http.server
 import json
 import logging
 import pathlib
+import select
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -17,12 +19,14 @@ from typing import Any
 
 import pytest
 import urllib3.connection
+from openstack.connection import Connection
 
 from nodepool.adapters.gitea.api import ForgeConnection
 from nodepool.adapters.github.service import Place, Service
 from nodepool.driver.kubernetes.api.access import KubeconfigAccess
 from nodepool.driver.kubernetes.api.client import ClusterClient
 from nodepool.driver.kubernetes.api.kinds import NAMESPACE
+from nodepool.driver.openstack.api.transport import prepare
 from nodepool.nodemanager.client.rpc import Client, Tls
 from nodepool.nodemanager.sources.sources import SlicesXmlSource
 from tests.support.authority import Authority
@@ -115,11 +119,59 @@ def slices(scene: Scene) -> None:
     SlicesXmlSource("slices", options, config, lambda *_: None, new=False).fetch()
 
 
-@pytest.mark.parametrize("call", [github, gitea, kubernetes, node_manager, slices])
+def openstack(scene: Scene) -> None:
+    cloud = Connection(
+        auth={"auth_url": scene.url, "username": "x", "password": "x", "project_name": "x"},
+        cacert=scene.authority.cert,
+    )
+    with contextlib.closing(cloud):
+        prepare(cloud).authorize()
+
+
+@pytest.mark.parametrize("call", [github, gitea, kubernetes, node_manager, slices, openstack])
 def test_authority_without_optional_extensions_is_accepted(
     scene: Scene, call: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(scene.folder / "kubeconfig"))
+    with contextlib.suppress(Exception):  # the server refuses the request
+        call(scene)
+    assert scene.requests
+
+
+@pytest.fixture
+def proxy(scene: Scene) -> Iterator[str]:
+    """Return the URL of a proxy."""
+
+    class Connects(http.server.BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            host, _, port = self.path.rpartition(":")
+            with socket.create_connection((host, int(port))) as server:
+                self.send_response(200)
+                self.end_headers()
+                other = {server: self.connection, self.connection: server}
+                while data := (one := select.select([*other], [], [])[0][0]).recv(4096):
+                    other[one].sendall(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Connects) as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.05,), name="proxy")
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("call", [github, gitea, kubernetes, openstack])
+def test_authority_without_optional_extensions_is_accepted_behind_a_proxy(
+    scene: Scene, proxy: str, call: Callable[[Scene], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(scene.folder / "kubeconfig"))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, proxy)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     with contextlib.suppress(Exception):  # the server refuses the request
         call(scene)
     assert scene.requests

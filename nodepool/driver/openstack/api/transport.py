@@ -53,16 +53,18 @@ def prepare(client: Connection) -> Any:
     """Set limits for calls of an SDK connection, and allow a connection per thread."""
     from keystoneauth1 import session as keystone
 
-    from nodepool.answers import CloudSession
+    from nodepool.answers import CloudSession, TrustingAdapter
+
+    class Trusting(TrustingAdapter, keystone.TCPKeepAliveAdapter):
+        """For a cloud whose authority clouds.yaml names."""
 
     session = client.session
     session.session = CloudSession()
     if session.timeout is None:
         session.timeout = API_TIMEOUT
+    kind = Trusting if isinstance(session.verify, str) else keystone.TCPKeepAliveAdapter
     for scheme in ("http://", "https://"):
-        session.session.mount(
-            scheme, keystone.TCPKeepAliveAdapter(pool_connections=8, pool_maxsize=CONNECTIONS)
-        )
+        session.session.mount(scheme, kind(pool_connections=8, pool_maxsize=CONNECTIONS))
     return client
 
 
