@@ -154,6 +154,8 @@ class Tracer:
             if span is None:
                 now = self._clock()
                 created = request.created_time
+                if created is None and request.stat is not None:  # such as one for min-ready
+                    created = request.stat.ctime / 1000
                 believed = isinstance(created, (int, float)) and now - LONGEST < created <= now
                 attributes = {
                     "nodepool.request": request.id,

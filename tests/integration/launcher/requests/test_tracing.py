@@ -136,6 +136,18 @@ def test_request_and_launch(bench: LauncherBench, receiver: Receiver) -> None:
     assert tracer is not None and not tracer._spans
 
 
+def test_request_without_a_creation_time_begins_before_its_launch(
+    bench: LauncherBench, receiver: Receiver
+) -> None:
+    """Those of launchers for ``min-ready`` have none."""
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    wait_for(lambda: receiver.named("request"), 20, "span of the request")
+    (request,), (launch,) = receiver.named("request"), receiver.named("launch")
+    assert launch.parent_span_id == request.span_id
+    # The creation time is that of ZooKeeper, in milliseconds.
+    assert request.start_time_unix_nano <= launch.start_time_unix_nano
+
+
 @pytest.mark.parametrize(
     "info",
     [
