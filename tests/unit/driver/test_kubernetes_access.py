@@ -180,3 +180,21 @@ def test_proxy_gets_the_password_in_its_address() -> None:
 def test_proxy_of_an_unsupported_type_is_reported() -> None:
     with pytest.raises(NoAccess, match=r"proxy socks5://proxy\.example\.org: use an http"):
         client_with("socks5://user:secret@proxy.example.org")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("server", "https://one.example.org:6443x", "Port could not be cast"),
+        ("server", "https://one.example.org:99999", "Port out of range"),
+        ("certificate-authority", __file__, "certificate-authority cannot be used"),
+    ],
+)
+def test_malformed_address_or_authority_is_reported_with_its_kubeconfig(
+    cluster: Cluster, option: str, value: str, reason: str
+) -> None:
+    content = yaml.safe_load(cluster.file.read_text())
+    content["clusters"][0]["cluster"][option] = value
+    cluster.file.write_text(yaml.safe_dump(content))
+    with pytest.raises(NoAccess, match=f"{cluster.file}.*{reason}"):
+        ClusterClient(KubeconfigAccess(None), logging.getLogger("test"))

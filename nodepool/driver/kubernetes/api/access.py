@@ -59,11 +59,16 @@ def _root_errors() -> Iterator[list[logging.LogRecord]]:
         logging.getLogger().removeHandler(handler)
 
 
+def _port(url: str) -> int:
+    """Return the port of a server. Raises ValueError."""
+    parts = urllib.parse.urlsplit(url)
+    return parts.port or {"https": 443}.get(parts.scheme, 80)
+
+
 def _is_excluded(url: str, excluded: str) -> bool:
     """Return whether NO_PROXY names the host: its name, domain, address or network."""
     parts = urllib.parse.urlsplit(url)
-    port = parts.port or {"https": 443}.get(parts.scheme, 80)
-    if urllib.request.proxy_bypass(f"{parts.hostname}:{port}", {"no": excluded}):
+    if urllib.request.proxy_bypass(f"{parts.hostname}:{_port(url)}", {"no": excluded}):
         return True
     for text in excluded.split(","):
         with contextlib.suppress(ValueError):  # one of them is a name
@@ -128,6 +133,7 @@ class KubeconfigAccess:
             ]
             if texts and not configuration.api_key and not configuration.cert_file:
                 raise NoAccess(f"{_place(self._context)}: no token: {texts[-1]}")
+            _port(configuration.host)
             return configuration
         except NoAccess:
             raise
@@ -173,11 +179,18 @@ class KubeconfigAccess:
             self._used_until = 0.0
 
     def tls(self) -> dict[str, Any]:
-        """Return the options of urllib3 for the connection."""
-        configuration = self._configuration
+        """Return the options of urllib3 for the connection. Raises NoAccess."""
+        configuration, context = self._configuration, None
+        if self.verify_ssl:
+            try:
+                context = trusting(configuration.ssl_ca_cert)
+            except OSError as error:
+                raise NoAccess(
+                    f"{_place(self._context)}: certificate-authority cannot be used: {error}"
+                ) from error
         options: dict[str, Any] = {
             "cert_reqs": "CERT_REQUIRED" if self.verify_ssl else "CERT_NONE",
-            "ssl_context": trusting(configuration.ssl_ca_cert) if self.verify_ssl else None,
+            "ssl_context": context,
             "cert_file": configuration.cert_file,
             "key_file": configuration.key_file,
         }
