@@ -67,7 +67,7 @@ def register(subparsers: Subparsers) -> None:
         dest="kind", metavar="KIND", required=True
     )
     for kind in Drain.KINDS:
-        parser = add_command(commands, kind, drain, f"drain a {kind}")
+        parser = add_command(commands, kind, drain, f"drain one {kind}")
         add_target(parser, kind, "no node is left")
         parser.add_argument(
             "--until",

@@ -19,7 +19,7 @@ def register(subparsers: Subparsers) -> None:
         dest="kind", metavar="KIND", required=True
     )
     for kind in Rotation.KINDS:
-        parser = add_command(commands, kind, rotate, f"replace the idle nodes of a {kind}")
+        parser = add_command(commands, kind, rotate, f"replace the idle nodes of one {kind}")
         add_target(parser, kind, "all are replaced")
         parser.add_argument(
             "--reason", metavar="TEXT", default="", help="shown in the history of the nodes"

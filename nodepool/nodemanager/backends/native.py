@@ -275,7 +275,10 @@ class NativeBackend(Backend):
         return handle
 
     def refresh(self, spec: SliverSpec, handle: Handle) -> Handle:
-        """Write the host's new name servers, unless the sliver has changed its own file."""
+        """Write the host's new name servers, unless the sliver has changed what it was given.
+
+        One that was started while the host had none was given nothing.
+        """
         names = resolv_conf(spec, self.services)
         # Without the key, a previous version has started it: what it wrote is not known.
         if names is None or handle.get("resolv_conf", names) == names or not alive(handle):
