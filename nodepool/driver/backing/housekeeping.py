@@ -164,13 +164,10 @@ class Housekeeping(Reconciler[str | BackingNodeRecord]):
         drain = self._slots.drain_of(record)
         if label is None or record.failed or (drain is not None and not drain.keep_idle):
             return 0.0
-        now = time.time()
-        return float(
-            max(
-                label.grace_time - (now - record.last_used),
-                label.min_retention_time - (now - record.launched),
-            )
-        )
+        idle = time.monotonic() - record.last_used
+        # Since its launch, the clock may have been set back.
+        age = max(time.time() - record.launched, idle)
+        return float(max(label.grace_time - idle, label.min_retention_time - age))
 
     def _check_one(self, what: str | BackingNodeRecord) -> float | None:
         if isinstance(what, str):

@@ -29,8 +29,10 @@ class BackingNodeRecord:
         #: No new nodes are put here; why, if a launcher has probed it.
         self.failed = False
         self.reason = ""
+        #: Unix time; in ZooKeeper, too.
         self.launched = time.time()
-        self.last_used = time.time()
+        #: Monotonic seconds.
+        self.last_used = time.monotonic()
         # Below: its state in ZooKeeper.
         #: The backing node no longer exists or is not ours any more.
         self.lost = False
@@ -69,7 +71,7 @@ class BackingNodeRecord:
         """Free the slot of this node; raises ValueError when it has none here."""
         slot_id = self.allocated_nodes.index(node_id)
         self.allocated_nodes[slot_id] = None
-        self.last_used = time.time()
+        self.last_used = time.monotonic()
         return slot_id
 
     def backsNode(self, node_id: str) -> bool:

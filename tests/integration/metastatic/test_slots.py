@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -405,6 +406,25 @@ def test_idle_backing_node_is_kept_for_min_retention_time(make: Callable[..., Be
     assert node is not None
     assert node.state == USED
     assert bench.zk.getNodeLockContenders(node) == []
+    assert bench.records() == []
+
+
+@pytest.mark.spec("MST-8.4: grace-time after a clock was set back")
+def test_clock_that_was_ahead_keeps_no_idle_backing_node(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, now = make(), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 86400)
+    machine = bench.machine()
+    machine.advance()
+    backing = bench.fulfil()
+    bench.finish(machine)
+    bench.end(machine.node_id)
+    monkeypatch.setattr(time, "time", now)
+    bench.adapter.periodic()
+    node = bench.zk.getNode(backing.id or "")
+    assert node is not None
+    assert node.state == USED
     assert bench.records() == []
 
 
