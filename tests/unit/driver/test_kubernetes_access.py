@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import kubernetes
 import pytest
 import requests
 import yaml
@@ -136,7 +137,10 @@ def test_proxy_of_the_environment_is_not_used_for_hosts_that_no_proxy_names(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.org:3128")
     monkeypatch.setenv("NO_PROXY", excluded)
-    assert KubeconfigAccess(None).proxy == proxy
+    access = KubeconfigAccess(None)
+    if int(kubernetes.__version__.partition(".")[0]) < 34:  # it reads neither of them
+        proxy = None
+    assert access.proxy == proxy
 
 
 @pytest.mark.parametrize(
