@@ -408,8 +408,10 @@ def run(
                         timeout=END,
                     )
             raise
-        lost = status == LOST or (
-            argv[0] == "scp" and streams[1].last.rstrip().endswith(_LOST_BY_SCP)
+        lost = (
+            status == LOST
+            or status < 0
+            or (argv[0] == "scp" and streams[1].last.rstrip().endswith(_LOST_BY_SCP))
         )
         if any(stream.numbers[1:] for stream in streams) or (not framed and not lost):
             return status
@@ -419,6 +421,8 @@ def run(
                 + ("" if framed else ", or that has ended with status 255")
             )
         text = streams[1].last.decode("utf-8", "replace").strip()
+        if status < 0:  # by the end of what it belongs to: no server has refused it
+            raise Lost(f"{argv[0]} was ended by signal {-status}")
         # OpenSSH 10 prints nothing if the server closes the connection.
         refused = not text or _TOO_MANY.search(text)
         if not refused or time.monotonic() > min(limit, deadline or limit):

@@ -103,7 +103,7 @@ class Lease:
             shared if shared and os.path.exists(os.path.join(shared, "ssh_config")) else None
         )
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running = ssh.Programs()
         #: The process that got the lease, and the one that has created the directory.
         self._process, self._files_of = os.getpid(), 0
         #: Whether the launcher may be able to run programs.
@@ -545,8 +545,7 @@ class Lease:
 
     def _close(self) -> None:
         """End what runs on the nodes, and remove the files."""
-        for process in list(self._running):
-            process.kill()
+        self._running.stop()
         self._remove_files()
 
     def _remove_files(self) -> None:

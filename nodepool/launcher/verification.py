@@ -334,9 +334,6 @@ class Verification(threading.Thread):
                 return refused or one_line(f"cannot log in as {node.username}: {error}")
             self._check_needed(upload)
             self._wait(self._news, LOGIN_AGAIN)
-        self._check_needed(upload)  # ssh may have been killed because the launcher ends
-        if status < 0:
-            raise _NotYet(f"ssh was killed by signal {-status}")
         said = one_line(output.content().decode("utf-8", "replace"))
         said = f": {said}" if said else ""
         return f"its command has ended with status {status}{said}" if status else None

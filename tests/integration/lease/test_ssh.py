@@ -365,6 +365,33 @@ def test_copy_is_repeated_if_scp_is_ended_by_the_refusal_of_its_login(
     assert (tmp_path / "refused").exists()
 
 
+@pytest.mark.parametrize("shell_type", [None, "cmd"])
+def test_program_that_is_ended_during_the_login_is_not_repeated(
+    path: str,
+    node: ssh.Node,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shell_type: str | None,
+) -> None:
+    """As when a launcher stops while it probes a node."""
+    client = tmp_path / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text(f"#!/bin/sh\necho >> {tmp_path}/tried\nexec sleep 300\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", str(client.parent), prepend=os.pathsep)
+    programs, output = ssh.Programs(), ssh.Kept(1000)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        there = dataclasses.replace(node, shell_type=shell_type)
+        argv, command = ssh.remote(path, there, "true")
+        outputs, end = [output, output], time.monotonic() + limit(30)
+        job = executor.submit(ssh.run, argv, command, outputs, b"", end, programs)
+        wait_for((tmp_path / "tried").exists, 30, "the login")
+        programs.stop()
+        with pytest.raises(ssh.Lost, match="ssh was ended by signal 9"):
+            job.result()
+    assert (tmp_path / "tried").read_text() == "\n"
+
+
 def test_end_of_the_lease_ends_its_commands_and_removes_its_files(
     pool: Pool, tmp_path: pathlib.Path
 ) -> None:

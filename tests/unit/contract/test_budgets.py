@@ -15,18 +15,18 @@ from tests import REPOSITORY
 #: Area -> the most statements that it may have. A release lowers the limits to what there is; none
 #: may be raised. Docstrings are not counted, so that documentation costs nothing.
 BUDGETS = {
-    "core": 20_015,
+    "core": 20_012,
     "driver openstack": 1_639,
     "driver aws": 1_448,
     "driver kubernetes": 1_351,
     "driver nodemanager": 1_928,
     "node manager": 11_106,
     "pages": 3_617,
-    "leases": 3_134,
-    "adapters": 2_297,
+    "leases": 3_133,
+    "adapters": 2_293,
     "tools": 3_019,
     "recovery": 344,
-    "package": 58_037,
+    "package": 58_035,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03

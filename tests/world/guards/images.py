@@ -59,10 +59,9 @@ GUARDS: dict[str, Mutation] = {
         f"{_VERIFIED}test_refused_creations_of_the_cloud_do_not_blame_the_image",
     ),
     "ends-of-launchers-blame-images": Mutation(
-        _IN_VERIFICATION,
-        "        self._check_needed(upload)  # ssh may have been killed because the launcher ends\n"
-        "        if status < 0:",
-        "        if False:",
+        "nodepool.ssh",
+        "            or status < 0\n",
+        "",
         f"{_VERIFIED}test_end_of_the_launcher_blames_no_image_whose_shell_has_no_frame",
     ),
     "uploads-are-verified-twice": Mutation(
