@@ -26,7 +26,7 @@ from nodepool.nodemanager.network import neighbors
 from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset, uplink
 from nodepool.nodemanager.network.others import OtherFirewalls
 from nodepool.nodemanager.network.shaping import Shaper
-from nodepool.nodemanager.network.tools import NetworkError, batch, supports, sysctl
+from nodepool.nodemanager.network.tools import NetworkError, batch, run, supports, sysctl
 from nodepool.nodemanager.outcomes import Problem
 from nodepool.nodemanager.records.rspec import check_name
 
@@ -39,6 +39,9 @@ DEFAULT_STATE_DIR = "/var/lib/nodepool/nodemanager"
 #: Name of the device inside a sliver.
 INSIDE = "eth0"
 REMOVE_TIMEOUT = 60.0
+#: Of systemd: exists if it runs the host, and has the files of networkd until the next boot.
+SYSTEMD = Path("/run/systemd")
+_UNMANAGED = "[Match]\nName=nm*\n\n[Link]\nUnmanaged=yes\n"
 _VETH = re.compile(r"nm(\d+)-[0-9a-z]+\Z")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,15}\Z")
 #: Without a link-local address the sliver has no IPv6 neighbors; nat does not support IPv6 anyway.
@@ -232,6 +235,8 @@ class Network:
     def _share(self, what: str) -> None:
         """Set up what slivers share: "shaping", or the rules of "nat", "bridge". NetworkError."""
         with self._lock:
+            if not self._shared:
+                _keep_networkd_away()
             if what != "shaping":
                 self._firewall.load(what == "nat")
             elif what not in self._shared:
@@ -543,6 +548,25 @@ class Network:
         with self._lock:
             ending = {name for name, _ in (*self._removals.values(), *self._left.values())}
         return sorted({name for name, _, _ in self._scan()} - ending)
+
+
+def _keep_networkd_away() -> None:
+    """Let systemd-networkd ignore our devices, even if its configuration matches all.
+
+    It would take addresses and routes of the host from a DHCP server in a sliver.
+    """
+    if not (SYSTEMD / "system").is_dir():
+        return
+    try:
+        file = SYSTEMD / "network" / "05-nodepool-nodemanager.network"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(_UNMANAGED)
+        file.parent.chmod(0o755)  # networkd is not root
+        file.chmod(0o644)
+        if (SYSTEMD / "netif").is_dir():
+            run("networkctl", ["reload"])
+    except (OSError, NetworkError) as error:
+        log.info("If systemd-networkd runs, restart it: it may manage our devices: %s", error)
 
 
 def _mtu(device: str | None) -> str:
