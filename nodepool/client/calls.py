@@ -296,7 +296,7 @@ class Calls:
             yield answer
         except (OSError, http.client.HTTPException) as error:
             raise NodepoolError(
-                "unreachable", f"{self.url} does not answer: {error or type(error).__name__}"
+                "unreachable", f"{self.url} does not answer: {str(error) or type(error).__name__}"
             ) from error
         finally:
             connection.close()
@@ -340,7 +340,7 @@ class Calls:
             data, status, kind = answer.read(), answer.status, answer.headers.get_content_type()
         except (OSError, http.client.HTTPException) as error:
             raise NodepoolError(
-                "unreachable", f"{self.url} cannot be reached: {error or type(error).__name__}"
+                "unreachable", f"{self.url} cannot be reached: {str(error) or type(error).__name__}"
             ) from error
         finally:
             connection.close()

@@ -205,7 +205,7 @@ class Instance:
         if trouble and trouble != self.trouble:
             log.warning("%s: the queue cannot be read: %s", self.name, trouble)
         elif self.trouble and not trouble:
-            log.info("%s: the queue is read again", self.name)
+            log.info("%s: the queue is read", self.name)
         self.trouble = trouble
 
     def poll(self) -> None:

@@ -197,7 +197,7 @@ class Client:
                 raise RpcError(f"{self.url}: {method}: not a program's answer")
         except (OSError, http.client.HTTPException) as error:
             self.end(connection)
-            raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
+            raise RpcError(f"{self.url}: {str(error) or type(error).__name__}") from error
         except BaseException:
             self.end(connection)
             raise
@@ -241,7 +241,7 @@ class Client:
                 return response.status, b""
             return response.status, response.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
-            raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
+            raise RpcError(f"{self.url}: {str(error) or type(error).__name__}") from error
         finally:
             self.end(connection)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import http.client
 import os
 import pathlib
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from nodepool.client import Lease, LeaseEnded, NoCapacity, NodepoolError, NotAllowed, Pool
 from nodepool.client import lease as lease_module
+from nodepool.nodemanager.client.rpc import Client, RpcError
 from nodepool.zk.records import HOLD
 from tests import REPOSITORY
 from tests.conftest import wait_for
@@ -230,6 +232,17 @@ def test_server_that_cannot_be_reached_is_named(tmp_path: pathlib.Path) -> None:
         Pool("unix:///nowhere").leases()
     with pytest.raises(ValueError, match="not a URL"):
         Pool("pool.example.org")
+
+
+def test_error_without_a_text_is_named_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(http.client.HTTPConnection, "request", fail)
+    with pytest.raises(NodepoolError, match="cannot be reached: TimeoutError"):
+        Pool("http://127.0.0.1:9").leases()
+    with pytest.raises(RpcError, match="TimeoutError"):
+        Client("http://127.0.0.1:9").call("GetSlivers")
 
 
 def test_client_needs_nothing_but_the_standard_library() -> None:

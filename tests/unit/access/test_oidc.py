@@ -325,6 +325,14 @@ def test_texts_that_are_no_jwt_are_refused(server: IssuerServer, text: str) -> N
     assert server.requests == []
 
 
+def test_token_that_names_no_key_is_refused(server: IssuerServer) -> None:
+    claims = {"iss": server.url, "aud": "nodepool", "exp": time.time() + 300, **GITHUB}
+    text = jwt.encode(claims, server.keys["one"], "RS256")
+    status, said = refused(Verifiers([issuer(server)]), text)
+    assert status == 401 and "the token names no key" in said
+    assert server.requests == []
+
+
 def test_unknown_keys_let_the_keys_be_read_once_a_minute(server: IssuerServer) -> None:
     clock = HandClock()
     verifiers = Verifiers([issuer(server)], clock)

@@ -20,7 +20,7 @@ from nodepool.adapters.gitea import instance as instance_module
 from nodepool.adapters.gitea import program
 from nodepool.adapters.gitea.api import Api, Job, Registration
 from nodepool.adapters.gitea.instance import STRAY, SWEEP, Instance, Runners
-from nodepool.adapters.runners.forge import Kind
+from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.program import ConfigError, Listener, Pools, read_config
 from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, Runner
 from tests import REPOSITORY
@@ -291,6 +291,34 @@ def test_labels_that_nobody_serves_are_shown_once(caplog: pytest.LogCaptureFixtu
     assert (
         caplog.text.count("jobs wait for the labels big, gpu, which no entry of runners has") == 1
     )
+
+
+def test_trouble_with_the_queue_is_logged_once_and_so_is_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nodepool.adapters.gitea")
+    monkeypatch.setattr(instance_module, "LEAST", 0.0)
+    monkeypatch.setattr(instance_module, "LONGEST", 0.0)
+    answers: list[Any] = ["away", "away", "busy", None, None]
+    api = Recorded()
+    instance = instance_of(api, fleet_of(api))
+    instance._interval = 0.0
+
+    def queue() -> list[Job]:
+        answer = answers.pop(0)
+        if not answers:
+            instance._stopping.set()
+        if answer is not None:
+            raise ForgeError(answer)
+        return []
+
+    monkeypatch.setattr(api, "queue", queue)
+    instance._serve()
+    assert [record.getMessage() for record in caplog.records] == [
+        "main: the queue cannot be read: away",
+        "main: the queue cannot be read: busy",
+        "main: the queue is read",
+    ]
 
 
 # -- webhook

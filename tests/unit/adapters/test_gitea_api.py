@@ -160,6 +160,7 @@ def test_token_without_rights_is_refused_with_those_it_needs(
         (Reply(200, b'{"jobs": 7, "total_count": 1}'), "not a list"),
         (Reply(200, b"[]"), "not an object"),
         (Reply(200, b'{"jobs": [{"id": "x"}], "total_count": 1}'), "not a number"),
+        (Reply(200, b'{"jobs": [{"id": null}], "total_count": 1}'), "not a number: None"),
         (
             Reply(302, b"", [("Location", "https://new.example.com/")]),
             "redirects to https://new.example.com/",

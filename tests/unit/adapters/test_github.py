@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jwt
 import pytest
 
 from nodepool.adapters.github import listener, service
@@ -159,6 +160,19 @@ def test_chain_of_tokens(answers: Answers, calls: Service) -> None:
     assert json.loads(second.body) == {"url": f"{answers.url}/acme", "runner_event": "register"}
     assert "api-version=6.0-preview" in third.path and "name=set" in third.path
     assert json.loads(lowered[2]["user-agent"])["kind"] == "scaleset"
+
+
+def test_admin_token_is_used_until_it_is_about_to_end(
+    answers: Answers, calls: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, path = time.time(), "/api/v3/actions/runner-registration"
+    token = jwt.encode({"exp": int(now) + 3600}, "a key of the service, 32 bytes long", "HS256")
+    answers.give("POST", path, {"url": f"{answers.url}/service/", "token": token})
+    answers.give("GET", SETS, {"count": 0, "value": []})
+    for later, made in ((0, 1), (3600 - service.SOON - 10, 1), (3600 - service.SOON + 1, 2)):
+        monkeypatch.setattr(service.time, "time", lambda later=later: now + later)
+        calls.find("set", 1)
+        assert len(answers.requests("POST", path)) == made
 
 
 @pytest.mark.spec("GitHub 2: retry of the admin connection on 401 and 403, and no other")
@@ -402,8 +416,11 @@ def test_call_that_may_have_arrived_is_not_repeated_if_it_would_have_two_effects
         assert len(answers.requests(method, path)) == 1
 
 
-def test_error_has_the_ids_that_support_asks_for(answers: Answers, calls: Service) -> None:
-    body = {"typeName": "GitHub.Runner.AgentExistsException, x", "message": "name is taken"}
+@pytest.mark.parametrize("key", ["typeName", "exceptionName"])
+def test_error_has_the_ids_that_support_asks_for(
+    answers: Answers, calls: Service, key: str
+) -> None:
+    body = {key: "GitHub.Runner.AgentExistsException, x", "message": "name is taken"}
     answers.give(
         "POST",
         f"{SETS}/7/generatejitconfig",

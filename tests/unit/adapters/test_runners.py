@@ -19,7 +19,7 @@ from nodepool.adapters.runners.drains import Follower
 from nodepool.adapters.runners.fleet import Fleet
 from nodepool.adapters.runners.forge import ForgeError, Kind
 from nodepool.adapters.runners.program import ConfigError, adapt
-from nodepool.adapters.runners.runner import BUSY, IDLE, STARTING, WAITING, Runner
+from nodepool.adapters.runners.runner import BUSY, ENDING, IDLE, STARTING, WAITING, Runner
 from nodepool.client import Done, LeaseEnded, Node, NodepoolError, Pool
 from tests.conftest import wait_for
 
@@ -546,6 +546,75 @@ def test_runner_that_has_just_got_a_job_is_not_stopped_as_idle(
     runner, forge = live(lease)
     assert forge.calls == ["remove"] and not any("pkill" in script for script in lease.scripts)
     assert (runner.fleet.done, runner.had_job) == (1, True)
+
+
+def test_place_of_a_runner_whose_job_the_forge_never_ends_is_free_after_the_time_of_jobs(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(runners.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(Forge, "remove", lambda _self, _name: False)
+    lease = Held("busy", LeaseEnded("gone", "it has ended"))
+    runner, _forge = live(lease)
+    alive = runner._thread.is_alive()
+    lease.stopping.set()
+    assert not alive and runner.fleet.runners() == []
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Runner, str]]:
+    """Each runner and the state that it enters."""
+    found: list[tuple[Runner, str]] = []
+    enter = Runner.enter
+
+    def note(runner: Runner, state: str) -> None:
+        found.append((runner, state))
+        enter(runner, state)
+
+    monkeypatch.setattr(Runner, "enter", note)
+    return found
+
+
+def test_answer_of_the_node_that_is_none_does_not_make_the_runner_idle(
+    live: Any, entered: list[tuple[Runner, str]]
+) -> None:
+    lease = Held("busy", "motd\n", "ended 0\n")
+    assert live(lease)[0].fleet.failures == 0
+    assert [state for _runner, state in entered] == [STARTING, BUSY, ENDING]
+
+
+def test_end_of_a_program_that_was_withdrawn_is_no_failure(
+    live: Any, entered: list[tuple[Runner, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Held("idle", "ended 137\n")
+    answer = lease.run
+
+    def run(script: str, **options: Any) -> Done:
+        entered[0][0].withdrawn = len(lease.answers) == 1
+        return answer(script, **options)
+
+    vars(lease)["run"] = run
+    monkeypatch.setattr(Forge, "failure", lambda _self, _status: ("killed", 0.0))
+    runner, forge = live(lease)
+    assert runner.fleet.failures == 0 and forge.calls == []
+
+
+def test_surplus_runner_may_be_idle_for_a_moment(
+    live: Any, entered: list[tuple[Runner, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(runners.time, "monotonic", lambda: clock[0])
+    lease = watched(clock, "idle", 9)
+    answer = vars(lease)["run"]
+
+    def run(script: str, **options: Any) -> Done:
+        entered[0][0].surplus = True
+        return answer(script, **options)
+
+    vars(lease)["run"] = run
+    _runner, forge = live(lease)
+    assert forge.calls == ["remove"]
+    assert sum("--pid" in script for script in lease.scripts) == 2
 
 
 def test_job_continues_while_the_daemon_is_restarted(live: Any) -> None:
