@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.lease.record import Terms
+from nodepool.lease.record import Terms, end_of
 from nodepool.status.nodes import LOGIN, facts_of, fingerprint
 from nodepool.zk.records import HOLD, IN_USE, Node
 
@@ -117,3 +117,10 @@ def test_slot_names_its_backing_node_and_the_other_way_around() -> None:
 
 def test_sliver_names_its_host() -> None:
     assert facts(node(external_id={"host": "h1", "sliver": "s"}))["host"] == "h1"
+
+
+def test_hold_whose_record_has_no_time_has_no_end() -> None:
+    held = node(state=HOLD, hold_expiration=60)
+    assert end_of(held) == NOW
+    held.state_time = None
+    assert end_of(held) is None
