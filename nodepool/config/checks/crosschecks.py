@@ -21,12 +21,22 @@ _FOREIGN = frozenset(
         "rspec",
         "backing-config",
         "zookeeper-tls",
+        "max-resources",
+        "spec",
     }
 )
 _PORTS = frozenset({"port", "connection-port", "ssh-port"})
-#: With negative values images are built, or builds and launches are abandoned, repeatedly.
+#: With negative values images are built, or builds, uploads and launches are abandoned, repeatedly.
 _NEVER_NEGATIVE = frozenset(
-    {"rebuild-age", "build-timeout", "boot-timeout", "launch-timeout", "zookeeper-timeout"}
+    {
+        "rebuild-age",
+        "build-timeout",
+        "boot-timeout",
+        "launch-timeout",
+        "image-import-timeout",
+        "image-upload-timeout",
+        "zookeeper-timeout",
+    }
 )
 #: Negative values mean the same as 0, or nothing.
 _BETTER_NOT_NEGATIVE = frozenset(
@@ -38,10 +48,14 @@ _BETTER_NOT_NEGATIVE = frozenset(
         "max-ram",
         "max-volumes",
         "max-volume-gb",
+        "max-projects",
+        "max-pods",
         "max-parallel-jobs",
         "launch-retries",
         "timeout",
         "rate",
+        "rate-limit",
+        "port-cleanup-interval",
         "grace-time",
         "min-retention-time",
         "max-age",
@@ -52,12 +66,34 @@ _BETTER_NOT_NEGATIVE = frozenset(
         "build-min-free",
     }
 )
-#: Options of slivers, which 11.0.0 does not have.
-_OF_SLIVERS = frozenset({"cpus", "cpu-limit", "ram", "disk", "pids"})
+#: Negative values have another meaning, such as no limit.
+_MAY_BE_NEGATIVE = frozenset(
+    {"priority", "max-concurrency", "max-hold-age", "max-launch-failures-per-hour"}
+)
+#: What a machine of a label has. No cloud and no node manager accepts negative values.
+_SIZES = frozenset(
+    {
+        "cpus",
+        "ram",
+        "disk",
+        "pids",
+        "net-min",
+        "net-max",
+        "gpu",
+        "iops",
+        "throughput",
+        *(
+            f"{default}{what}{limit}"
+            for default in ("", "default-label-")
+            for what in ("cpu", "memory", "storage")
+            for limit in ("", "-limit")
+        ),
+    }
+)
 _WAITS = frozenset(
     {"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"}
 )
-_NUMBERS = _PORTS | _NEVER_NEGATIVE | _BETTER_NOT_NEGATIVE | _OF_SLIVERS
+_NUMBERS = _PORTS | _NEVER_NEGATIVE | _BETTER_NOT_NEGATIVE | _MAY_BE_NEGATIVE | _SIZES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +150,7 @@ def numbers(data: object) -> Iterator[Finding]:
             elif number == 0 and where != ["webapp"]:  # there: any free port
                 yield Finding("0 is not a valid port (1 to 65535)", place, error=False, fatal=False)
         elif number < 0 and (
-            key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ["providers"])
+            key in _NEVER_NEGATIVE or (key in _SIZES and where[:1] == ["providers"])
         ):
             yield Finding(f"{value} is negative", place)
         elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ["tenant-resource-limits"]:

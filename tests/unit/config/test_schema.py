@@ -15,6 +15,7 @@ import yaml
 
 from nodepool.cmd import nodepoolcmd
 from nodepool.config import jsonschema as generated
+from nodepool.config.checks import crosschecks
 from nodepool.config.drivers import BUILTIN_NAMES
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.process.program import load_config
@@ -205,3 +206,28 @@ def test_config_schema_needs_no_configuration(
     """It needs no configuration."""
     assert nodepoolcmd.main(["-c", str(tmp_path / "absent"), "config-schema"]) == 0
     assert json.loads(capsys.readouterr().out)["$schema"] == generated.DIALECT
+
+
+def numbers(schema: Any, parent: str = "") -> set[str]:
+    """Return the names of all options that may be numbers."""
+    if isinstance(schema, list):
+        return set().union(*(numbers(each, parent) for each in schema))
+    if not isinstance(schema, dict):
+        return set()
+    kinds = schema.get("type")
+    own = {parent} if kinds in ("integer", "number") else set()
+    for key, value in schema.items():
+        if key == "properties":
+            own |= set().union(*(numbers(each, name) for name, each in value.items()))
+        elif key in ("anyOf", "oneOf"):
+            own |= numbers(value, parent)
+        elif key != "additionalProperties":
+            own |= numbers(value)
+    return own - {""}
+
+
+def test_each_number_is_checked_for_values_that_cannot_work() -> None:
+    # Their own checks are stricter: a price, and a time that is long enough.
+    found = numbers(json.loads(FILE.read_text())) - {"hour", "lease-time"}
+    assert {"max-servers", "iops", "default-label-cpu"} < found
+    assert found <= crosschecks._NUMBERS | {"release", "zone"}

@@ -325,6 +325,18 @@ providers:
             cloud-image: host
             ram: 100
 """
+PODS = """labels: [{name: a}]
+providers:
+  - name: k
+    driver: kubernetes
+    context: c
+    pools:
+      - name: main
+        labels:
+          - name: a
+            type: pod
+            image: docker.io/library/debian
+"""
 
 
 @pytest.fixture(params=["config-validate", "daemon"])
@@ -376,6 +388,8 @@ def judge(request, validate, tmp_path, caplog):
         ("zookeeper-timeout: 0", ("too short",)),
         (SLIVERS.replace("ram: 100", "ram: -1"), ("labels[a].ram", "-1 is negative")),
         (SLIVERS.replace("ram: 100", "cpus: -1"), ("-1 is negative",)),
+        (PODS + "            memory: -1", ("labels[a].memory", "-1 is negative")),
+        (PODS + "        default-label-cpu: -1", ("default-label-cpu", "-1 is negative")),
         (SLIVERS.replace("unix:/run/x", "bogus"), ("'bogus' is not an address of a node manager",)),
         (SLIVERS.replace("    hosts", "#"), ("either hosts",)),
         (SLIVERS + "    lease-time: 3", ("lease-time must be",)),
@@ -408,6 +422,8 @@ def test_options_that_cannot_work_are_refused(judge, text, words):
         ),
         ("labels: [{name: a, max-ready-age: -1}]", ("max-ready-age", "-1 is negative")),
         (STATIC + "        max-servers: -3", ("max-servers", "-3 is negative")),
+        (STATIC + "        priority: yes", ("priority", "true is taken as the number 1")),
+        (PODS + "        max-cores: -1", ("max-cores", "-1 is negative")),
         (STATIC + "            timeout: 0", ("timeout", "too short")),
         (STATIC + "            connection-port: 0", ("0 is not a valid port",)),
         ("zookeeper-servers:", ("no servers here",)),
