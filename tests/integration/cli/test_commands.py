@@ -479,7 +479,7 @@ def test_dib_image_delete(run, plain, config):
     build = make_build(plain)
     assert run("dib-image-delete", f"fake-image-{build}") == ""
     assert plain.getBuild("fake-image", build).state == "deleting"
-    assert run("dib-image-delete", "fake-image-77") == "Build ID not found\n"
+    assert run("dib-image-delete", "fake-image-77") == "Build fake-image-77 not found\n"
     with pytest.raises(Exception, match="is not <image>-<build id>"):
         nodepoolcmd.main(["-c", config, "dib-image-delete", "nodash"])
 

@@ -301,7 +301,8 @@ def test_nonsense_is_not_found(run, plain, bad):
     )
     assert out == "Image upload not found\n"
     if bad:
-        assert run("dib-image-delete", f"{IMAGE}-{bad}") == "Build ID not found\n"
+        name = f"{IMAGE}-{bad}"
+        assert run("dib-image-delete", name) == f"Build {name} not found\n"
 
 
 def test_deleting_reads_the_record_again_when_it_changes(run, plain, monkeypatch):

@@ -339,6 +339,6 @@ def dib_image_delete(context: Context) -> None:
         (image, build_id),
         paths.build(image, build_id),
         {"image": image, "build": build_id},
-        "Build ID not found",
+        f"Build {context.args.id} not found",
         "Cannot delete a build in progress",
     )
