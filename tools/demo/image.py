@@ -7,9 +7,10 @@ import os
 import pathlib
 import re
 import shutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nodepool.zk.records import ImageBuild, ImageUpload
+if TYPE_CHECKING:  # tools/release.py runs without our package
+    from nodepool.zk.records import ImageBuild, ImageUpload
 
 IMAGE = "debian"
 RELEASE = "bookworm"

@@ -189,3 +189,25 @@ def test_variants_are_skipped_in_the_rest_only(
         command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.count("::test_it[") == number, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "gitea",
+        "kubernetes",
+        "matrix",
+        "openstack",
+        "package",
+        "quickstart",
+        "release.py",
+        "run-tests",
+        "scaleset",
+        "vm",
+        "zookeeper",
+    ],
+)
+def test_tool_explains_itself_on_a_machine_without_our_packages(tool: str) -> None:
+    command = [sys.executable, "-E", "-S", str(REPOSITORY / "tools" / tool), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr and done.stdout, done.stderr
