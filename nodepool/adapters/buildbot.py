@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from buildbot import config
 from buildbot.interfaces import LatentWorkerCannotSubstantiate, LatentWorkerFailedToSubstantiate
+from buildbot.worker.base import AbstractWorker
 from buildbot.worker.latent import AbstractLatentWorker
 from twisted.internet import defer, task, threads
 from twisted.python import log
@@ -335,7 +336,9 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         reason = await self._in_thread(machine.lost)
         if reason and machine is self._machine and self.conn is not None:
             log.msg(f"worker {self.name}: disconnected, its builds are repeated: {reason}")
-            await self._soft_disconnect(fast=True)
+            # As if the machine had died: the base class repeats the builds and ends the worker. If
+            # we ended it, too, a login in between could block it until a restart.
+            await AbstractWorker.disconnect(self)
 
     def check_instance(self) -> defer.Deferred[tuple[bool, str]]:
         return self._in_thread((self._machine or self._new_machine()).check)
