@@ -1,12 +1,18 @@
-"""Who may see the pages."""
+"""Who may see the pages, and make calls."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
+from nodepool.access.identity import Identity, Role
 from nodepool.config.model import WEB_PAGES, Config
 from nodepool.exceptions import ConfigurationError
 from nodepool.web import access
+from nodepool.web.actions.actions import _check_role
+from nodepool.web.actions.routes import Refused, Route
 from nodepool.web.http import HttpError, Request
 
 
@@ -50,3 +56,15 @@ def test_pages_option_is_checked() -> None:
     assert Config().web_pages == "loopback"
     with pytest.raises(ConfigurationError, match="loopback, everywhere, off"):
         config.setWebApp({"pages": "all"})
+
+
+def test_lease_token_makes_calls_for_this_lease_only() -> None:
+    function: Any = None
+    # The id of a lease is that of its request.
+    delete = Route("DELETE", "/requests/{id}", function, "Delete a request", Role.OPERATE, {})
+    renew = dataclasses.replace(delete, path="/leases/{id}/renew", of_lease=True)
+    holder = Identity("alice", "lease:200-1", Role.BORROW, lease="200-1")
+    _check_role(holder, renew, {"id": "200-1"})
+    for route, lease in ((delete, "200-1"), (renew, "200-2")):
+        with pytest.raises(Refused, match="is for its own lease only"):
+            _check_role(holder, route, {"id": lease})
