@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import signal
 import socket
@@ -40,6 +41,12 @@ def programs(home: pathlib.Path) -> list[str]:
             if path.readlink().is_relative_to(home):
                 found.append(path.parent.name)
     return found
+
+
+def send(processes: list[str], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process), number)
 
 
 @pytest.fixture
@@ -160,19 +167,22 @@ def test_pool_that_stays_full_lets_the_build_wait_for_the_next_attempt(
 
 
 def test_build_is_repeated_on_another_node_when_its_lease_ends(
-    start: Start, pool: Pool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, pool: Pool, home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     go = tmp_path / "go"
     master = start({"one": HELD.format(go=go)}, one={})
     master.force("one")
     wait_for(lambda: "began" in master.text("one"), 60, "a script that runs")
     [lease] = pool.leases()
+    # All nodes are one host here: that of this lease vanishes, and its worker logs in no more.
+    vanished = programs(home)
+    send(vanished, signal.SIGSTOP)
     lease.give_back()
     assert master.finished("one")[0] == RETRY
     assert f"worker one: disconnected, its builds are repeated: Lease {lease.id} " in master.log()
     go.touch()
-    # All nodes are one host here, and the worker of the first may disturb that of the second once.
     wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
+    send(vanished, signal.SIGKILL)
     # Otherwise the worker was ended twice, and may never be ended again (Buildbot 4.3).
     assert "SubstantiatiationCancelled" not in master.log()
 
