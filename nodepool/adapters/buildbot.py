@@ -302,6 +302,7 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         if build.stopped:
             # A master that ends waits for the build, and no longer lets workers log in.
             raise LatentWorkerFailedToSubstantiate(self.name, "the build was stopped")
+        await self._forget_password()
         machine, reactor = self._new_machine(), self.master.reactor
         self._machine = machine
 
@@ -336,9 +337,17 @@ class NodepoolLatentWorker(AbstractLatentWorker):
         reason = await self._in_thread(machine.lost)
         if reason and machine is self._machine and self.conn is not None:
             log.msg(f"worker {self.name}: disconnected, its builds are repeated: {reason}")
+            await self._forget_password()
             # As if the machine had died: the base class repeats the builds and ends the worker. If
             # we ended it, too, a login in between could block it until a restart.
             await AbstractWorker.disconnect(self)
+
+    async def _forget_password(self) -> None:
+        """Let no program of an earlier lease log in, where its node has not been deleted: Buildbot
+        would take it for that of the next lease.
+        """
+        self.password = self._generate_random_password()
+        await self.registration.update(self, self.master.config)
 
     def check_instance(self) -> defer.Deferred[tuple[bool, str]]:
         return self._in_thread((self._machine or self._new_machine()).check)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +19,7 @@ from nodepool.client import Pool
 from nodepool.web.actions.waiting import Waiting
 from tests.conftest import wait_for
 from tests.support.buildbot_master import CANCELLED, EXCEPTION, RETRY, SUCCESS, Master
+from tests.support.ci_programs import program
 from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench
 
@@ -174,15 +177,18 @@ def test_build_is_repeated_on_another_node_when_its_lease_ends(
     master.force("one")
     wait_for(lambda: "began" in master.text("one"), 60, "a script that runs")
     [lease] = pool.leases()
-    # All nodes are one host here: that of this lease vanishes, and its worker logs in no more.
-    vanished = programs(home)
-    send(vanished, signal.SIGSTOP)
+    # Its node is not deleted: the program of the ended lease can still log in, or try to.
+    old = shutil.copytree(next(home.rglob("buildbot.tac")).parent, tmp_path / "old")
     lease.give_back()
     assert master.finished("one")[0] == RETRY
     assert f"worker one: disconnected, its builds are repeated: Lease {lease.id} " in master.log()
     go.touch()
     wait_for(lambda: SUCCESS in master.finished("one", 2), 60, "a build that succeeds")
-    send(vanished, signal.SIGKILL)
+    with subprocess.Popen([program("buildbot-worker"), "start", "--nodaemon", old]) as again:
+        try:
+            wait_for(lambda: "invalid login from user 'one'" in master.log(), 60, "a refusal")
+        finally:
+            again.kill()
     # Otherwise the worker was ended twice, and may never be ended again (Buildbot 4.3).
     assert "SubstantiatiationCancelled" not in master.log()
 
