@@ -87,13 +87,15 @@ def cpu(pid: int) -> float:
     return float(sum(sum(each.cpu_times()[:4]) for each in (process, *process.children())))
 
 
-def measure(server: Server, python: str, work: pathlib.Path, shape: str) -> dict[str, float]:
+def measure(
+    server: Server, python: str, work: pathlib.Path, shape: str, run: type[Bench] = Bench
+) -> dict[str, float]:
     ready, pause = SHAPES[shape]
     with (
         tempfile.TemporaryDirectory(dir=work) as folder,
         node_manager(python, pathlib.Path(folder)) as nm,
     ):
-        bench = Bench(server, python, work, "first")
+        bench = run(server, python, work, "first")
         path = str(bench.work / "api.sock")
         bench.environment["NODEPOOL_BENCHMARK_SOCKET"] = path
         bench.start(config(nm, ready))
