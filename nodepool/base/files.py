@@ -32,6 +32,13 @@ def file_identity(path: str) -> FileIdentity | None:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
 
 
+def open_now(path: str, flags: int) -> int:
+    """Open a file: an ``opener`` for which a named pipe without a writer is an empty file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 @contextlib.contextmanager
 def new_file(path: str, mode: int = 0o600, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` if the block ends without an error.

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from nodepool.base.files import FileIdentity, file_identity
+from nodepool.base.files import FileIdentity, file_identity, open_now
 from nodepool.config.errors import ConfigFileMissing, ConfigSyntaxError
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -63,7 +63,7 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, FileIdentity]:
             pause.wait(READ_RETRY_INTERVAL)
         try:
             identity = file_identity(path)
-            with open(path, encoding="utf-8") as stream:
+            with open(path, encoding="utf-8", opener=open_now) as stream:
                 if identity is not None:
                     return substitute_env_vars(stream.read(), env), identity
         except FileNotFoundError:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPMessage
 from typing import IO, Any
 
+from nodepool.base.files import open_now
 from nodepool.base.tls import TlsContext, trusting
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
@@ -226,7 +227,7 @@ class SlicesXmlSource:
 
     def _read_file(self, again: bool) -> tuple[bytes | None, str | None]:
         """Return the document of a file; None: unchanged."""
-        with open(str(self._file), "rb") as stream:
+        with open(str(self._file), "rb", opener=open_now) as stream:
             status = os.fstat(stream.fileno())
             mark = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_size} {status.st_ino}"
             if mark == self._mark and not again:

@@ -12,6 +12,7 @@ import pytest
 
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.exceptions import ConfigError, ConfigurationError
+from tests.support.named_pipe import named_pipe
 
 SPEC = "issue 11, point 3: daemons apply at load what config-validate knows; "
 GOOD = """zookeeper-servers: [{host: localhost, port: 1}]
@@ -314,3 +315,11 @@ def test_unset_variable_is_reported_with_its_line(daemon, monkeypatch):
         ConfigurationError, match=r"^not set in the environment: NODEPOOL_NOT_SET \(line 1\)"
     ):
         daemon.load(GOOD)
+
+
+def test_named_pipe_is_refused_and_does_not_block_the_next_load(daemon):
+    daemon.load(GOOD)
+    refused = pytest.raises(ConfigurationError, match="the configuration is empty")
+    with named_pipe(daemon.path), refused:
+        daemon.keeper.load()
+    assert daemon.load(GOOD)[1] == []

@@ -20,13 +20,13 @@ BUDGETS = {
     "driver aws": 1_448,
     "driver kubernetes": 1_351,
     "driver nodemanager": 1_928,
-    "node manager": 11_122,
+    "node manager": 11_123,
     "pages": 3_617,
     "leases": 3_133,
     "adapters": 2_299,
     "tools": 3_019,
     "recovery": 344,
-    "package": 58_058,
+    "package": 58_063,
 }
 #: Part of a limit that may be unused before it must be lowered without a release.
 SLACK = 0.03
